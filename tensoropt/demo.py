@@ -21,7 +21,7 @@ from tensoropt.plan import Exploration, Plan, load_model
 from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.frontier_table import frontier_svg, frontier_text
 from tensoropt.ranks.local_hardware import has_local_cores
-from tensoropt.report.explain import point_lines, run_line, summary_lines
+from tensoropt.report.table import point_lines, run_line, summary_lines
 from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes, format_seconds
 

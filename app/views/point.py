@@ -20,9 +20,9 @@ from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.point import FRONTIER
 from tensoropt.plan.verified import Verified
 from tensoropt.report.beside import ran_parts
-from tensoropt.report.explain import timing_words
 from tensoropt.report.sheet import batch_words, settings_facts
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
+from tensoropt.report.table import timing_words
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View

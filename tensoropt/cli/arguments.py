@@ -90,7 +90,7 @@ def rated_point(options: argparse.Namespace, found: Any, index: int) -> tuple[li
     from tensoropt.plan.facts_table import fact_lines
     from tensoropt.plan.figure_rows import FigureRow, rates_data
     from tensoropt.plan.rates import kinds_of
-    from tensoropt.report.explain import point_lines
+    from tensoropt.report.table import point_lines
 
     amount, tariff = amount_option(options), tariff_option(options)
     tariff.check(kinds_of(found))

@@ -54,7 +54,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.rates import for_gpus
-    from tensoropt.report.explain import run_line
+    from tensoropt.report.table import run_line
     from tensoropt.saved import chosen_point, opened
 
     if options.point is not None:

@@ -55,7 +55,7 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     found, folder = explored(question, progress, out), Path(out)
     from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.frontier_table import frontier_text
-    from tensoropt.report.explain import summary_lines
+    from tensoropt.report.table import summary_lines
 
     data = {
         "out": str(folder),

@@ -24,7 +24,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """What the profile store knows, after what was asked of it."""
     from tensoropt.machine import profiles
-    from tensoropt.report.explain import fit_lines
+    from tensoropt.report.table import fit_lines
 
     found = profiles(export=options.export, import_=options.import_, forget_failed=options.forget_failed)
     data: dict[str, Any] = {"path": str(found.path)}

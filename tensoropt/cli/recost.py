@@ -43,7 +43,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         only_planners_differ,
         save_changed,
     )
-    from tensoropt.report.explain import comparison_text, recosted_lines, summary_lines
+    from tensoropt.report.explain import recosted_lines
+    from tensoropt.report.table import comparison_text, summary_lines
 
     with writable_folder(options.out) as folder:
         found, again = recost(

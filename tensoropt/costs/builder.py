@@ -16,7 +16,8 @@ from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction, ahead_options, storage_options, unsharded_options
-from tensoropt.costs.tables import CostTables, Template, Variable, leaves_model
+from tensoropt.costs.tables import CostTables, Template, leaves_model
+from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph

@@ -22,7 +22,8 @@ from tensoropt.costs.group_effects import GroupEffects, parts_of
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
-from tensoropt.costs.tables import Template, Variable
+from tensoropt.costs.tables import Template
+from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group, products_beside, takes_over_hub

@@ -23,14 +23,8 @@ from tensoropt.costs.cost_graph import NO_OPTION, EdgeTable, VariableTable
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.tables import (
-    CostTables,
-    Template,
-    Variable,
-    group_keys,
-    outline_templates,
-    with_facts,
-)
+from tensoropt.costs.tables import CostTables, Template, group_keys, outline_templates, with_facts
+from tensoropt.costs.variables import Variable
 from tensoropt.frontier import representatives
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Offer

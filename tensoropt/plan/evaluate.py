@@ -14,7 +14,8 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.process_memory import named_terms
 from tensoropt.costs.source import real_shape
-from tensoropt.costs.tables import CostTables, Variable
+from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import layout_names
 from tensoropt.plan.figures import KEPT
 from tensoropt.plan.plan import MeshInfo

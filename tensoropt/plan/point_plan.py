@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensoropt.costs.tables import Variable
+from tensoropt.costs.variables import Variable
 from tensoropt.plan.figures import KEPT
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import (

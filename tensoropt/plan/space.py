@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tensoropt.costs.tables import variables
+from tensoropt.costs.variables import variables
 from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.units import counted

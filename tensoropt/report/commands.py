@@ -17,7 +17,7 @@ from tensoropt.plan.point import FRONTIER
 from tensoropt.plan.question import Question
 from tensoropt.plan.rates import for_gpus
 from tensoropt.plan.settings import Settings
-from tensoropt.report.explain import run_line
+from tensoropt.report.table import run_line
 from tensoropt.units import format_bytes
 
 

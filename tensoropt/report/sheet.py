@@ -34,8 +34,8 @@ from tensoropt.plan.settings import settings_fields
 from tensoropt.plan.verified import Verified, fingerprint
 from tensoropt.report.beside import ran_parts
 from tensoropt.report.commands import beside_line, commands_for, run_place
-from tensoropt.report.explain import timing_words
 from tensoropt.report.step_parts import Detail
+from tensoropt.report.table import timing_words
 from tensoropt.report.why import looked_up
 from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words
 from tensoropt.version import __version__

@@ -17,7 +17,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tensoropt.cluster import Cluster, Mesh, slower_beside
-from tensoropt.costs.tables import CostTables, Variable, variables
+from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable, variables
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload

@@ -22,7 +22,7 @@ import numpy as np
 
 from tensoropt.costs.effects import Effects, GradientShare, Reading, WeightProduct, When
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.tables import Variable
+from tensoropt.costs.variables import Variable
 from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts

@@ -28,9 +28,10 @@ from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.figure_rows import FigureRow, points_data
 from tensoropt.plan.plan import load_plan
 from tensoropt.report.detail import detail
-from tensoropt.report.explain import detail_lines, point_lines
+from tensoropt.report.explain import detail_lines
 from tensoropt.report.sheet import SheetOptions, decision_sheet
 from tensoropt.report.step_parts import Detail
+from tensoropt.report.table import point_lines
 from tensoropt.units import format_bytes, format_seconds
 
 Found = tuple[Exploration, Path]

@@ -17,7 +17,8 @@ from tensoropt.costs.effects import READ, READ_BACK, Effects, additive
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.tables import CostTables, Variable, make_templates
+from tensoropt.costs.tables import CostTables, make_templates
+from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.plan.evaluate import evaluate_strategy
 from tensoropt.plan.problem import Problem

@@ -28,7 +28,7 @@ from tensoropt.plan.export import (
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.point import FRONTIER
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.report.explain import GAP_CAPTION, comparison_text
+from tensoropt.report.table import GAP_CAPTION, comparison_text
 from tests.costs.models import two_layers
 from tests.plan.explorations import MIB, point, small_exploration, space
 

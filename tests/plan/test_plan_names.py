@@ -17,7 +17,7 @@ from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, pla
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import PipelineRecord
 from tensoropt.plan.space import Space
-from tensoropt.report.explain import point_lines
+from tensoropt.report.table import point_lines
 from tests.plan.explorations import point, small_exploration
 
 COLUMNS, DOWN = ["rows", "out_features"], ["rows", "in_features"]

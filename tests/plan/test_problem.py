@@ -18,7 +18,7 @@ from tensoropt.plan.problem import Problem, model_flops, prepare, unsplit
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.kernel_settings import KernelSettings
-from tensoropt.report.explain import summary_lines
+from tensoropt.report.table import summary_lines
 
 PLAIN = KernelSettings()
 

@@ -20,7 +20,8 @@ from networkx.algorithms.approximation import treewidth_min_fill_in
 
 from tensoropt import zoo
 from tensoropt.capture import capture
-from tensoropt.costs.tables import Template, Variable
+from tensoropt.costs.tables import Template
+from tensoropt.costs.variables import Variable
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.graph.ir import DTYPE_BYTES
 from tensoropt.ops.registry import resolve_function

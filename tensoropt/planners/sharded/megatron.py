@@ -14,7 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
-from tensoropt.costs.tables import CostTables, Variable
+from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.restricted import batch_labels, restricted_selections, some, whole
 from tensoropt.planners.task import PlanningTask, Selection

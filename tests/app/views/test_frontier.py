@@ -21,7 +21,7 @@ from tensoropt_app.views.points_table import table_columns, table_rows
 
 from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.figure_rows import FigureRow, points_data
-from tensoropt.report.explain import point_lines
+from tensoropt.report.table import point_lines
 
 DATA = FrontierData.of(exploration())
 

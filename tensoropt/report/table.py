@@ -1,0 +1,148 @@
+"""An exploration as text: what was found out on the way, one point in words, planners side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensoropt.console import columns
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.export import Compared, compared, limits_asked
+from tensoropt.plan.facts import LISTED_NAMES, facts
+from tensoropt.plan.facts_table import Fact, fact_lines, named
+from tensoropt.plan.figure_rows import FigureRow
+from tensoropt.plan.figures import worded
+from tensoropt.plan.frontier_table import source_words
+from tensoropt.plan.point import FRONTIER
+from tensoropt.units import format_bytes, format_seconds
+
+
+def timing_words(exploration: Exploration) -> str:
+    """Say what was timed; if nothing was, say why not, and what the figures rest on instead."""
+    report = exploration.report
+    known, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
+    pieces = f"{known} distinct pieces of work"
+    if report.get("median_spread") is not None:
+        pieces += f", median spread {100 * report['median_spread']:.0f} %"
+    if failed:
+        pieces += f", {failed} failed, see the notes"
+    if known and report.get("timed_now", True):
+        return f"timed: {pieces}"
+    # If timing was not wanted, its absence does not mean that the device is absent.
+    refused = exploration.settings.get("measure") == "never"
+    absent = f"{report.get('device', 'the device')} is not here"
+    reason = "timing was refused (--measure never)" if refused else absent
+    bases = [f"the profile store, which knows {pieces}"] if known else []
+    bases += ["a fit to what it knows"] if report.get("fit") else []
+    bases += [] if known or report.get("fit") else ["data sheets"]
+    return f"nothing was timed: {reason}; figures are of {' and '.join(bases)}"
+
+
+def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say how well timed work predicts work that was not timed, by class of operator."""
+    if not errors:
+        return []
+    lines = [
+        "fitted, what was not timed; error on timed work that the fit had not seen, median (9 of 10 below):"
+    ]
+    for error in errors:
+        lines.append(
+            f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
+            f"({100 * error['ninth_decile']:.0f} %), from {error['samples']}"
+        )
+    return lines
+
+
+def summary_lines(exploration: Exploration) -> list[str]:
+    """Return what was found out about the model and the search, in a few readable lines."""
+    report: dict[str, Any] = dict(exploration.report)
+    lines = [
+        f"model: {exploration.model.parameters:,} parameters, {report['operators']} operators in "
+        f"{report['groups']} groups, {report['hubs']} tensors with several readers, "
+        f"{report['shared_parameters']} tied parameters"
+    ]
+    unknown = report.get("operators_without_rule") or []
+    if unknown:
+        lines.append(f"operators without a rule (kept whole): {', '.join(unknown)}")
+    discovered = report.get("operators_discovered") or {}
+    lines += [f"discovered rule for {target}: splits {found}" for target, found in discovered.items()]
+    if not unknown and not discovered:
+        lines.append("every operator has a rule")
+    if "split_share_of_flops" in report:
+        lines.append(
+            f"{100 * report['split_share_of_flops']:.1f} % of the FLOPs can be split in two or more ways"
+        )
+    if report.get("micro_batches_refused"):
+        lines.append(f"micro-batches refused: {report['micro_batches_refused']}")
+    notes = [*report.get("notes", []), *(n for s in exploration.spaces for n in s.notes)]
+    lines += [f"note: {note}" for note in dict.fromkeys(notes)]
+    bound = sum(p.host_bound for p in exploration.points)
+    if bound:
+        lines.append(
+            f"host-bound: {bound} of {len(exploration.points)} points, whose device waits for the host that "
+            "issues its work"
+        )
+    lines.append(timing_words(exploration))
+    lines += fit_lines(report.get("fit") or [])
+    seconds = report.get("seconds", {})
+    if "points_before_judging" in report:
+        own = sum(p.planner == FRONTIER and p.record is None for p in exploration.points)
+        lines.append(_simulated_words(report, own))
+    lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
+    return lines
+
+
+def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
+    """Say how many strategies were found, simulated and left out."""
+    simulated = report["points_before_judging"]
+    found = report.get("points_found", simulated)
+    unbeaten = report.get("points_unbeaten", shown)
+    of = f"all {simulated:,}" if found <= simulated else f"{simulated:,} of {found:,}"
+    rest = f"; {shown:,} of these stand for all" if unbeaten > shown else ""
+    return f"simulated: {of} strategies that the search found; {unbeaten:,} are beaten by none{rest}"
+
+
+def point_lines(row: FigureRow) -> list[str]:
+    """Return one point in words."""
+    point, known = row.point, facts(row)
+    words = worded(point, "compute {compute_s}, communication {communication_s}")
+    known["time"] = Fact("time", words, source=source_words(point.sources))
+    return [
+        worded(point, f"{row.found.title(row.index)}: {{memory_bytes}} per device, {{time_s}} per step"),
+        f"  {row.name}",
+        f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
+        f"{known['split by'].words}",
+        *fact_lines(named(known, "memory", "allocator", "time", "host", *LISTED_NAMES)),
+    ]
+
+
+def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
+    """Return the command that runs a plan without a script; a plan for GPUs needs an option to run on CPU
+    ranks."""
+    line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
+    return f"{line} --cpu" if gpus else line
+
+
+_COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
+
+
+GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
+
+
+def comparison_text(exploration: Exploration) -> str:
+    """Return a row per limit for the frontier and each planner, refusals in words, and what a gap is."""
+    rows = [_COMPARISON_HEADER]
+    for limit in limits_asked(exploration):
+        rows += [_comparison_row(row) for row in compared(exploration, limit)]
+    return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])
+
+
+def _comparison_row(row: Compared) -> list[str]:
+    limit = format_bytes(row.limit_bytes) if row.limit_bytes is not None else "-"
+    notes = "; ".join(row.notes)
+    spent = format_seconds(row.search_s)
+    if row.time_s is None or row.memory_bytes is None:
+        return [row.planner, limit, "-", "-", "0", spent, "-", notes]
+    gap = "-" if row.gap is None else f"{100 * row.gap:+.1f} %"
+    figures = [format_bytes(row.memory_bytes), format_seconds(row.time_s), str(row.points)]
+    return [row.planner, limit, *figures, spent, gap, notes]

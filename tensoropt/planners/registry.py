@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tensoropt.errors import TensorOptError, suggest
 from tensoropt.planners.errors import UnsuitableError
@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from tensoropt.planners.placed.common.units import PlacedAnswer
     from tensoropt.planners.results import SimulatedPoint
     from tensoropt.planners.task import PlanningTask
-
-
-class _Planner(Protocol):
-    """The signature all planners share."""
-
-    def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Return plans, ascending in memory; with a limit the fastest one that keeps it when simulated.
-
-        Raises:
-            UnsuitableError: the method cannot treat the problem.
-            InfeasibleError: the method finds nothing within the limit.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -98,6 +85,12 @@ class Entry:
         return (1,)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
+        """Return plans, ascending in memory; with a limit the fastest one that keeps it when simulated.
+
+        Raises:
+            UnsuitableError: the method cannot treat the problem.
+            InfeasibleError: the method finds nothing within the limit.
+        """
         from tensoropt.planners.results import plan_of
 
         found = self.points(task, memory_limit_bytes, seed)

@@ -23,8 +23,6 @@ from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.result import ChosenStrategies, chosen_strategies, unroll
 from tensoropt.types import Floats, Indices
 
-_Pick = tuple[Indices, Indices]
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Mixes:

@@ -56,11 +56,9 @@ from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.types import Indices
 from tensoropt.units import format_bytes
 
-_OUTLINED = 48
-"""The points of an outline that are simulated. An assumption, as are the numbers below."""
 _REPRESENTATIVES, LOSS = 160, 2e-4
 """The points of a frontier that are simulated before their neighbours; fewer are enough if the others would
-add at most this share of hypervolume."""
+add at most this share of hypervolume. Assumptions, as are the numbers below."""
 _LEANEST = 8
 """How many of the leanest points that no rival beats are simulated: what the simulator adds to the sums
 differs most there."""

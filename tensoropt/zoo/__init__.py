@@ -8,7 +8,7 @@ that needs it is built.
 from __future__ import annotations
 
 from tensoropt.errors import MissingExtraError
-from tensoropt.zoo import convolution, decoder, hugging_face, recurrent
+from tensoropt.zoo import convolution, decoder, hugging_face, recurrent  # noqa: F401 - they register models
 from tensoropt.zoo.registry import (
     ZooEntry,
     ZooError,
@@ -29,5 +29,3 @@ __all__ = [
     "list_models",
     "register",
 ]
-
-_FAMILIES = (convolution, decoder, hugging_face, recurrent)

@@ -155,11 +155,6 @@ def _find_converter(domain: str, name: str, opset: int) -> _Converter | None:
     return None
 
 
-def _supported() -> list[str]:
-    """The names of all operators with a converter; those of other domains as ``domain.Name``."""
-    return sorted(f"{domain}.{name}".lstrip(".") for domain, name in _CONVERTERS)
-
-
 _LISTED = 12
 
 

@@ -12,10 +12,6 @@ from tensoropt.capture.onnx.ops.shape import pad_constant
 from tensoropt.capture.onnx.values import OnnxError, Traced
 
 
-def _per_channel(value: Traced, x: Traced) -> Traced:
-    return value.reshape(1, -1, *(1,) * (x.ndim - 2))
-
-
 @converter("BatchNormalization")
 def _batch_norm(call: Call) -> Any:
     x, scale, bias, mean, var = (call[i] for i in range(5))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _ListedModel:
+class ListedModel:
     """A model of the zoo.
 
     Attributes:
@@ -34,7 +34,7 @@ class _ListedModel:
 
 
 @dataclass(frozen=True)
-class _ListedCluster:
+class ListedCluster:
     """A cluster by name.
 
     Attributes:
@@ -51,14 +51,14 @@ class _ListedCluster:
 
 
 @dataclass(frozen=True)
-class _ListedPlanner:
+class ListedPlanner:
     """A planner by name, and what it does."""
 
     name: str
     description: str
 
 
-def list_models() -> tuple[_ListedModel, ...]:
+def list_models() -> tuple[ListedModel, ...]:
     """Every model of the zoo, in the order of its name."""
     # With PyTorch, which no other list needs.
     from tensoropt.zoo import list_models as zoo_entries
@@ -66,17 +66,17 @@ def list_models() -> tuple[_ListedModel, ...]:
 
     known = figures()
     return tuple(
-        _ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, known.get(e.name))
+        ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, known.get(e.name))
         for e in zoo_entries()
     )
 
 
-def list_clusters() -> tuple[_ListedCluster, ...]:
+def list_clusters() -> tuple[ListedCluster, ...]:
     """This machine's clusters, then the presets; ``NAMExN`` stands for any number of nodes."""
     return tuple(_listed(name) for name in ("local", "local:N", "cpu:N", *cluster_names()))
 
 
-def _listed(name: str) -> _ListedCluster:
+def _listed(name: str) -> ListedCluster:
     # A family is described by one of its members: all GPUs or cores here, two CPU ranks, one node.
     members = {"local:N": "local", "cpu:N": "cpu:2"}
     one = load_cluster(members.get(name, name.removesuffix("xN")))
@@ -84,7 +84,7 @@ def _listed(name: str) -> _ListedCluster:
         "local:N": "N of this machine's GPUs, or N CPU ranks where it has none",
         "cpu:N": "N CPU ranks of this machine",
     }
-    return _ListedCluster(
+    return ListedCluster(
         name,
         None if name.endswith("N") else one.device_count,
         one.device.name,
@@ -93,6 +93,6 @@ def _listed(name: str) -> _ListedCluster:
     )
 
 
-def list_planners() -> tuple[_ListedPlanner, ...]:
+def list_planners() -> tuple[ListedPlanner, ...]:
     """The frontier's own search, then the published methods."""
-    return tuple(_ListedPlanner(name, about) for name, about in PLANNERS.items())
+    return tuple(ListedPlanner(name, about) for name, about in PLANNERS.items())

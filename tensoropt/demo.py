@@ -30,7 +30,7 @@ _RUN_TIMEOUT_S = 300.0
 _Say = Callable[[str], object]
 
 
-class _DemoResult(NamedTuple):
+class DemoResult(NamedTuple):
     """What the demo found.
 
     Attributes:
@@ -52,7 +52,7 @@ def run_demo(
     steps: int = 4,
     progress: Progress = silent,
     say: _Say = print,
-) -> _DemoResult:
+) -> DemoResult:
     """What exploring, choosing and running a model gave, beside what was predicted.
 
     The frontier, the plans and their runs are left in ``folder``.
@@ -103,7 +103,7 @@ def run_demo(
     data = _run_beside_unsplit(plans, folder, steps, progress)
     data |= {"out": str(folder), "points": len(found.points), "budget_bytes": budget, "chosen": chosen}
     text = "\n".join([_result_text(data["runs"]), "", *_file_lines(found, folder)])
-    return _DemoResult(data, text, bool(data["ok"]))
+    return DemoResult(data, text, bool(data["ok"]))
 
 
 def _run_beside_unsplit(

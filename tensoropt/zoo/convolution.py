@@ -43,7 +43,7 @@ _WIDE = "Zagoruyko and Komodakis, Wide Residual Networks, 2016; widths after Wan
 _DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 
 
-class _ConvNorm(nn.Sequential):
+class ConvNorm(nn.Sequential):
     """Convolution without bias, then batch norm."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
@@ -52,17 +52,17 @@ class _ConvNorm(nn.Sequential):
         super().__init__(convolution, nn.BatchNorm2d(out))
 
 
-class _Bottleneck(nn.Module):
+class Bottleneck(nn.Module):
     """1x1 down, 3x3 (with the stride), 1x1 up to four times the middle width, and the shortcut."""
 
     def __init__(self, channels: int, middle: int, stride: int, dilation: int = 1) -> None:
         super().__init__()
         out = 4 * middle
-        self.down = _ConvNorm(channels, middle, 1)
-        self.mix = _ConvNorm(middle, middle, 3, stride, dilation)
-        self.up = _ConvNorm(middle, out, 1)
+        self.down = ConvNorm(channels, middle, 1)
+        self.mix = ConvNorm(middle, middle, 3, stride, dilation)
+        self.up = ConvNorm(middle, out, 1)
         same = stride == 1 and channels == out
-        self.shortcut = nn.Identity() if same else _ConvNorm(channels, out, 1, stride)
+        self.shortcut = nn.Identity() if same else ConvNorm(channels, out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.up(F.relu(self.mix(F.relu(self.down(x)))))
@@ -85,12 +85,12 @@ def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int 
             stride, dilation = 1, 2 * dilation
         reached *= stride
         for index in range(repeats):
-            layers.append(_Bottleneck(channels, middle, stride if index == 0 else 1, dilation))
+            layers.append(Bottleneck(channels, middle, stride if index == 0 else 1, dilation))
             channels = 4 * middle
     return nn.Sequential(*layers)
 
 
-class _ResidualNetwork(nn.Module):
+class ResidualNetwork(nn.Module):
     """Trunk, mean over the image, one dense layer, cross entropy."""
 
     def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
@@ -106,7 +106,7 @@ def _residual(
     batch: int, blocks: tuple[int, ...], stem: int, width: float, image: int, classes: int
 ) -> Recipe:
     channels = 4 * int(stem * width) * 2 ** (len(blocks) - 1)
-    model = _ResidualNetwork(_trunk(blocks, stem, width), channels, classes)
+    model = ResidualNetwork(_trunk(blocks, stem, width), channels, classes)
     return model, (images(batch, 3, image), tokens(classes, batch)), {}
 
 
@@ -138,7 +138,7 @@ _INCEPTION = "Szegedy et al., Rethinking the Inception Architecture, CVPR 2016 (
 _Kernel = int | tuple[int, int]
 
 
-class _Conv(nn.Sequential):
+class Conv(nn.Sequential):
     """Convolution without bias, batch norm, ReLU. ``padding`` keeps the size unless it is given."""
 
     def __init__(
@@ -150,7 +150,7 @@ class _Conv(nn.Sequential):
         super().__init__(convolution, nn.BatchNorm2d(out, eps=1e-3), nn.ReLU())
 
 
-class _Branches(nn.Module):
+class Branches(nn.Module):
     """The branches of one input, concatenated over channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
@@ -162,50 +162,50 @@ class _Branches(nn.Module):
 
 
 def _average(channels: int, out: int) -> nn.Sequential:
-    return nn.Sequential(nn.AvgPool2d(3, 1, 1), _Conv(channels, out, 1))
+    return nn.Sequential(nn.AvgPool2d(3, 1, 1), Conv(channels, out, 1))
 
 
-def _square(channels: int, c: list[int], pooled: int) -> _Branches:
+def _square(channels: int, c: list[int], pooled: int) -> Branches:
     """Figure 5: 5x5 as it is and as two 3x3."""
-    return _Branches(
-        _Conv(channels, c[0], 1),
-        nn.Sequential(_Conv(channels, c[1], 1), _Conv(c[1], c[0], 5)),
-        nn.Sequential(_Conv(channels, c[0], 1), _Conv(c[0], c[2], 3), _Conv(c[2], c[2], 3)),
+    return Branches(
+        Conv(channels, c[0], 1),
+        nn.Sequential(Conv(channels, c[1], 1), Conv(c[1], c[0], 5)),
+        nn.Sequential(Conv(channels, c[0], 1), Conv(c[0], c[2], 3), Conv(c[2], c[2], 3)),
         _average(channels, pooled),
     )
 
 
-def _factored(channels: int, middle: int, out: int) -> _Branches:
+def _factored(channels: int, middle: int, out: int) -> Branches:
     """Figure 6: 7x7 as 1x7 and 7x1, once and twice."""
     row, column = (1, 7), (7, 1)
-    return _Branches(
-        _Conv(channels, out, 1),
+    return Branches(
+        Conv(channels, out, 1),
         nn.Sequential(
-            _Conv(channels, middle, 1), _Conv(middle, middle, row), _Conv(middle, out, column)
+            Conv(channels, middle, 1), Conv(middle, middle, row), Conv(middle, out, column)
         ),
         nn.Sequential(
-            _Conv(channels, middle, 1), _Conv(middle, middle, column), _Conv(middle, middle, row),
-            _Conv(middle, middle, column), _Conv(middle, out, row),
+            Conv(channels, middle, 1), Conv(middle, middle, column), Conv(middle, middle, row),
+            Conv(middle, middle, column), Conv(middle, out, row),
         ),
         _average(channels, out),
     )  # fmt: skip
 
 
-def _wide(channels: int, c: list[int]) -> _Branches:
+def _wide(channels: int, c: list[int]) -> Branches:
     """Figure 7: 3x3 forked into 1x3 and 3x1."""
 
-    def cross() -> _Branches:
-        return _Branches(_Conv(c[1], c[1], (1, 3)), _Conv(c[1], c[1], (3, 1)))
+    def cross() -> Branches:
+        return Branches(Conv(c[1], c[1], (1, 3)), Conv(c[1], c[1], (3, 1)))
 
-    return _Branches(
-        _Conv(channels, c[0], 1),
-        nn.Sequential(_Conv(channels, c[1], 1), cross()),
-        nn.Sequential(_Conv(channels, c[2], 1), _Conv(c[2], c[1], 3), cross()),
+    return Branches(
+        Conv(channels, c[0], 1),
+        nn.Sequential(Conv(channels, c[1], 1), cross()),
+        nn.Sequential(Conv(channels, c[2], 1), Conv(c[2], c[1], 3), cross()),
         _average(channels, c[3]),
     )
 
 
-class _Inception(nn.Module):
+class Inception(nn.Module):
     """The forks in sequence, mean over the image, one dense layer, cross entropy."""
 
     def __init__(self, share: float, classes: int) -> None:
@@ -222,26 +222,26 @@ class _Inception(nn.Module):
         final = w320 + w192 + factored
         wide = w320 + 4 * w384 + w192
         self.features = nn.Sequential(
-            _Conv(3, w32, 3, 2, valid=True), _Conv(w32, w32, 3, valid=True), _Conv(w32, w64, 3),
+            Conv(3, w32, 3, 2, valid=True), Conv(w32, w32, 3, valid=True), Conv(w32, w64, 3),
             nn.MaxPool2d(3, 2),
-            _Conv(w64, w80, 1), _Conv(w80, w192, 3, valid=True), nn.MaxPool2d(3, 2),
+            Conv(w64, w80, 1), Conv(w80, w192, 3, valid=True), nn.MaxPool2d(3, 2),
             _square(w192, [w64, w48, w96], w32),
             _square(square_a, [w64, w48, w96], w64),
             _square(square_b, [w64, w48, w96], w64),
-            _Branches(
-                _Conv(square_b, w384, 3, 2, valid=True),
-                nn.Sequential(_Conv(square_b, w64, 1), _Conv(w64, w96, 3), _Conv(w96, w96, 3, 2, valid=True)),
+            Branches(
+                Conv(square_b, w384, 3, 2, valid=True),
+                nn.Sequential(Conv(square_b, w64, 1), Conv(w64, w96, 3), Conv(w96, w96, 3, 2, valid=True)),
                 nn.MaxPool2d(3, 2),
             ),
             _factored(reduced, w128, w192),
             _factored(factored, w160, w192),
             _factored(factored, w160, w192),
             _factored(factored, w192, w192),
-            _Branches(
-                nn.Sequential(_Conv(factored, w192, 1), _Conv(w192, w320, 3, 2, valid=True)),
+            Branches(
+                nn.Sequential(Conv(factored, w192, 1), Conv(w192, w320, 3, 2, valid=True)),
                 nn.Sequential(
-                    _Conv(factored, w192, 1), _Conv(w192, w192, (1, 7)), _Conv(w192, w192, (7, 1)),
-                    _Conv(w192, w192, 3, 2, valid=True),
+                    Conv(factored, w192, 1), Conv(w192, w192, (1, 7)), Conv(w192, w192, (7, 1)),
+                    Conv(w192, w192, 3, 2, valid=True),
                 ),
                 nn.MaxPool2d(3, 2),
             ),
@@ -258,7 +258,7 @@ class _Inception(nn.Module):
 @register("inception-v3", paper=_INCEPTION, size="paper", batch=64)
 def _inception_v3(batch: int, image: int = 299, share: float = 1.0, classes: int = 1000) -> Recipe:
     """Inception-v3 (no auxiliary head)."""
-    return _Inception(share, classes), (images(batch, 3, image), tokens(classes, batch)), {}
+    return Inception(share, classes), (images(batch, 3, image), tokens(classes, batch)), {}
 
 
 _AMOEBA = (
@@ -278,7 +278,7 @@ _NORMAL_OUT = (0, 3, 4, 6)
 _REDUCTION_OUT = (4, 5, 6)
 
 
-class _Active(nn.Module):
+class Active(nn.Module):
     """ReLU, convolution without bias, batch norm."""
 
     def __init__(
@@ -293,7 +293,7 @@ class _Active(nn.Module):
         return self.norm(self.convolution(F.relu(x)))
 
 
-class _Halve(nn.Module):
+class Halve(nn.Module):
     """Half the resolution by two 1x1 convolutions on the even and the odd pixels."""
 
     def __init__(self, channels: int, out: int) -> None:
@@ -312,7 +312,7 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
     narrow = c // 4
     match kind:
         case "same":
-            return nn.Identity() if stride == 1 else _Halve(c, c)
+            return nn.Identity() if stride == 1 else Halve(c, c)
         case "average":
             return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
         case "max3":
@@ -320,32 +320,32 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
         case "max2":
             return nn.MaxPool2d(2, stride)
         case "conv1":
-            return _Active(c, c, stride=(stride, stride))
+            return Active(c, c, stride=(stride, stride))
         case "conv3":
             return nn.Sequential(
-                _Active(c, narrow), _Active(narrow, narrow, (3, 3), (stride, stride)), _Active(narrow, c)
+                Active(c, narrow), Active(narrow, narrow, (3, 3), (stride, stride)), Active(narrow, c)
             )
         case _:
             return nn.Sequential(
-                _Active(c, narrow),
-                _Active(narrow, narrow, (1, 7), (1, stride)),
-                _Active(narrow, narrow, (7, 1), (stride, 1)),
-                _Active(narrow, c),
+                Active(c, narrow),
+                Active(narrow, narrow, (1, 7), (1, stride)),
+                Active(narrow, narrow, (7, 1), (stride, 1)),
+                Active(narrow, c),
             )
 
 
-class _AmoebaCell(nn.Module):
+class AmoebaCell(nn.Module):
     """``(previous, before)`` to the new output; ``before`` is the output of the cell before the previous."""
 
     def __init__(self, before: int, previous: int, channels: int, halves: bool, halved: bool) -> None:
         super().__init__()
         self.genes = _REDUCTION if halves else _NORMAL
         self.out = _REDUCTION_OUT if halves else _NORMAL_OUT
-        self.first = _Active(previous, channels)
+        self.first = Active(previous, channels)
         if halved:
-            self.second: nn.Module = _Halve(before, channels)
+            self.second: nn.Module = Halve(before, channels)
         else:
-            self.second = nn.Identity() if before == channels else _Active(before, channels)
+            self.second = nn.Identity() if before == channels else Active(before, channels)
         self.operations = nn.ModuleList(
             _operation(kind, channels, 2 if halves and state < 2 else 1) for state, kind in self.genes
         )
@@ -358,20 +358,20 @@ class _AmoebaCell(nn.Module):
         return torch.cat([states[index] for index in self.out], dim=1)
 
 
-class _AmoebaNet(nn.Module):
+class AmoebaNet(nn.Module):
     """Stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between."""
 
     def __init__(self, layers: int, filters: int, classes: int) -> None:
         super().__init__()
         channels = filters // 4
-        self.stem = _ConvNorm(3, channels, 3, 2)
+        self.stem = ConvNorm(3, channels, 3, 2)
         run = [False] * (layers // 3)
         before = previous = channels
         halved = False
         self.cells = nn.ModuleList()
         for halves in [True, True, *run, True, *run, True, *run]:
             channels = 2 * channels if halves else channels
-            cell = _AmoebaCell(before, previous, channels, halves, halved)
+            cell = AmoebaCell(before, previous, channels, halves, halved)
             before, previous, halved = previous, channels * len(cell.out), halves
             self.cells.append(cell)
         self.classifier = nn.Linear(previous, classes)
@@ -391,7 +391,7 @@ def _amoebanet_d(
     batch: int, layers: int = 18, filters: int = 256, image: int = 224, classes: int = 1000
 ) -> Recipe:
     """AmoebaNet-D, an image classifier found by evolution."""
-    return _AmoebaNet(layers, filters, classes), (images(batch, 3, image), tokens(classes, batch)), {}
+    return AmoebaNet(layers, filters, classes), (images(batch, 3, image), tokens(classes, batch)), {}
 
 
 _UNET = "Ronneberger et al., U-Net, MICCAI 2015"
@@ -399,10 +399,10 @@ _DEEPLAB = "Chen et al., Rethinking Atrous Convolution for Semantic Image Segmen
 
 
 def _double(channels: int, out: int) -> nn.Sequential:
-    return nn.Sequential(_ConvNorm(channels, out, 3), nn.ReLU(), _ConvNorm(out, out, 3), nn.ReLU())
+    return nn.Sequential(ConvNorm(channels, out, 3), nn.ReLU(), ConvNorm(out, out, 3), nn.ReLU())
 
 
-class _UNet(nn.Module):
+class UNet(nn.Module):
     """``depth`` halvings and back; each level's features are concatenated on the way up.
 
     Convolutions are padded (the paper's are not), so that sizes match without cropping.
@@ -431,10 +431,10 @@ class _UNet(nn.Module):
 @register("unet", paper=_UNET, size="paper", batch=16)
 def unet(batch: int, image: int = 512, width: int = 64, depth: int = 4, classes: int = 2) -> Recipe:
     """U-Net with padded convolutions and batch norm."""
-    return _UNet(width, depth, classes), (images(batch, 3, image), tokens(classes, batch, image, image)), {}
+    return UNet(width, depth, classes), (images(batch, 3, image), tokens(classes, batch, image, image)), {}
 
 
-class _DeepLab(nn.Module):
+class DeepLab(nn.Module):
     """Dilated residual trunk, atrous spatial pyramid, classifier, bilinear upsampling to the image."""
 
     def __init__(self, blocks: tuple[int, ...], stem: int, width: int, classes: int) -> None:
@@ -442,11 +442,11 @@ class _DeepLab(nn.Module):
         self.trunk = _trunk(blocks, stem, 1, output_stride=16)
         channels = 4 * stem * 2 ** (len(blocks) - 1)
         self.pyramid = nn.ModuleList(
-            [_ConvNorm(channels, width, 1), *(_ConvNorm(channels, width, 3, dilation=d) for d in (6, 12, 18))]
+            [ConvNorm(channels, width, 1), *(ConvNorm(channels, width, 3, dilation=d) for d in (6, 12, 18))]
         )
-        self.pooled = _ConvNorm(channels, width, 1)
-        self.mix = _ConvNorm(5 * width, width, 1)
-        self.refine = _ConvNorm(width, width, 3)
+        self.pooled = ConvNorm(channels, width, 1)
+        self.mix = ConvNorm(5 * width, width, 1)
+        self.refine = ConvNorm(width, width, 3)
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -467,7 +467,7 @@ def _deeplab_v3(
     batch: int, depth: int = 101, image: int = 512, stem: int = 64, width: int = 256, classes: int = 21
 ) -> Recipe:
     """DeepLab-V3 on a dilated ResNet (output stride 16)."""
-    model = _DeepLab(_DEPTHS[depth], stem, width, classes)
+    model = DeepLab(_DEPTHS[depth], stem, width, classes)
     return model, (images(batch, 3, image), tokens(classes, batch, image, image)), {}
 
 
@@ -476,7 +476,7 @@ _ALEXNET = "Krizhevsky, One Weird Trick for Parallelizing Convolutional Neural N
 _VGG = "Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015 (table 1)"
 
 
-class _Chain(nn.Module):
+class Chain(nn.Module):
     """Features, flatten, classifier, cross entropy."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
@@ -506,7 +506,7 @@ def lenet(batch: int, classes: int = 10) -> Recipe:
     classifier = nn.Sequential(
         nn.Linear(16 * 5 * 5, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, classes)
     )
-    return _Chain(features, classifier), (images(batch, 1, 32), tokens(classes, batch)), {}
+    return Chain(features, classifier), (images(batch, 1, 32), tokens(classes, batch)), {}
 
 
 @register("alexnet", paper=_ALEXNET, size="paper", batch=256)
@@ -520,7 +520,7 @@ def alexnet(batch: int, classes: int = 1000, dropout: float = 0.0) -> Recipe:
         nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2),
     )  # fmt: skip
     classifier = _dense_head(256 * 6 * 6, 4096, classes, dropout)
-    return _Chain(features, classifier), (images(batch, 3, 224), tokens(classes, batch)), {}
+    return Chain(features, classifier), (images(batch, 3, 224), tokens(classes, batch)), {}
 
 
 _VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
@@ -554,4 +554,4 @@ def vgg(
             channels = out
         layers.append(nn.MaxPool2d(2))
     classifier = _dense_head(channels * (image // 32) ** 2, hidden, classes, dropout)
-    return _Chain(nn.Sequential(*layers), classifier), (images(batch, 3, image), tokens(classes, batch)), {}
+    return Chain(nn.Sequential(*layers), classifier), (images(batch, 3, image), tokens(classes, batch)), {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tensoropt.zoo.registry import Recipe, register, tokens
 
 
-class _FeedForward(nn.Module):
+class FeedForward(nn.Module):
     """``(b, s, d) -> (b, s, d)`` through four times the width."""
 
     def __init__(self, hidden: int) -> None:
@@ -27,7 +27,7 @@ class _FeedForward(nn.Module):
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
-class _DecoderBlock(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention and ``feed``, each behind a layer norm and a residual sum: ``(b, s, d) -> (b, s, d)``."""
 
     def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module) -> None:
@@ -50,7 +50,7 @@ class _DecoderBlock(nn.Module):
         return x + self.dropout(self.feed(self.feed_norm(x)))
 
 
-class _Decoder(nn.Module):
+class Decoder(nn.Module):
     """``ids, labels (batch, sequence)`` to the mean cross entropy; labels are already shifted."""
 
     def __init__(
@@ -60,7 +60,7 @@ class _Decoder(nn.Module):
         self.token = nn.Embedding(vocabulary, hidden)
         self.position = nn.Embedding(sequence, hidden)
         self.blocks = nn.ModuleList(
-            _DecoderBlock(hidden, heads, dropout, _FeedForward(hidden)) for _ in range(layers)
+            DecoderBlock(hidden, heads, dropout, FeedForward(hidden)) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
@@ -87,14 +87,14 @@ def _gpt_mini(
     dropout: float = 0.0,
 ) -> Recipe:
     """Decoder language model in plain PyTorch with a fused qkv and a tied head."""
-    model = _Decoder(vocabulary, sequence, layers, hidden, heads, dropout)
+    model = Decoder(vocabulary, sequence, layers, hidden, heads, dropout)
     return model, (tokens(vocabulary, batch, sequence), tokens(vocabulary, batch, sequence)), {}
 
 
 _GSHARD = "Lepikhin et al., GShard, ICLR 2021; Jiang et al., Mixtral of Experts, 2024"
 
 
-class _Experts(nn.Module):
+class Experts(nn.Module):
     """Top-``chosen`` routing of ``x (b, s, d)`` over gated feed-forward experts; ``(b, s, d)`` back.
 
     An expert takes at most ``capacity`` tokens of a step; the others pass by on the residual.
@@ -126,7 +126,7 @@ class _Experts(nn.Module):
         return torch.einsum("tec,ecd->td", combine, outputs).view_as(hidden)
 
 
-class _MixtureDecoder(nn.Module):
+class MixtureDecoder(nn.Module):
     """``ids, labels (batch, sequence)`` to the mean cross entropy."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, blocks: nn.ModuleList) -> None:
@@ -159,8 +159,8 @@ def _moe_mini(
 ) -> Recipe:
     """Mixture-of-experts decoder in plain PyTorch with fixed expert capacity."""
     blocks = nn.ModuleList(
-        _DecoderBlock(hidden, heads, 0.0, _Experts(hidden, inner, experts, chosen, slack))
+        DecoderBlock(hidden, heads, 0.0, Experts(hidden, inner, experts, chosen, slack))
         for _ in range(layers)
     )
-    model = _MixtureDecoder(vocabulary, sequence, hidden, blocks)
+    model = MixtureDecoder(vocabulary, sequence, hidden, blocks)
     return model, (tokens(vocabulary, batch, sequence), tokens(vocabulary, batch, sequence)), {}

@@ -19,7 +19,7 @@ _LLAMA = "Grattafiori et al., The Llama 3 Herd of Models, 2024 (table 3)"
 _MIXTRAL = "Jiang et al., Mixtral of Experts, 2024 (table 1)"
 
 
-class _LanguageModelLoss(nn.Module):
+class LanguageModelLoss(nn.Module):
     """A ``transformers`` language model reduced to its loss: the logits are dropped, not kept alive."""
 
     def __init__(self, network: nn.Module, **options: Any) -> None:
@@ -34,7 +34,7 @@ class _LanguageModelLoss(nn.Module):
 
 def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: int, **options: Any) -> Recipe:
     kwargs = {"input_ids": tokens(vocabulary, batch, sequence), "labels": tokens(vocabulary, batch, sequence)}
-    return _LanguageModelLoss(network, **options), (), kwargs
+    return LanguageModelLoss(network, **options), (), kwargs
 
 
 @register(

@@ -27,7 +27,7 @@ _TRANSFORMER = "Vaswani et al., Attention Is All You Need, NeurIPS 2017 (table 3
 _TENSOROPT = "Cai et al., TensorOpt, 2020 (table 1); sizes inferred, see the README of the zoo"
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
     """Multi-head attention of ``x (b, s, d)`` over ``memory (b, m, d)``, with separate projections."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -47,14 +47,14 @@ class _Attention(nn.Module):
         return self.project(mixed.transpose(1, 2).flatten(2))
 
 
-class _Layer(nn.Module):
+class Layer(nn.Module):
     """Self-attention, attention over the encoder (in a decoder), feed-forward; norms after the sums."""
 
     def __init__(self, hidden: int, heads: int, inner: int, dropout: float, decoder: bool) -> None:
         super().__init__()
-        self.attention = _Attention(hidden, heads)
+        self.attention = Attention(hidden, heads)
         self.attention_norm = nn.LayerNorm(hidden)
-        self.cross = _Attention(hidden, heads) if decoder else None
+        self.cross = Attention(hidden, heads) if decoder else None
         self.cross_norm = nn.LayerNorm(hidden) if decoder else None
         self.up = nn.Linear(hidden, inner)
         self.down = nn.Linear(inner, hidden)
@@ -86,8 +86,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, hidden)
         nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
-        self.encoder = nn.ModuleList(_Layer(hidden, heads, inner, dropout, False) for _ in range(layers))
-        self.decoder = nn.ModuleList(_Layer(hidden, heads, inner, dropout, True) for _ in range(layers))
+        self.encoder = nn.ModuleList(Layer(hidden, heads, inner, dropout, False) for _ in range(layers))
+        self.decoder = nn.ModuleList(Layer(hidden, heads, inner, dropout, True) for _ in range(layers))
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("positions", _sinusoids(length, hidden))
 
@@ -132,7 +132,7 @@ def transformer(
     return model, tuple(tokens(vocabulary, batch, n) for n in (source, target, target)), {}
 
 
-class _MLP(nn.Module):
+class MLP(nn.Module):
     """``x (batch, features)`` through ``layers`` linear layers with ReLU between, then cross entropy."""
 
     def __init__(self, features: int, hidden: int, classes: int, layers: int) -> None:
@@ -150,14 +150,14 @@ class _MLP(nn.Module):
 @register("mlp", paper="", size="laptop", batch=64)
 def mlp(batch: int, features: int = 256, hidden: int = 1024, classes: int = 16, layers: int = 3) -> Recipe:
     """Multi-layer perceptron with a classification loss."""
-    return _MLP(features, hidden, classes, layers), (torch.randn(batch, features), tokens(classes, batch)), {}
+    return MLP(features, hidden, classes, layers), (torch.randn(batch, features), tokens(classes, batch)), {}
 
 
 _RNNLM = "Zaremba et al., Recurrent Neural Network Regularization, 2014; sizes of Jia et al. (FlexFlow), 2019"
 _GNMT = "Wu et al., Google's Neural Machine Translation System, 2016"
 
 
-class _LSTMCell(nn.Module):
+class LSTMCell(nn.Module):
     """One LSTM step: ``x (b, in), h (b, hidden), c (b, hidden)`` to the new ``h, c``.
 
     Four pairs of linear layers rather than a fused one: a split of a gate's features is then a split
@@ -175,12 +175,12 @@ class _LSTMCell(nn.Module):
         return torch.sigmoid(o) * torch.tanh(c), c
 
 
-class _Unrolled(nn.Module):
-    """Layers of :class:`_LSTMCell`: ``x (b, steps, hidden)`` to the last layer's outputs, same shape."""
+class Unrolled(nn.Module):
+    """Layers of :class:`LSTMCell`: ``x (b, steps, hidden)`` to the last layer's outputs, same shape."""
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(_LSTMCell(hidden, hidden) for _ in range(layers))
+        self.cells = nn.ModuleList(LSTMCell(hidden, hidden) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         zero = x.new_zeros(x.shape[0], x.shape[2])
@@ -194,7 +194,7 @@ class _Unrolled(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
-class _Whole(nn.Module):
+class Whole(nn.Module):
     """The same layers as one ``nn.LSTM``."""
 
     def __init__(self, hidden: int, layers: int) -> None:
@@ -205,7 +205,7 @@ class _Whole(nn.Module):
         return self.lstm(x)[0]
 
 
-class _RecurrentLanguageModel(nn.Module):
+class RecurrentLanguageModel(nn.Module):
     """``ids, labels (batch, steps)`` to the mean cross entropy."""
 
     def __init__(self, recurrent: nn.Module, vocabulary: int, hidden: int) -> None:
@@ -238,8 +238,8 @@ def _recurrent_language_model(
     unrolled: bool = True,
 ) -> Recipe:
     """LSTM language model, from unrolled cells or whole layers."""
-    recurrent = _Unrolled(hidden, layers) if unrolled else _Whole(hidden, layers)
-    model = _RecurrentLanguageModel(recurrent, vocabulary, hidden)
+    recurrent = Unrolled(hidden, layers) if unrolled else Whole(hidden, layers)
+    model = RecurrentLanguageModel(recurrent, vocabulary, hidden)
     return model, (tokens(vocabulary, batch, steps), tokens(vocabulary, batch, steps)), {}
 
 

@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as _  # noqa: F401
 
+from tensoropt.engine import runtime
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import Layout
@@ -51,10 +52,13 @@ from tensoropt.sharding.strategy import Strategy
 
 def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
     """Return, for each of the given flat values, those of all ranks one after another; under way."""
-    found: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
-        list(values), group.size(), group.group_name
+    device = values[0].device
+    staged = runtime.through_host(device)
+    whole: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
+        [value.cpu() for value in values] if staged else list(values), group.size(), group.group_name
     )
-    return found
+    # Copies on a GPU have arrived: only the original result can be waited for.
+    return [wait(value).to(device) for value in whole] if staged else whole
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
@@ -83,10 +87,12 @@ def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> tor
 
 
 def _scatter(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
-        list(values), "sum", group.size(), group.group_name
+    device = values[0].device
+    staged = runtime.through_host(device)
+    shards: list[torch.Tensor] = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
+        [value.cpu() for value in values] if staged else list(values), "sum", group.size(), group.group_name
     )
-    return found
+    return [wait(value).to(device) for value in shards] if staged else shards
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:

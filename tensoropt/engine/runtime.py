@@ -82,6 +82,16 @@ def gathered(row: torch.Tensor) -> torch.Tensor:
     return rows.view(-1, row.numel()).cpu()
 
 
+def through_host(device: torch.device) -> bool:
+    """Return whether this job's coalesced collectives and messages must pass through the host's memory.
+
+    Gloo copies tensors of a GPU there and back itself for collectives of one tensor. Where it gathers several
+    at once (``ProcessGroupGloo::allgather_into_tensor_coalesced``) and in messages (``send``, ``recv``) it
+    reads the address that it is given, and the process dies by a segmentation fault.
+    """
+    return device.type != "cpu" and dist.get_backend() == "gloo"
+
+
 class SameCalls:
     """Compares what ranks pass to the model, in the first calls and every so often.
 

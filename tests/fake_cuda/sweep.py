@@ -57,7 +57,7 @@ def through_host(case: dict[str, Any]) -> dict[str, Any]:
     """One random placement on three devices whose messages are copied through the host, as gloo needs it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from tensoropt.placement.execute import transport
+    from tensoropt.engine import runtime
     from tensoropt.selftest.fake_steps import MadeOnTheCpu
     from tensoropt.verify.fake_ranks import step_on
 
@@ -72,7 +72,7 @@ def through_host(case: dict[str, Any]) -> dict[str, Any]:
     loaded = loaded_of(case)
     strategy, _ = placement(loaded, case["seed"])
     made: set[str] = set()
-    with mock.patch.object(transport, "through_host", lambda device: device.type != "cpu"):
+    with mock.patch.object(runtime, "through_host", lambda device: device.type != "cpu"):
         for rank in range(3):
             with step_on(rank, loaded, strategy, "adam", "cuda") as step:
                 step()

@@ -11,9 +11,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from tensoropt.engine import runtime
 from tensoropt.engine.models import load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.placement.execute import transport
 from tensoropt.sharding.strategy import strategy_from_dict
 from tensoropt.verify.rank_checks import RankFindings, check_plan, replica_spread
 from tensoropt.verify.reference import Results, of_first_rank
@@ -49,5 +49,5 @@ def spreads(rank: int, world: int, data: dict, offset: float) -> float:
 
 def check_through_host(rank: int, world: int, *arguments: Any) -> RankFindings:
     """:func:`check_plan` where messages lie in the host's memory on their way, as those from shared GPUs."""
-    with mock.patch.object(transport, "through_host", return_value=True):
+    with mock.patch.object(runtime, "through_host", return_value=True):
         return check_plan(rank, world, *arguments)

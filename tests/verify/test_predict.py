@@ -51,15 +51,17 @@ def test_a_shared_gpu_has_room_for_few_ranks(one_gpu: None) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize(
+    "kind", [{}, {"placed": True}, {"pipeline": 2}], ids=["sharded", "placed", "pipeline"]
+)
 def test_verifying_on_a_shared_gpu_times_nothing(
-    one_gpu: None, monkeypatch: pytest.MonkeyPatch, placed: bool
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(Place, "device", "cpu")
     monkeypatch.setattr(RankPool, "_gpu", lambda pool, rank: None)
     monkeypatch.setattr(real_ranks, "check_plan", gpu_jobs.check_through_host)
     # A model with messages both ways; prices are data sheets, as nothing is timed.
-    data: dict[str, Any] = verify_random("zoo:mlp", "cpu:2", 2, where="share-gpu", placed=placed)
+    data: dict[str, Any] = verify_random("zoo:mlp", "cpu:2", 2, where="share-gpu", **kind)
     assert data["ok"], data
     assert [plan["time_measured_s"] for plan in data["plans"]] == [None, None]
     assert [plan["loss_difference"] < 1e-5 for plan in data["plans"]] == [True, True]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
+from tensoropt.engine import runtime
 from tensoropt.engine.engine import TargetCounts
 from tensoropt.engine.gathering import CallAhead, UnshardedParameters
 from tensoropt.engine.gradients import Gradients, Pending
@@ -360,22 +361,37 @@ class _Messages:
     with the messages what was sent and received. Here each message has a tensor of its own, over the memory
     of what is sent, which is emptied once the message is known to have arrived: whoever still refers to it
     then keeps no memory alive.
+
+    Messages that must pass through the host (:func:`tensoropt.engine.runtime.through_host`) are copies in its
+    memory; what was received is copied into its buffer once it has arrived.
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[int, list[torch.Tensor]] = {}
+        self._tensors: dict[int, list[tuple[torch.Tensor, torch.Tensor | None]]] = {}
 
     def of(self, micro_batch: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         """Return the messages of a micro-batch, now with tensors of their own."""
+        messages: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         for op in ops:
-            op.tensor = op.tensor.new_empty(0).set_(op.tensor.detach())  # type: ignore[call-overload]
-        self._tensors[micro_batch] = [op.tensor for op in ops]
+            own: torch.Tensor = op.tensor.detach()
+            buffer: torch.Tensor | None = None
+            if runtime.through_host(own.device):
+                buffer = own if op.op is dist.irecv else None
+                op.tensor = (
+                    own.to("cpu", copy=True) if buffer is None else torch.empty_like(own, device="cpu")
+                )
+            else:
+                op.tensor = own.new_empty(0).set_(own)  # type: ignore[call-overload]
+            messages.append((op.tensor, buffer))
+        self._tensors[micro_batch] = messages
         return ops
 
     def came(self, *micro_batches: int) -> None:
         """Release the messages of some micro-batches, which have arrived."""
         for micro_batch in micro_batches:
-            for tensor in self._tensors.pop(micro_batch, ()):
+            for tensor, buffer in self._tensors.pop(micro_batch, ()):
+                if buffer is not None:
+                    buffer.copy_(tensor)
                 tensor.set_()  # type: ignore[call-overload]
 
     def all_came(self) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from tensoropt.engine import runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.graph import Value
 from tensoropt.placement.points import PlacedStrategy, ValueTransfer, needed_routes
@@ -248,15 +249,6 @@ class _Received:
         return self.value.to(self.device)
 
 
-def through_host(device: torch.device) -> bool:
-    """Return whether a message between this job's ranks has to pass through the host's memory.
-
-    Gloo's collectives copy GPU tensors there and back themselves; its messages do not: they read the address
-    that they are given (``ProcessGroupGloo::send`` and ``recv``).
-    """
-    return device.type != "cpu" and dist.get_backend() == "gloo"
-
-
 class Job:
     """The messages between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
 
@@ -273,7 +265,7 @@ class Job:
         self._on_gpu: list[Any] = []
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        value = (value.cpu() if through_host(value.device) else value).contiguous()
+        value = (value.cpu() if runtime.through_host(value.device) else value).contiguous()
         # The tag matches a send with its receive under gloo; NCCL ignores tags and matches by order, which is
         # the same on all ranks.
         work = dist.isend(value, transfer.target, tag=transfer.number)
@@ -308,7 +300,7 @@ class Job:
     def receive(
         self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Arriving:
-        lies_on = torch.device("cpu") if through_host(device) else device
+        lies_on = torch.device("cpu") if runtime.through_host(device) else device
         value = torch.empty(tuple(shape), dtype=dtype, device=lies_on)
         return _Received(dist.irecv(value, transfer.source, tag=transfer.number), value, device)
 

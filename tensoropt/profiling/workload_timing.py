@@ -145,7 +145,8 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         found |= {f"{way}_host": seconds for way, seconds in _host_seconds(laps).items()}
     # A call of autograd belongs to the host, and a GPU does not see it.
     issued = "backward_host" if timer.host_apart else "backward"
-    found[issued] = [max(s - _start_of_backward_s(), 0.0) for s in found[issued]]
+    start_s = _start_of_backward_s(timer.device)
+    found[issued] = [max(s - start_s, 0.0) for s in found[issued]]
     if timer.also_warm:
         ahead = WAITS not in found
         warm = _seconds(
@@ -264,9 +265,13 @@ def _forward(
 
 
 @cache
-def _start_of_backward_s() -> float:
-    """The seconds of a call of autograd, without its nodes: a step pays them once, not for every group."""
-    x, one = torch.zeros((), requires_grad=True), torch.ones(())
+def _start_of_backward_s(device: torch.device) -> float:
+    """The seconds of a call of autograd, without its nodes: a step pays them once, not for every group.
+
+    Autograd runs the nodes of a CPU's tensors in the thread that calls it, but wakes a thread of its own for
+    those of a GPU and waits for it. Views start no kernels, so the host's clock shows only this.
+    """
+    x, one = torch.zeros((), device=device, requires_grad=True), torch.ones((), device=device)
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
         for count, taken in seconds.items():

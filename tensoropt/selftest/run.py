@@ -20,7 +20,7 @@ from tensoropt.selftest.outcome import RESULT, Outcome
 from tensoropt.selftest.report import CheckResult, SelftestReport
 from tensoropt.types import Progress, silent
 
-MINUTES = 8.0
+MINUTES = 10.0
 HUNG_FACTOR, HUNG_S = 4.0, 60.0
 """A check that exceeds this multiple of its expected time plus so many seconds counts as hung;
 assumptions."""

@@ -86,6 +86,8 @@ def predict_and_run(
     settings: Settings,
     store: ProfileStore | None,
     progress: Progress,
+    *,
+    numerics: bool = True,
 ) -> dict[str, Any]:
     """Return the answer (:func:`tensoropt.verify.answer.answer_of`) about strategies that are yet to be
     predicted.
@@ -97,6 +99,8 @@ def predict_and_run(
         cluster: the cluster that they are for.
         pool: ranks of the place's kind (:func:`ranks_with`); None for fake ranks.
         store: the store of measurements that predictions need; None for this machine's.
+        numerics: whether numbers are compared with the unsplit model's, and those with the module's; without
+            them a large model takes a fraction of the time.
     """
     with nullcontext(store) if store else ProfileStore() as own:
         # Ranks of another kind than the cluster's devices run its strategies, but say nothing about its
@@ -104,7 +108,7 @@ def predict_and_run(
         alike = not place.shared and place.backend == local_backend(cluster)
         measured_on = pool if alike else None
         predicted = predict_all(CostSource(cluster, own, settings, measured_on, progress))
-        return _run_and_answer(spec, predicted, place, pool, settings.optimizer, progress)
+        return _run_and_answer(spec, predicted, place, pool, settings.optimizer, numerics, progress)
 
 
 def _run_and_answer(
@@ -113,6 +117,7 @@ def _run_and_answer(
     place: Place,
     pool: RankPool | None,
     optimizer: str,
+    numerics: bool,
     progress: Progress,
 ) -> dict[str, Any]:
     """Run strategies at ``place`` and compare the findings with the predictions (:func:`answer_of`).
@@ -127,11 +132,13 @@ def _run_and_answer(
     if pool is None:
         findings = _on_fake_ranks(spec, strategies, optimizer, progress)
     else:
-        progress("reference", 0, 1, "the unsplit graph against the model itself")
-        # In float32 whatever the plan computes in: the module itself knows nothing of the plan's precision.
-        module = verify_module(replace(spec, compute_dtype="float32"), pool, spec.seed)
-        progress("reference", 1, 1, "")
-        options = CheckOptions(optimizer=optimizer, seed=spec.seed)
+        if numerics:
+            progress("reference", 0, 1, "the unsplit graph against the model itself")
+            # In float32 whatever the plan computes in: the module itself knows nothing of the plan's
+            # precision.
+            module = verify_module(replace(spec, compute_dtype="float32"), pool, spec.seed)
+            progress("reference", 1, 1, "")
+        options = CheckOptions(optimizer=optimizer, seed=spec.seed, numerics=numerics)
         if place.shared:
             options = replace(options, timed_steps=0)
         findings = _on_real_ranks(spec, strategies, pool, options, progress)

@@ -120,7 +120,7 @@ def call(name: str, *args: Any) -> LocalCall:
 @pytest.fixture(autouse=True)
 def host_clock(monkeypatch) -> None:
     """The clock of the host is that of the fake whose work is timed; what PyTorch takes does not count."""
-    monkeypatch.setattr(workload_timing, "_start_of_backward_s", lambda: 0.0)
+    monkeypatch.setattr(workload_timing, "_start_of_backward_s", lambda device: 0.0)
 
 
 def timed(work: Workload, cuda: FakeCuda, training: bool = True) -> dict[str, Any]:

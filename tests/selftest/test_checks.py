@@ -255,10 +255,18 @@ def test_a_clock_that_is_wrong_is_seen(context: CheckContext, monkeypatch: pytes
 
 
 def test_a_gpus_seconds_are_those_of_its_kernels() -> None:
-    def event(on: DeviceType, us: float, annotation: bool = False) -> SimpleNamespace:
-        return SimpleNamespace(device_type=on, self_device_time_total=us, is_user_annotation=annotation)
+    def event(on: DeviceType, us: float, annotation: bool = False, key: str = "sgemm") -> SimpleNamespace:
+        return SimpleNamespace(
+            device_type=on, self_device_time_total=us, is_user_annotation=annotation, key=key
+        )
 
-    averages = [event(DeviceType.CPU, 5e6), event(DeviceType.CUDA, 5e6), event(DeviceType.CUDA, 9e6, True)]
+    lead = "at::cuda::(anonymous namespace)::spin_kernel(long)"  # seen on an H200
+    averages = [
+        event(DeviceType.CPU, 5e6),
+        event(DeviceType.CUDA, 5e6),
+        event(DeviceType.CUDA, 9e6, True),
+        event(DeviceType.CUDA, 7e6, key=lead),
+    ]
     seen: Any = SimpleNamespace(key_averages=lambda: averages)
     assert clock.profiled_s(seen, torch.device("cuda")) == 5.0
 
@@ -287,7 +295,7 @@ def test_a_prediction_that_is_far_off_is_seen(
 ) -> None:
     plan = {"ok": True, "error": "", "time_predicted_s": predicted, "time_measured_s": 1.0}
     monkeypatch.setattr(step_time, "ranks_with", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(step_time, "predict_and_run", lambda *_: {"plans": [plan]})
+    monkeypatch.setattr(step_time, "predict_and_run", lambda *_, **__: {"plans": [plan]})
     assert step_time.run(context).state == state
     plan |= {"ok": False, "error": "out of memory"}
     assert "out of memory" in step_time.run(context).reason

@@ -17,7 +17,7 @@ from tensoropt.planners.task import PlanningTask, Selection
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
+    """Return data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
     allowed = following_the_batch(task, whole)
     return some(
         restricted_selections(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),

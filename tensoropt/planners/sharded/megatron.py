@@ -29,8 +29,9 @@ def _dims(group: Group) -> set[str]:
 
 
 def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
-    """Return what a group that follows a split tensor splits: its heads, its classes, or whichever dim is not
-    the batch."""
+    """Return the labels split by a group that follows a split tensor: its heads, its classes, or whichever
+    dim is not the batch.
+    """
     for named in (_HEADS, *_VOCABULARY):
         if named in dims:
             return {str(s.label) for s in group.strategies if s.label == Label(named, s.label.atom)}
@@ -39,39 +40,40 @@ def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
 
 
 def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Return what each group may split on the inner axis, found in one pass over the graph.
+    """Return the labels that each group may split on the inner axis, in one pass over the graph.
 
     A tensor is *split* if it comes from columns or from what follows them. A group that reads a split tensor
     follows it; a group that reads only whole tensors splits by columns if it is a matrix, and otherwise stays
     whole.
     """
     split: set[str] = set()
-    found: dict[str, frozenset[str]] = {}
+    labels: dict[str, frozenset[str]] = {}
     for group in graph.groups:
         dims = _dims(group)
         along = any(name in split for name in group.reads)
         if along and ROWS in dims:
             rows = [s.label for s in group.strategies if s.label.loop == ROWS]
             # A resolution to a shard would leave the residual stream split.
-            wanted = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
+            chosen = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
         elif along:
-            wanted = _goes_along(group, dims, batch[group.name])
+            chosen = _goes_along(group, dims, batch[group.name])
         elif _COLUMNS in dims:
-            wanted = {str(s.label) for s in group.strategies if s.label.loop == _COLUMNS}
+            chosen = {str(s.label) for s in group.strategies if s.label.loop == _COLUMNS}
         elif "vocabulary" in dims and batch[group.name] != "partial_grad":
-            wanted = {"vocabulary"}
+            chosen = {"vocabulary"}
         else:
-            wanted = {"none"}
-        found[group.name] = frozenset(wanted) or frozenset({"none"})
+            chosen = {"none"}
+        labels[group.name] = frozenset(chosen) or frozenset({"none"})
         # What rows and the vocabulary's lookup write is a sum over the inner axis, which is whole again once
         # reduced.
-        if found[group.name] != {"none"} and not (along and ROWS in dims) and "vocabulary" not in dims:
+        if labels[group.name] != {"none"} and not (along and ROWS in dims) and "vocabulary" not in dims:
             split.update(group.writes)
-    return found
+    return labels
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select every mesh of one axis (tensor parallelism) or two (data outside, tensors inside).
+    """Return the strategies of every mesh of one axis (tensor parallelism) or two (data outside, tensors
+    inside).
 
     Raises:
         UnsuitableError: the model has no attention, or no inner axis divides its heads.

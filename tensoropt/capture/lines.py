@@ -1,6 +1,6 @@
-"""The line of a model's own code that something came from: a call being made, an error, a traced node.
+"""Find the line of a model's own code that a call, an error or a traced node came from.
 
-Names that describe the computation and nothing else.
+Operators are named after the computation and nothing else.
 
 ``torch.export`` numbers its nodes, including those that were folded, skipped or never read, and their number
 depends on the device. A plan names operators, so they are renumbered as they occur in the graph.
@@ -35,15 +35,15 @@ _CONSTANT = "constant"
 def numbered(graph: OperatorGraph) -> OperatorGraph:
     """The graph with operators named after their targets and constants named ``constant``, each kind numbered
     in order of execution or first use; inputs, parameters and buffers keep their names."""
-    taken = {t.name for t in graph.tensors.values() if t.kind not in ("activation", "constant")}
+    fixed_names = {t.name for t in graph.tensors.values() if t.kind not in ("activation", "constant")}
     free: dict[str, Iterator[str]] = defaultdict(lambda: iter(()))
 
     def named(base: str) -> str:
         if base not in free:
             numbers = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(1)))
-            free[base] = (name for name in numbers if name not in taken)
+            free[base] = (name for name in numbers if name not in fixed_names)
         name = next(free[base])
-        taken.add(name)
+        fixed_names.add(name)
         return name
 
     operators: dict[str, str] = {}
@@ -82,7 +82,7 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _base(target: str) -> str:
-    """``view`` of ``aten.view.default``."""
+    """Return an operator's base name: ``view`` for ``aten.view.default``."""
     name = target.split(".")[1] if "." in target else target
     return name.strip("_") if name.startswith("__") else name
 
@@ -180,26 +180,28 @@ def failing_line(error: BaseException) -> str:
     """``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or nothing."""
     for cause in causes(error):
         trace: TracebackType | None = cause.__traceback__
-        found: FrameSummary | None = None
+        summary: FrameSummary | None = None
         while trace is not None:
             code = trace.tb_frame.f_code
             if is_own(code.co_filename):
-                found = FrameSummary(code.co_filename, trace.tb_lineno, code.co_name)
+                summary = FrameSummary(code.co_filename, trace.tb_lineno, code.co_name)
             trace = trace.tb_next
-        if found is not None:
-            return _quoted(found)
-    return next((line for cause in causes(error) if (line := _told_line(str(cause)))), "")
+        if summary is not None:
+            return _quoted(summary)
+    return next((line for cause in causes(error) if (line := _named_line(str(cause)))), "")
 
 
-_TOLD = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+_TRACE_LINE = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
 
 
-def _told_line(text: str) -> str:
-    """The innermost line of the model that an error's message names, as for a traced graph that is run."""
-    found = [match for match in _TOLD.finditer(text) if is_own(match["file"])]
-    if not found:
+def _named_line(text: str) -> str:
+    """Return the innermost line of the model that an error's message names, as for a traced graph that is
+    run.
+    """
+    matches = [match for match in _TRACE_LINE.finditer(text) if is_own(match["file"])]
+    if not matches:
         return ""
-    return _quoted(FrameSummary(found[-1]["file"], int(found[-1]["line"]), found[-1]["name"]))
+    return _quoted(FrameSummary(matches[-1]["file"], int(matches[-1]["line"]), matches[-1]["name"]))
 
 
 def node_line(node: torch.fx.Node) -> str:

@@ -35,7 +35,9 @@ class WithLoss(torch.nn.Module):
 
     @property
     def returned(self) -> Returned | None:
-        """How the model itself returned its loss in the last call; None before the first call."""
+        """The way in which the model itself returned its loss in the last call; None before the first
+        call.
+        """
         return self._cell.returned
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -80,9 +82,9 @@ class Returned:
         for make in (self._made, self._made_bare):
             # Whatever a user's class does when it is given None.
             with contextlib.suppress(Exception):
-                found = make(self.container, loss)
-                if self._loss_in(found) is loss:
-                    return found
+                output = make(self.container, loss)
+                if self._loss_in(output) is loss:
+                    return output
         name = f"{self.container.__module__}.{self.container.__qualname__}"
         raise CaptureError(
             f"the model returns its loss in {name}, of which no object can be made that holds the loss "
@@ -90,8 +92,8 @@ class Returned:
             "tuple or the loss"
         )
 
-    def _loss_in(self, found: Any) -> Any:
-        return found[self.key] if self.keys else getattr(found, self.key)
+    def _loss_in(self, output: Any) -> Any:
+        return output[self.key] if self.keys else getattr(output, self.key)
 
     def _made(self, container: type, loss: torch.Tensor) -> Any:
         """An object built by its class's own constructor, with None for every argument without a default."""
@@ -111,15 +113,15 @@ class Returned:
 
     def _made_bare(self, container: Any, loss: torch.Tensor) -> Any:
         """An object made without its constructor, for a class whose constructor does not accept None."""
-        found = container.__new__(container)
-        if isinstance(found, MutableMapping):
-            found.__init__()  # type: ignore[misc]
-            found.update(dict.fromkeys(self.keys) | {self.key: loss})
-            return found
+        instance = container.__new__(container)
+        if isinstance(instance, MutableMapping):
+            instance.__init__()  # type: ignore[misc]
+            instance.update(dict.fromkeys(self.keys) | {self.key: loss})
+            return instance
         for name in self.attributes:
             # Bypasses the class's own method, with which a frozen class refuses.
-            object.__setattr__(found, name, loss if name == self.key else None)
-        return found
+            object.__setattr__(instance, name, loss if name == self.key else None)
+        return instance
 
 
 def _needed(container: type) -> list[str]:
@@ -207,12 +209,12 @@ def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
     if returned.container is None:
         return ()
     trained = output[returned.key] if returned.keys else getattr(output, returned.key)
-    others = {id(value): place for place, value in _losses_below(output) if value is not trained}
-    if not others:
+    untrained = {id(value): place for place, value in _losses_below(output) if value is not trained}
+    if not untrained:
         return ()
     return (
-        f"of what the model returns '{returned.key}' is trained; {_named(list(others.values()))} could be "
-        f"too, and {'is' if len(others) == 1 else 'are'} left out unless '{returned.key}' has it in it",
+        f"of what the model returns '{returned.key}' is trained; {_named(list(untrained.values()))} could be "
+        f"too, and {'is' if len(untrained) == 1 else 'are'} left out unless '{returned.key}' has it in it",
     )
 
 

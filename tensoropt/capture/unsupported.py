@@ -170,7 +170,7 @@ _OF_FILES = (
     (r"torch/_functorch/eager_transforms\.py$", _GRADIENT),
     (r"torch/autograd/functional\.py$", _GRADIENT),
 )
-"""PyTorch files in an error's traceback, mapped to what the model did; the innermost match decides."""
+"""PyTorch files in an error's traceback, mapped to the model's action; the innermost match decides."""
 _OF_MESSAGES = (
     (r"FlexAttention", _FLEX),
     (r"process group|group cannot be None|torch\.distributed|c10d", _DISTRIBUTED),
@@ -243,8 +243,8 @@ def _freezes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call changes what is trained; one that leaves ``requires_grad`` unchanged does not."""
     if name not in ("requires_grad_", "__set__") or not isinstance(args[0], torch.nn.Parameter):
         return False
-    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-    return isinstance(wanted, bool) and wanted != args[0].requires_grad
+    requires_grad = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    return isinstance(requires_grad, bool) and requires_grad != args[0].requires_grad
 
 
 _OF_CALLS = {

@@ -493,7 +493,7 @@ def einsum(call: Call) -> Traced:
 
 @converter("CumSum", "CumProd")
 def _cumulative(call: Call) -> Traced:
-    x, axis = call[0], positive(int(call.scalar(1, what="axis")), call[0].ndim)
+    x, axis = call[0], positive(int(call.scalar(1, role="axis")), call[0].ndim)
     running, empty = (torch.cumsum, 0) if call.op == "CumSum" else (torch.cumprod, 1)
     if call.attribute("reverse", 0):
         x = torch.flip(x, [axis])

@@ -8,9 +8,9 @@ backward never begins, a graph that is traversed twice) is gathered and scattere
 
 ZeRO: Rajbhandari et al., SC 2020, section 7.2.2. PyTorch's FSDP: Zhao et al., VLDB 2023, section 3.3.2.
 
-Collectives of several tensors at once, under way until they are waited for.
+Each collective moves several tensors, and is under way until somebody waits for it.
 
-Unsharded parameters: stored sharded, gathered once per step, and read whole by all its micro-batches.
+Unsharded parameters are stored sharded, gathered once per step, and read whole by all its micro-batches.
 
 These are ZeRO's stages 1 and 2 (Rajbhandari et al., SC 2020, section 5): a gradient leaves in every
 micro-batch (reduced to the shard, stage 2), or accumulates unreduced beside the unsharded parameter until the
@@ -51,10 +51,10 @@ from tensoropt.sharding.strategy import Strategy
 
 def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
     """Return, for each of the given flat values, those of all ranks one after another; under way."""
-    found: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
+    gathered: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
         list(values), group.size(), group.group_name
     )
-    return found
+    return gathered
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
@@ -69,9 +69,9 @@ def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.
     sizes = [value.numel() // group.size() for value in values]
     packed = _packed(values, sizes, group.size())
     values.append(packed)
-    (found,) = _scatter([packed], group)
+    (scattered,) = _scatter([packed], group)
     # All values lie in one storage, for which it waits.
-    return list(found.split(sizes))
+    return list(scattered.split(sizes))
 
 
 def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> torch.Tensor:
@@ -83,10 +83,10 @@ def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> tor
 
 
 def _scatter(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
+    shards: list[torch.Tensor] = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
         list(values), "sum", group.size(), group.group_name
     )
-    return found
+    return shards
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
@@ -199,10 +199,10 @@ class CallAhead:
         self._gathering: list[_UnderWay] = []
         self._scattering: list[_UnderWay] = []
         self._ready: dict[EdgeSpec, Callable[[], torch.Tensor]] = {}
-        # What further groups of the block will take, and how many these are.
+        # The parameters that further groups of the block will take, each with the number of these groups.
         self._taken: dict[EdgeSpec, tuple[torch.Tensor, int]] = {}
         self._whole: dict[EdgeSpec, torch.Tensor] = {}
-        # For each block: what backward will ask for, how often, and the shard that it is made from.
+        # For each block: the parameters that backward will request, how often, and their shards.
         self._noted: dict[int, dict[EdgeSpec, int]] = {}
         self._shards: dict[EdgeSpec, torch.Tensor] = {}
         # By block: gradients of uses, those added up that read a parameter alike; those that waited for the
@@ -254,7 +254,7 @@ class CallAhead:
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a parameter that was gathered ahead, at its use."""
-        if any(spec in one.specs for one in self._gathering):
+        if any(spec in collective.specs for collective in self._gathering):
             self._arrive()
         if (unpack := self._ready.pop(spec, None)) is not None:
             whole, left = unpack(), spec.readers
@@ -268,8 +268,9 @@ class CallAhead:
         return whole if spec.readers == 1 else whole.detach()
 
     def note(self, spec: EdgeSpec) -> None:
-        """Note that autograd would have saved a gathered parameter: backward will ask for it
-        (:meth:`take_again`)."""
+        """Note that backward will request a gathered parameter (:meth:`take_again`), which autograd would
+        have saved.
+        """
         assert spec.block is not None
         counts = self._noted.setdefault(spec.block, {})
         counts[spec] = counts.get(spec, 0) + 1
@@ -292,13 +293,14 @@ class CallAhead:
         self._scatter_behind(block)
 
     def _gather_again(self, block: int) -> None:
-        wanted = {*self._noted.get(block, ()), *self._recomputed.get(block, ())}
+        specs = {*self._noted.get(block, ()), *self._recomputed.get(block, ())}
         # In the order in which forward gathered them, which is the same on all ranks.
-        self._gathering += self._sent({spec: one for spec, one in self._shards.items() if spec in wanted})
+        self._gathering += self._sent({spec: shard for spec, shard in self._shards.items() if spec in specs})
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """Return a parameter that backward asks for, if it was gathered ahead; it is kept until backward has
-        asked as often as noted."""
+        """Return a parameter that backward requests, if it was gathered ahead; it is kept until backward has
+        requested it as often as noted.
+        """
         if (whole := self._whole.get(spec)) is None:
             if (whole := self.take(spec)) is None:
                 return None
@@ -317,13 +319,13 @@ class CallAhead:
         assert spec.behind is not None
         self._register()
         sums, key = self._gradients.setdefault(spec.behind, {}), (spec.name, spec.target)
-        if (known := sums.get(key)) is None:
+        if (pending := sums.get(key)) is None:
             sums[key] = _Sum(spec, gradient, own=False)
-        elif known.own:
-            known.value.add_(gradient)
+        elif pending.own:
+            pending.value.add_(gradient)
         else:
             # Autograd may have given the first gradient to others, too.
-            sums[key] = _Sum(spec, known.value + gradient, own=True)
+            sums[key] = _Sum(spec, pending.value + gradient, own=True)
         return True
 
     def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
@@ -338,7 +340,7 @@ class CallAhead:
 
     @torch.no_grad()
     def leave(self) -> None:
-        """End backward: send what is left of its gradients, which is under way until :meth:`finish`."""
+        """End backward: send its remaining gradients, which are under way until :meth:`finish`."""
         # As at the beginning of a block: what has arrived completes buckets first.
         self._arrive()
         self._scatter_behind(-1)
@@ -347,7 +349,7 @@ class CallAhead:
         self._whole.clear()
 
     def finish(self) -> None:
-        """Complete backward, so that its gradients are where they belong."""
+        """Complete backward: wait for its gradients and deliver them."""
         self.leave()
         self.arrive()
 
@@ -385,8 +387,8 @@ class CallAhead:
         self._arrive()
 
     def _arrive(self) -> None:
-        for one in self._gathering:
-            for spec, route, flat in one.wait():
+        for collective in self._gathering:
+            for spec, route, flat in collective.wait():
                 self._ready[spec] = _unpacking(route, flat)
         self._gathering.clear()
         while self._copying:
@@ -415,24 +417,25 @@ def _coalesced(
     sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
     collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
 ) -> list[_UnderWay]:
-    """Issue one collective for all that is sent among the same ranks in the same type, in the order of the
-    first; takes over what is sent."""
-    together: dict[tuple[int, torch.dtype], tuple[list[EdgeSpec], list[Packed], list[torch.Tensor]]] = {}
+    """Issue one collective for all values that are sent among the same ranks in the same type, in the order
+    of the first; empties ``sent``.
+    """
+    by_group: dict[tuple[int, torch.dtype], tuple[list[EdgeSpec], list[Packed], list[torch.Tensor]]] = {}
     while sent:
         spec, route, value = sent.pop(0)
-        specs, routes, values = together.setdefault((id(route.group), value.dtype), ([], [], []))
+        specs, routes, values = by_group.setdefault((id(route.group), value.dtype), ([], [], []))
         specs.append(spec)
         routes.append(route)
         values.append(value)
         del value
-    found = []
-    for specs, routes, values in together.values():
+    under_way = []
+    for specs, routes, values in by_group.values():
         group = routes[0].group
         assert group is not None
         # First: it may change what has to stay.
         arriving = collective(values, group)
-        found.append(_UnderWay(specs, routes, values, arriving))
-    return found
+        under_way.append(_UnderWay(specs, routes, values, arriving))
+    return under_way
 
 
 class UnshardedParameters:

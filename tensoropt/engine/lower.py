@@ -114,7 +114,7 @@ def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, 
     module."""
     value = _constant_value(source, name)
     # Equal constants share their memory; under two names they would not do so on another device.
-    same = (known for known, kept in root.named_buffers(recurse=False) if kept is value)
+    same = (buffer_name for buffer_name, kept in root.named_buffers(recurse=False) if kept is value)
     attribute = next(same, None)
     if attribute is None:
         # A dot would be a path of submodules.
@@ -282,7 +282,7 @@ class _Lowering:
         """Return, for each operator, the parameters that the group itself has finished reading but whose
         parts (split, transposed) it leaves to other groups."""
         if group.name not in self.left_as_views:
-            found: dict[str, list[str]] = {}
+            views: dict[str, list[str]] = {}
             for name in (*group.parameters, *group.shared):
                 made, last = {name}, None
                 for op in group.operators:
@@ -291,8 +291,8 @@ class _Lowering:
                         if made.issuperset(op.inputs()):
                             made.update(op.outputs)
                 if last is not None and made.intersection(group.writes):
-                    found.setdefault(last, []).append(name)
-            self.left_as_views[group.name] = found
+                    views.setdefault(last, []).append(name)
+            self.left_as_views[group.name] = views
         return self.left_as_views[group.name]
 
     def _linear_beside(
@@ -303,9 +303,9 @@ class _Lowering:
         # In the order of the arguments, in which parameters are gathered.
         nodes = {name: operand(name) for name in op.inputs()}
         spec, link = self.links[product.read]
-        beside = functools.partial(linear_beside, self.runtime, spec, product.transposed)
+        function = functools.partial(linear_beside, self.runtime, spec, product.transposed)
         operands = [nodes[name] for name in (product.read, product.weight, product.bias) if name]
-        node = self._mark(add_function(self.graph, beside, op.name, (link, *operands)))
+        node = self._mark(add_function(self.graph, function, op.name, (link, *operands)))
         node.meta["operator"] = op.name
         if product.read in self.strategy.hubs:
             target = self.strategy.hubs[product.read]
@@ -315,11 +315,12 @@ class _Lowering:
     # -- parameters gathered ahead ------------------------------------------------------------------
 
     def _gather_ahead(self) -> None:
-        """Find what is gathered ahead: once for all groups of a block that read a parameter in the same way,
-        except for those of a recomputed region, which read it twice."""
+        """Collect the parameters that are gathered ahead: each once for all groups of a block that read it in
+        the same way, except for groups of a recomputed region, which read it twice.
+        """
         uses: dict[tuple[int, str, Layout, bool, bool], list[Edge]] = {}
         for group in self.strategy.graph.groups:
-            again = group.name in self.strategy.region_of
+            recomputed = group.name in self.strategy.region_of
             for name in (*group.parameters, *group.shared):
                 edge = self.strategy.use(name, group)
                 if edge.block is None:
@@ -327,10 +328,10 @@ class _Lowering:
                 self.blocks |= {edge.block, edge.behind}
                 if edge.back is None:
                     learns = self.strategy.graph.learns(name, group.name)
-                    uses.setdefault((edge.block, name, edge.target, again, learns), []).append(edge)
-        for (block, name, _, again, _), edges in uses.items():
+                    uses.setdefault((edge.block, name, edge.target, recomputed, learns), []).append(edge)
+        for (block, name, _, recomputed, _), edges in uses.items():
             spec = replace(self._spec(edges[0]), readers=len(edges))
-            self.ahead.setdefault(block, []).append((spec, again))
+            self.ahead.setdefault(block, []).append((spec, recomputed))
             self.ahead_of.update(((name, edge.reader), spec) for edge in edges)
 
     def _begin(self, block: int) -> None:
@@ -367,9 +368,9 @@ class _Lowering:
             return self.made[name]
         key = (name, layout)
         # One copy per group: its operators share what was moved for the first of them.
-        for known in (scope, self.everywhere):
-            if key in known.nodes:
-                return known.nodes[key]
+        for nodes in (scope, self.everywhere):
+            if key in nodes.nodes:
+                return nodes.nodes[key]
         if tensor.kind in ("input", "constant", "buffer"):
             node = self._shard(name, layout)
             # Slicing what every rank has is free, so all groups may share it.
@@ -415,8 +416,8 @@ class _Lowering:
 
     def _redistribute(self, value: fx.Node, edge: Edge) -> fx.Node:
         spec = self._spec(edge)
-        _, beside = self.beside.get(edge.tensor, (None, None))
-        if edge == beside:
+        _, link = self.beside.get(edge.tensor, (None, None))
+        if edge == link:
             return self._bring(value, edge, spec)
         # An edge that does nothing is no node: an autograd function costs time even then.
         if spec.dtype is None and edge.back is None and not (spec.forward or spec.backward):

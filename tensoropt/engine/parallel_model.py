@@ -1,9 +1,10 @@
 """The connection of a user's model with the engine that runs it: calls, parameters and state dicts, for plans
 of any kind.
 
-Handing over optimizers that were made before a model's parameters were replaced by its plan's.
+Optimizers that were made before a model's parameters were replaced by its plan's are handed over to the new
+ones.
 
-Models whose plan itself decides what runs when, so that a compiler is kept out.
+A compiler is kept out of models whose plan itself decides the order of execution.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
 
 def _alive() -> list[torch.optim.Optimizer]:
     # By type, as `isinstance` would call proxies, which may do anything.
-    return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), torch.optim.Optimizer)]
 
 
 class _Forgotten:
@@ -158,7 +159,7 @@ class ParallelModel(ABC, Generic[E]):
         self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state())
         self.model.register_state_dict_post_hook(lambda *given: self._to_own_shapes(*given))
         # PyTorch's public hooks cannot replace the dict.
-        self.model._register_state_dict_hook(lambda _, state, prefix, __: self._told_of_parts(state, prefix))
+        self.model._register_state_dict_hook(lambda _, state, prefix, __: self._with_warning(state, prefix))
         self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
         # Bypasses nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
@@ -166,7 +167,7 @@ class ParallelModel(ABC, Generic[E]):
         if (words := self.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
             warnings.warn(words, stacklevel=4)
 
-    # -- what the kinds of plans differ in --------------------------------------------------------
+    # -- hooks for subclasses -----------------------------------------------------------------------
 
     @abstractmethod
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
@@ -195,12 +196,12 @@ class ParallelModel(ABC, Generic[E]):
     def shown_otherwise(self) -> str:
         """Return a note for scripts about parameters that are shown in another shape than the model's; empty
         if there are none."""
-        other = [k for k, p in self.parameter_keys().items() if tuple(p.shape) != self.shapes[k]]
-        if not other:
+        keys = [k for k, p in self.parameter_keys().items() if tuple(p.shape) != self.shapes[k]]
+        if not keys:
             return ""
-        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
         return (
-            f"{', '.join(other[:3])}{more} are shown in other shapes than the model's, since PyTorch cannot "
+            f"{', '.join(keys[:3])}{more} are shown in other shapes than the model's, since PyTorch cannot "
             "say how this plan splits them: where an optimizer's groups depend on p.dim() or p.ndim, ask "
             "len(tensoropt.original_shape(p))"
         )
@@ -339,8 +340,8 @@ class ParallelModel(ABC, Generic[E]):
             if prefix + key in state:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
-    def _told_of_parts(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
-        """A state dict that has parts only, as one that says so when it is written to a file."""
+    def _with_warning(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
+        """Return a partial state dict as one that warns when it is written to a file; None for any other."""
         own = [key for key in self.names if prefix + key in state]
         values = [state[prefix + key] for key in own]
         split = sum(
@@ -350,12 +351,12 @@ class ParallelModel(ABC, Generic[E]):
         # A model around this one has the dict, and goes on with it.
         if self.together is None or prefix or not (split or missing):
             return None
-        found = _PartOfState(state)
-        found.__dict__ |= state.__dict__
-        found.lacks = (
+        partial = _PartOfState(state)
+        partial.__dict__ |= state.__dict__
+        partial.lacks = (
             f"{missing} of {len(self.names)} parameters" if missing else f"parts of {split} parameters"
         )
-        return found
+        return partial
 
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for key in self.names:
@@ -368,10 +369,10 @@ class ParallelModel(ABC, Generic[E]):
 
 
 class _PartOfState(OrderedDict[str, Any]):
-    """A state dict of which other ranks have the rest; written like any other, with a warning.
+    """A state dict that lacks the parts on other ranks; it is written like any other, with a warning.
 
     Attributes:
-        lacks: what of the model it lacks.
+        lacks: the missing part of the model, in words.
     """
 
     lacks: str
@@ -404,8 +405,8 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 def original_shape(parameter: torch.Tensor) -> torch.Size:
     """Return the shape that a parameter has in the model, whatever its plan shows of it; for any other
     tensor, its own."""
-    found: torch.Size = getattr(parameter, _SHAPE, parameter.shape)
-    return found
+    shape: torch.Size = getattr(parameter, _SHAPE, parameter.shape)
+    return shape
 
 
 def _refuse_copy(*_: Any) -> Any:
@@ -422,10 +423,10 @@ def parallel_of(model: nn.Module) -> ParallelModel:
     Raises:
         PlanError: the model is not parallelized.
     """
-    found = getattr(model, ATTRIBUTE, None)
-    if not isinstance(found, ParallelModel):
+    parallel = getattr(model, ATTRIBUTE, None)
+    if not isinstance(parallel, ParallelModel):
         raise PlanError("this model is not parallelized; call tensoropt.parallelize(model, plan) first")
-    return found
+    return parallel
 
 
 class UncompiledModel(ParallelModel[E]):

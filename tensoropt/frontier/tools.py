@@ -9,7 +9,7 @@ Source: Cai et al., "TensorOpt: Exploring the Tradeoffs in Distributed DNN Train
 section 4.1 and Algorithm 1 (the names are the paper's). A point beats another if it needs no more memory and
 no more time and is not equal to it; of equal points the first is kept.
 
-A few points that stand for many: those whose selection loses the least hypervolume.
+:func:`representatives` selects a few points that stand for many: those that lose the least hypervolume.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def hypervolume(points: Points, reference: tuple[float, float]) -> float:
 
 
 def distance(points: Points, reference: Points) -> float:
-    """How far ``points`` fall short of ``reference``: the multiplicative epsilon indicator minus one.
+    """Return how far ``points`` fall short of ``reference``: the multiplicative epsilon indicator minus one.
 
     0.01 means that for every point of ``reference`` some point of ``points`` is at most 1 % worse in both
     costs (Zitzler et al. 2003; moocore). Zero costs are compared only with each other: a zero that is not

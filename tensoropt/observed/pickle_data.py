@@ -176,12 +176,12 @@ class _Reader:
         if end > len(self.content):
             self.at = len(self.content)
             raise IndexError(end)
-        found = self.content[begin:end]
+        data = self.content[begin:end]
         if kind == "text":
-            self.stack.append(found.decode("utf-8", "surrogatepass"))
+            self.stack.append(data.decode("utf-8", "surrogatepass"))
         else:
             integer = kind == "integer"
-            self.stack.append(int.from_bytes(found, "little", signed=True) if integer else found)
+            self.stack.append(int.from_bytes(data, "little", signed=True) if integer else data)
         return end
 
     def _since_mark(self) -> list[Any]:

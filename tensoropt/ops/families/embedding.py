@@ -152,7 +152,7 @@ def _embedding_bag_kernel(
     rows = local.clamp(0, max(weight.shape[0] - 1, 0))
     inside = inside if factors is None else inside * factors
     # A sum whose weights exclude other ranks' rows and padding.
-    total, *others = bag(weight, rows, offsets, False, 0, False, inside, include_last_offset, None)
+    total, *extras = bag(weight, rows, offsets, False, 0, False, inside, include_last_offset, None)
     if mode == _MEAN_OF_BAG:
         # A mean divides by the number of items in the whole bag: the same sum over a table of ones.
         ones = counted.new_ones(1, 1)
@@ -160,7 +160,7 @@ def _embedding_bag_kernel(
             ones, torch.zeros_like(index), offsets, False, 0, False, counted, include_last_offset, None
         )
         total = total / sizes[0].clamp(min=1)
-    return total, *others
+    return total, *extras
 
 
 def _rows(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:

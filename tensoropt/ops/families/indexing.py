@@ -75,11 +75,11 @@ def gather(b: Builder) -> None:
     labels: list[Loops] = [
         b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
     ]
-    found = list(labels)
-    found[dim] = b.loop("index", index[dim])
+    result_labels = list(labels)
+    result_labels[dim] = b.loop("index", index[dim])
     b.read(b.arg(0), labels)
-    b.read(b.arg(where), found)
-    b.write(found)
+    b.read(b.arg(where), result_labels)
+    b.write(result_labels)
 
 
 def index_select(b: Builder) -> None:

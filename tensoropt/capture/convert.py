@@ -456,7 +456,7 @@ class Converter:
             kept_results: results that are already kept for another purpose; this one is added to them.
         """
         name = self._reference(node)
-        if self.tensors[name].kind != "activation" or name in kept_results or self._lies_in_another(name):
+        if self.tensors[name].kind != "activation" or name in kept_results or self._is_view(name):
             value = node.meta["val"]
             copy = f"{node.name}_copy{len(kept_results)}"
             target, args = "aten.clone.default", (Ref(name),)
@@ -468,7 +468,7 @@ class Converter:
         kept_results.add(name)
         return name
 
-    def _lies_in_another(self, name: str) -> bool:
+    def _is_view(self, name: str) -> bool:
         """Whether an activation is a view of a tensor that its operator reads."""
         maker = next(node for node, made in self.name_of.items() if made == name)
         source = maker.args[0] if maker.target is python_operator.getitem else maker

@@ -63,7 +63,7 @@ def _changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
     for node in (node for module in modules for node in module.graph.nodes):
         if _may_change(node.target):
             args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-            uses, use = tried.setdefault(node.target, {}), _use(args, kwargs)
+            uses, use = tried.setdefault(node.target, {}), _call_key(args, kwargs)
             if use not in uses:
                 uses[use] = _changes(node.target, args, kwargs)
     return {
@@ -85,7 +85,7 @@ def _may_change(target: Any) -> bool:
     )
 
 
-def _use(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+def _call_key(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a key of everything that decides whether a call changes its operands: the operands that are
     present, and all arguments that are not tensors.
     """
@@ -114,7 +114,7 @@ def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _written_out(target: Any, uses: frozenset[Any], *args: Any, **kwargs: Any) -> Any:
-    if _use(args, kwargs) not in uses:
+    if _call_key(args, kwargs) not in uses:
         return NotImplemented
     return target._op_dk(_COMPOSITE, *args, **kwargs)
 
@@ -133,20 +133,20 @@ class _Checkpoints:
     def __init__(self, model: nn.Module):
         # Keyed by their attribute dicts: export wraps modules in proxies, which share them.
         self._names: Mapping[int, str] = {id(vars(m)): name for name, m in model.named_modules()}
-        self._met: dict[str, str] = {}
+        self._checkpoint_places: dict[str, str] = {}
         self._idle: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on these checkpoints."""
         notes = []
-        if self._met:
-            names = list(self._met)
+        if self._checkpoint_places:
+            names = list(self._checkpoint_places)
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             notes.append(
                 f"the model's own checkpointing of {', '.join(names[:_SHOWN])}{more} "
-                f"({next(iter(self._met.values()))}) is replaced by the plan's, which chooses the blocks "
-                "whose inside is computed again"
+                f"({next(iter(self._checkpoint_places.values()))}) is replaced by the plan's, which chooses "
+                "the blocks whose inside is computed again"
             )
         notes += [
             f"the reentrant checkpoint at {place} gives no gradient, as in the model: none of the tensors "
@@ -182,7 +182,7 @@ class _Checkpoints:
             module = getattr(callee, "__self__", callee)
         name = self._names.get(id(getattr(module, "__dict__", None)))
         place = current_line()
-        self._met.setdefault(name or f"a function at {place}", place)
+        self._checkpoint_places.setdefault(name or f"a function at {place}", place)
 
 
 EAGER_NOTE = (

@@ -217,14 +217,14 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     """
     if not graph.tensors[graph.outputs[0]].requires_grad:
         raise CaptureError(
-            "the loss of the captured graph has no gradient, though the model's own has; the way from the "
-            "parameters to the loss is lost in torch.export: look for what leaves PyTorch on it (.data, "
-            ".numpy(), set_grad_enabled)"
+            "the loss of the captured graph has no gradient, although the model's own has one: torch.export "
+            "lost the path from the parameters to the loss; look for values that leave PyTorch on it "
+            "(.data, .numpy(), set_grad_enabled)"
         )
     if _OVERWRITTEN in step.problem:
         raise CaptureError(
             "the model's own backward fails, with or without a plan: a tensor that it needs is changed in "
-            "place behind the operation that reads it (a buffer that forward writes to, `x += ...`); read a "
+            "place after the operation that reads it (a buffer that forward writes to, `x += ...`); read a "
             "clone() of it, or write to another tensor"
         )
     if step.problem:

@@ -87,8 +87,8 @@ class Returned:
                     return output
         name = f"{self.container.__module__}.{self.container.__qualname__}"
         raise CaptureError(
-            f"the model returns its loss in {name}, of which no object can be made that holds the loss "
-            "alone, as a plan in training returns it; give its other fields defaults, or return a dict, a "
+            f"the model returns its loss in {name}, and no such object can be made that holds only the "
+            "loss, as a plan returns it in training; give its other fields defaults, or return a dict, a "
             "tuple or the loss"
         )
 
@@ -162,8 +162,8 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
         return Returned(type(output), key, tuple(k for k, _ in items)), value
     if below := [place for place, _ in _losses_below(output)]:
         raise CaptureError(
-            f"the model returns its {'loss' if len(below) == 1 else 'losses'} inside of what it returns "
-            f"({_named(below)}), so that what to train is not said; pass loss=lambda out: "
+            f"the model returns its {'loss' if len(below) == 1 else 'losses'} inside another value that it "
+            f"returns ({_named(below)}), and does not say what to train; pass loss=lambda out: "
             f"{' + '.join(below)} (a model file returns it as the fourth item: model, args, kwargs, loss), "
             "or return the one to train as 'loss'"
         )
@@ -228,7 +228,7 @@ def _ambiguous(output: Any, keys: list[Any]) -> str:
         total = " + ".join(f"out[{key!r}]" for key in keys)
     return (
         f"the model returns {len(keys)} losses ({type(output).__name__}: {place}{names}) and none is called "
-        f"'loss', so that what to train is not said; pass loss=lambda out: {total} (a model file returns it "
+        f"'loss', so it does not say what to train; pass loss=lambda out: {total} (a model file returns it "
         "as the fourth item: model, args, kwargs, loss), or return the one to train as 'loss'"
     )
 
@@ -265,9 +265,9 @@ def _checked(loss: Any) -> torch.Tensor:
     if not loss.requires_grad:
         where = cut_at(loss)
         raise CaptureError(
-            f"what loss= returns has no gradient: it is cut off from the parameters{where}"
+            f"the result of loss= has no gradient: it is cut off from the parameters{where}"
             if where
-            else "what loss= returns depends on no trained parameter; are all of them frozen?"
+            else "the result of loss= depends on no trained parameter; are all of them frozen?"
         )
     return loss
 

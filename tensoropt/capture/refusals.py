@@ -272,7 +272,7 @@ def _object_refused(path: str, value: Any) -> str:
     kind = type(value).__qualname__
     if type(value).__module__ == "numpy":
         kind = f"numpy.{kind}"
-        remedy = "pass a tensor (torch.as_tensor) or a number of Python's"
+        remedy = "pass a tensor (torch.as_tensor) or a Python number"
     elif callable(value):
         remedy = "give it to the model when it is made, in __init__"
     elif is_dataclass(value):
@@ -308,8 +308,8 @@ def check_model(model: torch.nn.Module) -> None:
     if len(places) > 1:
         shown = " and ".join(f"{name} on {device}" for device, name in list(places.items())[:2])
         raise CaptureError(
-            f"the model lies on several devices ({shown}); build it on one, as how to spread it is "
-            "what is searched"
+            f"the model is on several devices ({shown}); build it on one, because the search decides how to "
+            "spread it"
         )
 
 
@@ -338,8 +338,8 @@ def _check_module(path: str, module: torch.nn.Module) -> None:
     if wrapper:
         raise CaptureError(
             f"{named} is wrapped in {wrapper}, which spreads it in a way of its own; pass what is inside "
-            "(its attribute .module; with fully_shard the model as it was before), as how to spread it is "
-            "what is searched"
+            "(its attribute .module; with fully_shard the model as it was before), because the search "
+            "decides how to spread it"
         )
 
 
@@ -350,13 +350,13 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
         )
     if hasattr(tensor, "ds_id"):
         raise CaptureError(
-            f"`{name}` is held in parts by DeepSpeed (ZeRO stage 3); build the model without "
+            f"`{name}` is partitioned by DeepSpeed (ZeRO stage 3); build the model without "
             "deepspeed.zero.Init and deepspeed.initialize"
         )
     if isinstance(tensor, DTensor):
         raise CaptureError(
             f"`{name}` is a DTensor, spread over ranks already; build the model without fully_shard or "
-            "parallelize_module, as how to spread it is what is searched"
+            "parallelize_module, because the search decides how to spread it"
         )
     if kind_of_tensor(tensor) is not None:
         raise CaptureError(

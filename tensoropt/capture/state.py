@@ -55,7 +55,7 @@ def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[st
     return CaptureError(
         f"the model changes its parameter {name}{more} in forward{place}, but in a plan only the optimizer "
         "changes parameters, on the ranks that store them. Change it between steps, under torch.no_grad() "
-        f"behind optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is "
+        f"after optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is "
         "not trained"
     )
 
@@ -122,8 +122,8 @@ class _Changes:
 
 def _plain_tensor(name: str, place: str) -> CaptureError:
     return CaptureError(
-        f"the model changes its tensor {name} in forward{place}, but it is neither a buffer nor a parameter, "
-        f"so that a plan would find it as it was at capture in every step; {_REMEDY}"
+        f"the model changes its tensor {name} in forward{place}, but it is neither a buffer nor a "
+        f"parameter, so every step of a plan would see it as it was at capture; {_REMEDY}"
     )
 
 
@@ -355,7 +355,7 @@ class _Writes(TorchFunctionMode):
             assignment = "a tensor that is no buffer" if alike else "a tensor to one of another shape or type"
             raise CaptureError(
                 f"the model sets .data of {assignment}{_line_now()}, which a graph cannot hold; compute a "
-                "new tensor instead, and detach() what shall have no gradient"
+                "new tensor instead, and detach() whatever should have no gradient"
             )
         self._note(changed)
         with torch.no_grad():

@@ -68,7 +68,7 @@ _PACKED = _Unsupported(
 )
 _CTC = _Unsupported(
     "computes a CTC loss",
-    "explore with another loss over the same scores (cross_entropy costs the like)",
+    "explore with another loss over the same scores (cross_entropy costs about the same)",
 )
 _COND = _Unsupported(
     "branches on a tensor by torch.cond", "compute both branches and choose by torch.where, or fix the branch"
@@ -120,7 +120,7 @@ _REPEATED = _Unsupported(
 )
 _GENERATOR = _Unsupported(
     "draws random numbers from a torch.Generator of its own",
-    "draw without generator=: a plan has its own seed, and ranks draw what one would",
+    "draw without generator=: a plan has its own seed, and its ranks draw the numbers that one process would",
 )
 _MADE = _Unsupported(
     "makes a parameter in forward, where no optimizer sees it",
@@ -138,7 +138,7 @@ _NO_BACKWARD = _Unsupported(
 )
 
 _DISTRIBUTED = _Unsupported(
-    "communicates with other processes", "leave that out: how to spread the model is what is searched"
+    "communicates with other processes", "leave that out: the search decides how to spread the model"
 )
 CUDA = _Unsupported(
     "puts a tensor on a GPU by name", "make it where the inputs are (`device=x.device`, `.to(x.device)`)"

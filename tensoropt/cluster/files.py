@@ -58,7 +58,7 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
         where, number = match.groups()
         if number is not None and not re.fullmatch(r"[1-9]\d*", number):
             raise ClusterError(
-                f"'{text}': after '{where}:' stands the number of ranks, at least 1, e.g. {where}:2"
+                f"'{text}': '{where}:' must be followed by the number of ranks, at least 1, e.g. {where}:2"
             )
         ranks = None if number is None else int(number)
         return (
@@ -149,7 +149,9 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     """The devices of each node, in rank order."""
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
-            raise ClusterError("nodes is a list, whose entries have devices of their own; leave out devices")
+            raise ClusterError(
+                "nodes is a list whose entries have their own devices; leave out the separate devices"
+            )
         node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count
     entries = entry.get("nodes")
@@ -181,9 +183,7 @@ def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where:
     to_dict)."""
     for kind in devices:
         if any(earlier.name == kind.name and earlier != kind for earlier in before):
-            raise ClusterError(
-                f"{where}: two kinds are called '{kind.name}' but differ; name one of them otherwise"
-            )
+            raise ClusterError(f"{where}: two kinds are called '{kind.name}' but differ; rename one of them")
 
 
 def _devices(value: object, label: str) -> list[DeviceKind]:

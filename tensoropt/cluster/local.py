@@ -46,8 +46,8 @@ def local_cluster(count: int | None = None) -> Cluster:
     if count > gpus.device_count:
         seen = f"{gpus.device_count} {'is' if gpus.device_count == 1 else 'are'}"
         raise ClusterError(
-            f"local:{count} asks for {count} GPUs, but {seen} here to be used; use "
-            f"local:{gpus.device_count}, or cpu:{count} for CPU ranks"
+            f"local:{count} asks for {count} GPUs, but {seen} available; use local:{gpus.device_count}, or "
+            f"cpu:{count} for CPU ranks"
         )
     return replace(gpus.subset(count), name=f"local:{count}")
 

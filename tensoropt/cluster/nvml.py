@@ -482,8 +482,8 @@ def _kind(nvml: Any, handle: Any) -> DeviceKind:
         bandwidth = 2.0 * memory_clock * nvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
     except nvml.NVMLError as error:
         raise ClusterError(
-            f"GPU '{name}' is not in the catalogue and NVML does not tell its speed ({error});"
-            " describe it in a cluster file with a device kind of its own"
+            f"GPU '{name}' is not in the catalogue and NVML does not report its speed ({error}); describe "
+            "it in a cluster file, as a device kind"
         ) from None
     _logger.warning("GPU '%s' is not in the catalogue; its speed is taken from NVML (cores x clock)", name)
     return DeviceKind(

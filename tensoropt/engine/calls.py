@@ -132,7 +132,7 @@ class CallingConvention:
             )
         return PlanError(
             f"the plan is for a call with {self._names()}, but this one has "
-            f"{_listed(name for _, name in sorted(differences, key=lambda one: one[0]))}; {_REMEDY}"
+            f"{_listed(name for _, name in sorted(differences, key=lambda item: item[0]))}; {_REMEDY}"
         )
 
     def _checked(self, index: int, value: Any, example: Any) -> bool:
@@ -150,7 +150,7 @@ class CallingConvention:
             return False
         if not isinstance(value, torch.Tensor):
             raise PlanError(
-                f"the plan is for a call with {self._names()}, but {name} of this one is {value!r} and no "
+                f"the plan is for a call with {self._names()}, but {name} of this one is {value!r}, not a "
                 f"tensor; {_REMEDY}"
             )
         if value.shape != example.shape or value.dtype != example.dtype:

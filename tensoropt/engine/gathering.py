@@ -125,7 +125,7 @@ class _Sum(NamedTuple):
     own: bool
 
 
-class _UnderWay(NamedTuple):
+class _PendingCollective(NamedTuple):
     """A collective for which nobody has waited yet.
 
     Attributes:
@@ -195,9 +195,9 @@ class CallAhead:
         self._deliver = deliver
         self._calls = begun
         self._copies = copies
-        self._copying: list[_UnderWay] = []
-        self._gathering: list[_UnderWay] = []
-        self._scattering: list[_UnderWay] = []
+        self._copying: list[_PendingCollective] = []
+        self._gathering: list[_PendingCollective] = []
+        self._scattering: list[_PendingCollective] = []
         self._ready: dict[EdgeSpec, Callable[[], torch.Tensor]] = {}
         # The parameters that further groups of the block will take, each with the number of these groups.
         self._taken: dict[EdgeSpec, tuple[torch.Tensor, int]] = {}
@@ -355,7 +355,7 @@ class CallAhead:
 
     # -- collectives ------------------------------------------------------------------------------
 
-    def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[_UnderWay]:
+    def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[_PendingCollective]:
         """Begin to gather parameters from their shards."""
         self._runtime.micro_batch = self.micro_batch
         sent = [
@@ -416,7 +416,7 @@ def _unpacking(route: Packed, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
 def _coalesced(
     sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
     collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
-) -> list[_UnderWay]:
+) -> list[_PendingCollective]:
     """Issue one collective for all values that are sent among the same ranks in the same type, in the order
     of the first; empties ``sent``.
     """
@@ -434,7 +434,7 @@ def _coalesced(
         assert group is not None
         # First: it may change what has to stay.
         arriving = collective(values, group)
-        under_way.append(_UnderWay(specs, routes, values, arriving))
+        under_way.append(_PendingCollective(specs, routes, values, arriving))
     return under_way
 
 

@@ -263,8 +263,8 @@ class Guard:
         for key, parameter, storage, local, address, trained, hooked in self._parameters:
             if parameter.untyped_storage()._cdata != storage or local.data_ptr() != address:
                 raise PlanError(
-                    f"{key} was given other data after parallelize (p.data = ...), and the plan would go on "
-                    "with the data that it had; write into it (with torch.no_grad(): p.copy_(...))"
+                    f"{key} was given other data after parallelize (p.data = ...), and the plan would keep "
+                    "using the old data; write into it (with torch.no_grad(): p.copy_(...))"
                 )
             if not trained and parameter.requires_grad:
                 raise PlanError(
@@ -281,8 +281,8 @@ class Guard:
         for key, owner, attribute, buffers, name in self._buffers:
             if owner.get(attribute) is not buffers[name]:
                 raise PlanError(
-                    f"the buffer {key} was replaced after parallelize, and the plan would go on with the one "
-                    "that it had; write into it (.copy_(...))"
+                    f"the buffer {key} was replaced after parallelize, and the plan would keep using the "
+                    "old one; write into it (.copy_(...))"
                 )
 
     @staticmethod
@@ -302,9 +302,9 @@ class Guard:
         children = dict(zip(part.module._modules, part.module._modules.values(), strict=True))
         new = next((n for n, c in children.items() if all(c is not child for child in part.children)), None)
         of = f"{part.name}." if part.name else ""
-        change = f"{of}{new} was put into the model"
+        change = f"{of}{new} was added to the model"
         if not new:
-            change = f"a module of {part.name or 'the model'} was taken away"
+            change = f"a module of {part.name or 'the model'} was removed"
         return PlanError(
             f"{change} after parallelize (a new layer or head, peft, quantisation, a parametrisation), and "
             f"the plan would run the model without this change; {_BEFORE}"
@@ -315,7 +315,7 @@ class Guard:
         new = [name for name, value in parameters.items() if id(value) not in part.parameters]
         name = f"{part.name}.{new[0]}" if part.name and new else (new[0] if new else part.name)
         if not new:
-            return PlanError(f"a parameter of {name} was taken away after parallelize; {_BEFORE}")
+            return PlanError(f"a parameter of {name} was removed after parallelize; {_BEFORE}")
         return PlanError(
             f"{name} is another parameter than when the model was parallelized "
             "(load_state_dict(assign=True), an assignment, a conversion), and the plan would never train it; "
@@ -331,8 +331,8 @@ class Guard:
         current, captured = shown(attributes.get(name)), shown(part.settings[name])
         return PlanError(
             f"{part.name + '.' if part.name else ''}{name} is {current} now, but was {captured} when the "
-            f"model was parallelized, and the plan would go on with that; {_BEFORE}, or pass what changes as "
-            "an argument of the call"
+            f"model was parallelized, and the plan would keep using the old value; {_BEFORE}, or pass what "
+            "changes as an argument of the call"
         )
 
     def _of_object(self, part: _Part, owner: str) -> PlanError:
@@ -342,13 +342,13 @@ class Guard:
         if current is not value:
             return PlanError(
                 f"{path} is another {type(value).__name__} than when the model was parallelized, and the "
-                f"plan would go on with that; {_BEFORE}"
+                f"plan would keep using the old value; {_BEFORE}"
             )
         name = next(n for n, captured in settings.items() if not same(value.__dict__.get(n, self), captured))
         shown_now, captured = shown(value.__dict__.get(name)), shown(settings[name])
         return PlanError(
             f"{path}.{name} is {shown_now} now, but was {captured} when the model was parallelized, and the "
-            f"plan would go on with that; {_BEFORE}, or pass what changes as an argument of the call"
+            f"plan would keep using the old value; {_BEFORE}, or pass what changes as an argument of the call"
         )
 
     @staticmethod
@@ -360,13 +360,14 @@ class Guard:
                 raise PlanError(
                     f"{part.name + '.' if part.name else ''}{name} is {shown(current)} now, but was "
                     f"{shown(was)} (an attribute of {kind}) when the model was parallelized, and the plan "
-                    f"would go on with that; {_BEFORE}, or pass what changes as an argument of the call"
+                    f"would keep using the old value; {_BEFORE}, or pass what changes as an argument of "
+                    "the call"
                 )
 
     def _of_tensor(self, part: _Part, name: str) -> PlanError:
         return PlanError(
             f"the tensor {part.name + '.' if part.name else ''}{name} was changed or replaced after "
-            f"parallelize, and the plan would go on with what it was; {_BEFORE}, or make it a buffer "
+            f"parallelize, and the plan would keep using the old one; {_BEFORE}, or make it a buffer "
             "(register_buffer) and write into that"
         )
 
@@ -473,7 +474,7 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
         )
     if converted.stride() != probe.stride() or (converted.is_shared() and probe.device.type == "cpu"):
         raise PlanError(
-            f"{key} would get another place or layout in memory after parallelize; {_BEFORE}, if at all"
+            f"{key} would move, or change its layout in memory, after parallelize; {_BEFORE}, if at all"
         )
 
 

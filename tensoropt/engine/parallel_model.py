@@ -35,7 +35,7 @@ _LISTED = 3
 """The most names that a warning lists."""
 
 
-def _hand_over(
+def _retarget_optimizers(
     parameters: Mapping[nn.Parameter, nn.Parameter],
     stored: Callable[[nn.Parameter, torch.Tensor], torch.Tensor],
 ) -> None:
@@ -74,7 +74,7 @@ def _alive() -> list[torch.optim.Optimizer]:
     return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), torch.optim.Optimizer)]
 
 
-class _Forgotten:
+class _StaleParameters:
     """Old parameters to which something may still refer: a list for clipping, an average of weights.
 
     Args:
@@ -157,10 +157,10 @@ class ParallelModel(ABC, Generic[E]):
         # On the instance, so that hooks of the module and torch.compile(model) still go around it.
         self.model.forward = self.forward
         self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state())
-        self.model.register_state_dict_post_hook(lambda *given: self._to_own_shapes(*given))
+        self.model.register_state_dict_post_hook(lambda *arguments: self._to_own_shapes(*arguments))
         # PyTorch's public hooks cannot replace the dict.
         self.model._register_state_dict_hook(lambda _, state, prefix, __: self._with_warning(state, prefix))
-        self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
+        self.model.register_load_state_dict_pre_hook(lambda *arguments: self._to_stored(*arguments))
         # Bypasses nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
         self._watch()
@@ -201,9 +201,9 @@ class ParallelModel(ABC, Generic[E]):
             return ""
         more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
         return (
-            f"{', '.join(keys[:3])}{more} are shown in other shapes than the model's, since PyTorch cannot "
-            "say how this plan splits them: where an optimizer's groups depend on p.dim() or p.ndim, ask "
-            "len(tensoropt.original_shape(p))"
+            f"{', '.join(keys[:3])}{more} are shown in other shapes than the model's, because PyTorch "
+            "cannot express how this plan splits them: where an optimizer's groups depend on p.dim() or "
+            "p.ndim, use len(tensoropt.original_shape(p))"
         )
 
     def has_local(self, key: str) -> bool:
@@ -254,8 +254,8 @@ class ParallelModel(ABC, Generic[E]):
                 self.names[each], self.shapes[each] = tensor.name, tensor.shape
         key_of = {parameter: key for key, parameter in old.items()}
         successors = {parameter: self.parameters[self.names[key]] for parameter, key in key_of.items()}
-        _hand_over(successors, lambda parameter, value: self.stored(key_of[parameter], value))
-        self._forgotten = _Forgotten(old)
+        _retarget_optimizers(successors, lambda parameter, value: self.stored(key_of[parameter], value))
+        self._stale = _StaleParameters(old)
 
     def _watch(self) -> None:
         """Refuse, from now on, changes of the model that the plan would not follow."""
@@ -298,7 +298,7 @@ class ParallelModel(ABC, Generic[E]):
 
     def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks."""
-        self._forgotten.warn()
+        self._stale.warn()
         if self.together is not None:
             self.together.went_on()
         compared = self._same if self._same is not None and self._same.due() else None
@@ -330,7 +330,7 @@ class ParallelModel(ABC, Generic[E]):
         if self.together is not None and self.gathers_state():
             self.together.meet(
                 "model.state_dict(), which under this plan sends parts from rank to rank; call it on every "
-                "rank, and write on one what it gives (or use tensoropt.save_checkpoint on every rank)"
+                "rank, and write its result on one (or use tensoropt.save_checkpoint on every rank)"
             )
 
     def _to_own_shapes(
@@ -379,9 +379,9 @@ class _PartOfState(OrderedDict[str, Any]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         warnings.warn(
-            f"what is written of model.state_dict() lacks {self.lacks}, which lie on other ranks: use "
-            "tensoropt.save_checkpoint on every rank, or write what get_model_state_dict(model, options="
-            "StateDictOptions(full_state_dict=True, cpu_offload=True)) gives on every rank",
+            f"the written model.state_dict() lacks {self.lacks}, which are on other ranks: use "
+            "tensoropt.save_checkpoint on every rank, or write what get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) gives on every rank",
             stacklevel=2,
         )
         plain = OrderedDict(self)
@@ -441,7 +441,7 @@ class UncompiledModel(ParallelModel[E]):
     def install(self, *, compare_ranks: bool = True) -> None:
         super().install(compare_ranks=compare_ranks)
         # A compiler would reorder what the plan orders, so it is kept out; the script gets a warning, once.
-        self._compiled = self._told = False
+        self._compiled = self._warned = False
         self._run = torch.compiler.disable(self._uncompiled, reason=self._words)
         self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers())
 
@@ -456,7 +456,7 @@ class UncompiledModel(ParallelModel[E]):
         return self._run(*args, **kwargs)
 
     def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compiled and not self._told:
-            self._told = True
+        if self._compiled and not self._warned:
+            self._warned = True
             warnings.warn(f"torch.compile changes nothing here: {self._words}", stacklevel=2)
         return super().forward(*args, **kwargs)

@@ -130,7 +130,7 @@ def _load_groups(
     if missing or len(own) != len(saved):
         also = f" and with {', '.join(sorted(missing)[:3])}" if missing else ""
         raise PlanError(
-            f"checkpoint {file.parent} was saved of an optimizer with {len(saved)} groups{also}, this one "
+            f"checkpoint {file.parent} was saved from an optimizer with {len(saved)} groups{also}, this one "
             f"has {len(own)}; make the optimizer's groups as they were"
         )
     for group, settings in zip(optimizer.param_groups, saved, strict=True):
@@ -154,8 +154,8 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]
             if id(parameter) not in name_of:
                 raise PlanError(
                     f"group {number} of the optimizer has a parameter of shape {tuple(parameter.shape)} "
-                    "that is none of the model, so that the checkpoint has no name for it; give it an "
-                    "optimizer of its own and save that by extra="
+                    "that is not the model's, so the checkpoint has no name for it; give it a separate "
+                    "optimizer and save that by extra="
                 )
         names.append([name_of[id(parameter)] for parameter in group["params"]])
     return names

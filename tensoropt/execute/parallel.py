@@ -38,7 +38,7 @@ _FACTS = ("model", "plan", "seed", "sync_weights")
 """The properties that ranks compare before their weights."""
 
 
-def _made_alike(
+def _with_common_weights(
     prepared: Prepared,
     prepare: Callable[[], Prepared],
     weights: WeightSource,
@@ -85,9 +85,9 @@ def _made_alike(
     return prepared
 
 
-def _tell_of_refusal(model: nn.Module, device: torch.device) -> None:
+def _report_refusal(model: nn.Module, device: torch.device) -> None:
     """Tell the other ranks that this one refuses its model, plan or weights: they would wait for it in
-    :func:`_made_alike`. The caller raises this rank's error.
+    :func:`_with_common_weights`. The caller raises this rank's error.
 
     Raises:
         PlanError: ranks have different models, which is the more informative error.
@@ -155,7 +155,7 @@ def rank_device(device: str | torch.device) -> torch.device:
         own_device = torch.device(device)
     except RuntimeError as error:
         raise PlanError(
-            f"device {device!r} is none of PyTorch's ({error}); use cpu, cuda or cuda:N"
+            f"device {device!r} is unknown to PyTorch ({error}); use cpu, cuda or cuda:N"
         ) from None
     if own_device.type not in _DEVICE_TYPES:
         raise PlanError(
@@ -297,14 +297,14 @@ def parallelize(
         if compares and resolved.devices > 1:
             _join_job(where)
             if dist.is_initialized():
-                _tell_of_refusal(model, where)
+                _report_refusal(model, where)
         raise
     resolved.warn_of_other_devices(where)
     if as_measured:
         pin_process(where.type)  # before gloo or NCCL start threads, which take it over
     _join_job(where)
     if prepared.executable.devices > 1 and dist.is_initialized() and compares:
-        prepared = _made_alike(prepared, prepare, weights, where, seed, sync=sync_weights)
+        prepared = _with_common_weights(prepared, prepare, weights, where, seed, sync=sync_weights)
     # After joining the job, as engines make their process groups when they are built.
     captured = prepared.captured
     parallel = prepared.executable.parallel_model(model, captured, prepared.values, where, seed)

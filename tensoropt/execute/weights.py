@@ -105,7 +105,7 @@ class _Safetensors(_StoredWeights):
         try:
             return self._open(file, framework="pt", device="cpu")
         except Exception as error:
-            raise PlanError(f"{file} is no safetensors file ({error}); correct checkpoint=") from None
+            raise PlanError(f"{file} is not a safetensors file ({error}); correct checkpoint=") from None
 
     @property
     def names(self) -> Collection[str]:
@@ -183,7 +183,9 @@ class WeightSource:
                         "checkpoint of this model, or pass init_weights= for what it lacks"
                     )
                 if value.is_meta:
-                    why = f"; checkpoint {self.stored.path} has it not" if self.stored is not None else ""
+                    why = (
+                        f"; checkpoint {self.stored.path} does not have it" if self.stored is not None else ""
+                    )
                     raise PlanError(f"{name} is on the meta device and has no value{why}; {_REMEDY}")
 
     def _stored_as(self, names: Iterable[str]) -> str | None:
@@ -317,7 +319,7 @@ class GraphValues(Mapping[str, torch.Tensor]):
         if without:
             raise PlanError(
                 f"{len(without)} constants of the model have no value, since it was built on the meta "
-                "device and its code keeps tensors that are no buffers; make them buffers (register_buffer "
+                "device and its code keeps tensors that are not buffers; make them buffers (register_buffer "
                 "with persistent=False), or build the model on the CPU"
             )
         keys = {str(t.key): t.name for t in tensors if t.kind == "parameter"}

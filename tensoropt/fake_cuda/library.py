@@ -77,7 +77,7 @@ def load(library: Path, devices: int = 1) -> None:
     """
     if "torch" in sys.modules:
         raise TensorOptError(
-            "fake CUDA devices have to be there before PyTorch is imported; start another process for them"
+            "fake CUDA devices must be loaded before PyTorch is imported; start another process for them"
         )
     os.environ["FAKE_CUDA_DEVICES"] = str(devices)
     ctypes.CDLL(str(library))

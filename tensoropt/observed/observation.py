@@ -82,7 +82,7 @@ class Observation:
     @property
     def fullest(self) -> ObservedMemory | None:
         """The memory of the device with the highest peak, the first of several."""
-        return max(self.memory, key=lambda one: one.peak_bytes, default=None)
+        return max(self.memory, key=lambda memory: memory.peak_bytes, default=None)
 
     @property
     def span(self) -> tuple[float, float]:

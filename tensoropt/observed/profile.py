@@ -39,12 +39,12 @@ def parse_json(content: bytes) -> Any:
     """
 
     def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is no number of JSON")
+        raise ValueError(f"{word} is not a JSON number")
 
     try:
         return json.loads(content, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise ProfileError(f"the file is no JSON ({str(error)[:100]}); export the trace again") from error
+        raise ProfileError(f"the file is not JSON ({str(error)[:100]}); export the trace again") from error
 
 
 def read_profile(data: Any) -> Observation:

@@ -42,8 +42,8 @@ def read_snapshot(data: Any) -> Observation:
         steps = _steps(data)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SnapshotError(
-            f"the pickle is no memory snapshot ({type(error).__name__}: {str(error)[:80]}); "
-            "write one with torch.cuda.memory._dump_snapshot"
+            f"the pickle is not a memory snapshot ({type(error).__name__}: {str(error)[:80]}); write one "
+            "with torch.cuda.memory._dump_snapshot"
         ) from error
     times = [time_us for trace in entries for *_, time_us in trace]
     clocked = None not in times
@@ -76,7 +76,7 @@ def _entry(entry: Mapping[str, Any]) -> _Entry:
     """Return (action, address, bytes, microseconds) of an entry of a trace."""
     action = entry["action"]
     if type(action) is not str:
-        raise TypeError("an action that is no text")
+        raise TypeError("an action that is not text")
     address, size, time_us = entry.get("addr", 0), entry.get("size", 0), entry.get("time_us")
     if time_us is not None and (type(time_us) is not int or not 0 <= time_us < 2**63):
         raise ValueError("a time that is none")

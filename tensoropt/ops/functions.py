@@ -109,8 +109,8 @@ class _TracedOperator(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise CaptureError(
-            "forward takes gradients of what a torch.autograd.Function gives; a graph has one backward, that "
-            "of the loss: take that penalty out of forward, or leave the function out of what it "
+            "forward takes gradients of the results of a torch.autograd.Function; a graph has one backward, "
+            "that of the loss: take that penalty out of forward, or leave the function out of what it "
             "differentiates"
         )
 

@@ -22,7 +22,7 @@ from tensoropt.pipeline.stage_frontiers import (
     Range,
     StageFrontiers,
     StageOffer,
-    Stand,
+    StagePosition,
 )
 from tensoropt.pipeline.strategy import (
     PipelinedStrategy,
@@ -115,7 +115,7 @@ class Composer:
             positions: for each stage, where it may begin; then where the last one ends.
         """
         offers = self._offers(self._wanted(positions))
-        for alike in self._storing_alike(offers):
+        for alike in self._grouped_by_storage(offers):
             for composition in self.composing(alike, self.micro_batches):
                 if not composition.exact:
                     self.notes["pipelines: some compositions were left out"] = None
@@ -132,17 +132,17 @@ class Composer:
             ends = self.crossings.ends(axes, first=stage == 0, last=stage == self.stages - 1)
             ranges = itertools.product(positions[stage], positions[stage + 1])
             ends_of_stages.append(
-                {(a, b): ends for a, b in ranges if a < b and learns(a, b) and self._runs(stage, a, b)}
+                {(a, b): ends for a, b in ranges if a < b and learns(a, b) and self._can_run(stage, a, b)}
             )
         return ends_of_stages
 
-    def _runs(self, stage: int, start: int, stop: int) -> bool:
+    def _can_run(self, stage: int, start: int, stop: int) -> bool:
         """Return whether the schedule can run a range as a stage, whatever the range's strategy."""
         if not schedule_named(self.schedule).apart:
             return True
         try:
             search = self.frontiers.search
-            check_apart(self.schedule, stage, search.cutter.stage(start, stop, search.again).graph)
+            check_apart(self.schedule, stage, search.cutter.stage(start, stop, search.duplicated).graph)
         except PlanError as refusal:
             self.refused(refusal)
             return False
@@ -168,7 +168,7 @@ class Composer:
         offers: list[dict[tuple[Cut, Cut], StageOffer]] = []
         for stage, of_stage in enumerate(ends_of_stages):
             before, behind = (at[n] if 0 <= n < self.stages else None for n in (stage - 1, stage + 1))
-            stand = Stand(before, at[stage], behind, self.per_place, blocking)
+            stand = StagePosition(before, at[stage], behind, self.per_place, blocking)
             frontiers, room = self.frontiers.at(at[stage]), self.frontiers.prices.room(at[stage])
             own: dict[tuple[Cut, Cut], StageOffer] = {}
             for (start, stop), ends in of_stage.items():
@@ -179,7 +179,7 @@ class Composer:
             offers.append(own)
         return offers
 
-    def _storing_alike(self, offers: _Offers) -> Iterator[_Offers]:
+    def _grouped_by_storage(self, offers: _Offers) -> Iterator[_Offers]:
         """Yield the offers, grouped by how stages store the parameters that they share: within a group all
         stages store them in the same way.
         """
@@ -216,7 +216,7 @@ class Composer:
             strategy = PipelinedStrategy(
                 search.cutter.graph,
                 tuple(start for _, (start, _), _ in chosen[1:]),
-                search.again,
+                search.duplicated,
                 tuple(own.strategy(where, row) for own, where, row in chosen),
                 self.schedule,
                 self.places,

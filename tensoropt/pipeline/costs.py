@@ -71,8 +71,8 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
     devices = cluster.device_count
     if places < 2 or devices % places:
         raise ClusterError(
-            f"{devices} devices are not in {places} equal parts of a pipeline; give a divisor of the number "
-            "of devices that is at least 2"
+            f"{devices} devices cannot be divided into {places} equal parts of a pipeline; give a divisor "
+            "of the number of devices that is at least 2"
         )
     part = cluster.subset(devices // places)
     # A level may not divide into parts of this size, such as 3 devices of a node of 4.

@@ -314,7 +314,7 @@ def memory_of_actions(
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
     lasting[3:] = 0.0
-    alive = _Alive(strategy, stages, place)
+    alive = _TransientMemory(strategy, stages, place)
     kept: dict[tuple[int, int], float] = {}
     for number, action in enumerate(actions):
         before = alive.kept
@@ -341,7 +341,7 @@ def memory_of_actions(
 
 
 def _entries(
-    kept: dict[tuple[int, int], float], action: Action, needed: float, alive: _Alive
+    kept: dict[tuple[int, int], float], action: Action, needed: float, alive: _TransientMemory
 ) -> dict[tuple[str, str, str, str], float]:
     """Return the entries of the ledger for an action: all memory alive in it, except the lasting one."""
     entries = {
@@ -356,7 +356,7 @@ def _entries(
     return entries
 
 
-class _Alive:
+class _TransientMemory:
     """The memory of a rank that comes and goes during a step.
 
     Attributes:
@@ -375,7 +375,7 @@ class _Alive:
         # The last bytes that a schedule that waits has sent.
         self._sent = 0.0
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
-        self._asked = receipts(strategy.schedule, *shape)[place]
+        self._expected = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
         # Some gradients of what arrived may share a storage, which is then sent several times.
@@ -397,13 +397,13 @@ class _Alive:
         that it takes over is no longer counted elsewhere.
         """
         kind, stage, micro_batch = action
-        self.on_the_way += sum(map(self._room, self._asked[number]))
+        self.on_the_way += sum(map(self._room, self._expected[number]))
         parts, shared = self._parts[stage], self._shared(stage)
         between = float(parts.between_bytes[0]) - shared
         if kind == "F":
             if stage and stage - 1 not in self.at_place:
                 self.on_the_way -= self._arriving[stage]
-            self._let_go(stage, micro_batch)
+            self._release_arrived(stage, micro_batch)
             return float(parts.forward_bytes[0]) - shared
         if kind in "BI" and stage < self.last:
             # Received by message, or taken from the next stage at this place.
@@ -453,7 +453,7 @@ class _Alive:
         as long."""
         return self._arriving[stage] if stage - 1 in self.at_place else 0.0
 
-    def _let_go(self, stage: int, micro_batch: int) -> None:
+    def _release_arrived(self, stage: int, micro_batch: int) -> None:
         """Release the sent messages that have arrived by now."""
         if self.schedule.waits:
             self.on_the_way -= self._sent

@@ -82,7 +82,7 @@ def plan_part(
             parameters.setdefault(name, ParameterPlan(key=str(tensors[name].key), stored=stored))
     info = PipelineInfo(
         schedule=strategy.schedule,
-        again=tuple(sorted(strategy.again)),
+        again=tuple(sorted(strategy.duplicated)),
         stages=tuple(stages),
         peak_bytes=peak_bytes,
         kinds=kinds,
@@ -282,8 +282,8 @@ def _rows(evaluation: PipelineEvaluation) -> list[OperatorRow]:
                 state_bytes=int(memory[2]),
                 kept_bytes=int(parts.between_bytes[0]),
                 transient_bytes=int(parts.within_bytes[0]),
-                forward_s=_of_all(parts.forward_s[0], strategy.micro_batches),
-                backward_s=_of_all(parts.backward_s[0], strategy.micro_batches),
+                forward_s=_over_micro_batches(parts.forward_s[0], strategy.micro_batches),
+                backward_s=_over_micro_batches(parts.backward_s[0], strategy.micro_batches),
                 communication_s=float(stage.metrics.communication_s[0]),
                 source="",
             )
@@ -291,7 +291,7 @@ def _rows(evaluation: PipelineEvaluation) -> list[OperatorRow]:
     return rows
 
 
-def _of_all(seconds: np.ndarray, micro_batches: int) -> float:
+def _over_micro_batches(seconds: np.ndarray, micro_batches: int) -> float:
     """Return the seconds of all micro-batches, given those of the first, of each between and of the last."""
     first, between, last = (float(x) for x in seconds)
     return last if micro_batches == 1 else first + (micro_batches - 2) * between + last

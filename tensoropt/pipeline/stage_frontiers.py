@@ -140,7 +140,7 @@ class StageOffer(Offer):
         )
 
 
-class Stand(NamedTuple):
+class StagePosition(NamedTuple):
     """The position of a stage in a schedule.
 
     Attributes:
@@ -161,7 +161,7 @@ class StageSearch:
     """The search for the stages of a model's pipelines, on the places of one mesh.
 
     Attributes:
-        again: activations that stages compute themselves instead of receiving them.
+        duplicated: activations that stages compute themselves instead of receiving them.
         mesh: the whole job's mesh; its first axis is the pipeline.
         restriction: the restriction of the whole model's groups on a place.
         restricted: returns a stage's tables restricted to the permitted choices; None to permit everything.
@@ -170,7 +170,7 @@ class StageSearch:
     problem: Problem
     settings: Settings
     cutter: Cutter
-    again: frozenset[str]
+    duplicated: frozenset[str]
     mesh: Mesh
     micro_batches: int
     restriction: Restriction
@@ -215,7 +215,7 @@ class StageFrontiers:
         for look, of_look in searches.items():
             self.frontier[look] = self._search(look, of_look)
 
-    def offer(self, where: Range, ends: Ends, in_flight: int, stand: Stand) -> StageOffer | None:
+    def offer(self, where: Range, ends: Ends, in_flight: int, stand: StagePosition) -> StageOffer | None:
         """Return the offer of a stage that consists of this range; None if it has no strategy.
 
         Args:
@@ -245,7 +245,7 @@ class StageFrontiers:
 
     def stage(self, where: Range) -> Stage:
         """Return the stage of a range."""
-        return self.search.cutter.stage(*where, self.search.again)
+        return self.search.cutter.stage(*where, self.search.duplicated)
 
     def strategy(self, where: Range, row: int) -> Strategy:
         """Return a row of a range's frontier as a strategy of that range."""
@@ -258,7 +258,7 @@ class StageFrontiers:
         assert frontier is not None
         part = self.stage(where)
         names = _renamed(frontier.tables.graph, part.graph)
-        tables = _of_other(frontier.tables, part, names, self.search.problem.micro)
+        tables = _under_names(frontier.tables, part, names, self.search.problem.micro)
         of, at = frontier.at(row)
         name_of: dict[str, str] = dict(names.items())
         choice = {name_of[name]: int(column[at]) for name, column in of.choices.items()}
@@ -292,7 +292,7 @@ class StageFrontiers:
             keys = group_keys(part.graph, micro)
             self.look[where] = look = _look(part, keys, self.search.restriction)
             if look not in self.first:
-                limit = _of_stage(self.search.restriction, part)
+                limit = _restriction_of_stage(self.search.restriction, part)
                 self.first[look] = (
                     part,
                     micro,
@@ -313,7 +313,7 @@ class StageFrontiers:
                 templates,
                 self.prices.of_stage(part.graph, self.sizes, in_flight),
                 regions,
-                _of_stage(self.search.restriction, part),
+                _restriction_of_stage(self.search.restriction, part),
                 arrays,
             ).build()
             for in_flight, arrays in zip((1, 2), self.arrays, strict=True)
@@ -321,7 +321,7 @@ class StageFrontiers:
         chosen: list[tuple[Mapping[str, int], Mapping[object, int]]] = []
         ends_of: list[Ends] = []
         for ends, flights in requests.items():
-            allowed = self._crossing_so(part, micro, one, ends)
+            allowed = self._crossing_configurations(part, micro, one, ends)
             seen: set[object] = set()
             for in_flight in self.search.thoroughness.flights(flights):
                 for choice, options in self._tracked(_with_in_flight(one, two, in_flight), allowed):
@@ -355,7 +355,7 @@ class StageFrontiers:
         rows = np.asarray(representatives(points, self.search.thoroughness.candidates, LOSS)).tolist()
         return [(frontier.strategy(row), frontier.options(row)) for row in rows]
 
-    def _crossing_so(
+    def _crossing_configurations(
         self, part: Stage, micro: Mapping[str, AxisStrategy], tables: CostTables, ends: Ends
     ) -> dict[str, int]:
         """Return the configuration of each group through which a tensor crosses: the requested way on every
@@ -410,7 +410,7 @@ def _renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
     return dict(pairs)
 
 
-def _of_other(
+def _under_names(
     tables: CostTables, part: Stage, names: Mapping[Variable, Variable], micro: Mapping[str, AxisStrategy]
 ) -> CostTables:
     """Return the tables of a stage under the names of another that looks alike; without edges, which only
@@ -462,7 +462,7 @@ def _look(part: Stage, keys: Mapping[str, str], restriction: Restriction) -> str
     return hashlib.sha256(repr(key_parts).encode()).hexdigest()
 
 
-def _of_stage(restriction: Restriction, part: Stage) -> Restriction:
+def _restriction_of_stage(restriction: Restriction, part: Stage) -> Restriction:
     """Return a whole model's restriction, reduced to one stage."""
     names = {group.name for group in part.graph.groups}
     colocated = (tuple(name for name in group_names if name in names) for group_names in restriction.together)

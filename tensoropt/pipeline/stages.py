@@ -113,7 +113,7 @@ class Cutter:
         self.maker = {n: g for g in graph.groups for op in g.operators for n in op.outputs}
         self.readers: dict[str, list[Group]] = {}
         self._made: dict[tuple[int, int, frozenset[str]], Stage] = {}
-        self._whole_again: dict[frozenset[str], frozenset[str]] = {}
+        self._with_all_makers: dict[frozenset[str], frozenset[str]] = {}
         for group in graph.groups:
             for name in group.reads:
                 assert self.place[self.maker[name].name] < self.place[group.name], (
@@ -124,7 +124,7 @@ class Cutter:
     # -- what crosses -------------------------------------------------------------------------------
 
     @cached_property
-    def can_be_made_again(self) -> frozenset[str]:
+    def duplicable(self) -> frozenset[str]:
         """Activations that any stage can make itself: those that depend only on inputs, buffers and
         constants, without a gradient or random numbers (masks, tables of positions)."""
         tensors, names = self.source.tensors, set[str]()
@@ -141,7 +141,7 @@ class Cutter:
                 names.update(made)
         return frozenset(names)
 
-    def made_again_bytes(self, name: str) -> int:
+    def duplication_bytes(self, name: str) -> int:
         """Return the bytes read and written, unsplit, to make a tensor in another stage."""
         return sum(
             self.source.tensors[n].bytes
@@ -161,36 +161,37 @@ class Cutter:
                 waiting += group.reads
         return sorted(makers.values(), key=lambda group: self.place[group.name])
 
-    def _with_makers(self, again: frozenset[str]) -> frozenset[str]:
+    def _with_makers(self, duplicated: frozenset[str]) -> frozenset[str]:
         """Return all tensors that a stage makes itself: the given ones, and those made on the way to them.
 
         A stage that receives a tensor cannot make it a second time.
         """
-        if again not in self._whole_again:
-            groups = self.makers_of(again)
-            self._whole_again[again] = again.union(
+        if duplicated not in self._with_all_makers:
+            groups = self.makers_of(duplicated)
+            self._with_all_makers[duplicated] = duplicated.union(
                 n for g in groups for op in g.operators for n in op.outputs
             )
-        return self._whole_again[again]
+        return self._with_all_makers[duplicated]
 
-    def crossing(self, cut: int, again: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    def crossing(self, cut: int, duplicated: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """Return the activations that are made before a cut and read after it.
 
         Args:
-            again: the activations that stages make themselves, with the activations that these are made from.
+            duplicated: the activations that stages make themselves, and those from which they are made.
         """
-        again = self._with_makers(again)
+        duplicated = self._with_makers(duplicated)
         return tuple(
             name
             for name, readers in self.readers.items()
-            if name not in again and self.place[self.maker[name].name] < cut <= self.place[readers[-1].name]
+            if name not in duplicated
+            and self.place[self.maker[name].name] < cut <= self.place[readers[-1].name]
         )
 
     def crossing_bytes(self, cut: int) -> int:
         """Return the bytes of the whole batch that cross a cut, if stages make all tensors that they can
         themselves.
         """
-        return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.can_be_made_again))
+        return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.duplicable))
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
@@ -236,17 +237,17 @@ class Cutter:
 
     # -- stages -------------------------------------------------------------------------------------
 
-    def stages(self, cuts: Sequence[int], again: frozenset[str] = frozenset()) -> tuple[Stage, ...]:
+    def stages(self, cuts: Sequence[int], duplicated: frozenset[str] = frozenset()) -> tuple[Stage, ...]:
         """Return the stages between cuts, in order.
 
         Args:
             cuts: ascending.
-            again: activations that stages make themselves instead of receiving them.
+            duplicated: activations that stages make themselves instead of receiving them.
 
         Raises:
             PlanError: the graph cannot be cut so; the message names the cut.
         """
-        for name in again - self.can_be_made_again:
+        for name in duplicated - self.duplicable:
             raise PlanError(
                 f"{name} depends on parameters or random numbers, so that it cannot be made again"
             )
@@ -262,21 +263,24 @@ class Cutter:
                 )
             if not self.learns(start, stop):
                 raise PlanError(f"the stage that begins with {where} has no trained parameters; move its cut")
-        return tuple(self.stage(start, stop, again) for start, stop in pairwise(ends))
+        return tuple(self.stage(start, stop, duplicated) for start, stop in pairwise(ends))
 
-    def stage(self, start: int, stop: int, again: frozenset[str] = frozenset()) -> Stage:
+    def stage(self, start: int, stop: int, duplicated: frozenset[str] = frozenset()) -> Stage:
         """Return the stage of the groups from ``start`` up to ``stop``; it is made once."""
-        key = start, stop, again
+        key = start, stop, duplicated
         if key not in self._made:
-            self._made[key] = self._stage(start, stop, again)
+            self._made[key] = self._stage(start, stop, duplicated)
         return self._made[key]
 
-    def _stage(self, start: int, stop: int, again: frozenset[str]) -> Stage:
-        arriving = self.crossing(start, again) if start else ()
-        departing = self.crossing(stop, again) if stop < len(self.graph.groups) else ()
-        own, again = self.graph.groups[start:stop], self._with_makers(again)
+    def _stage(self, start: int, stop: int, duplicated: frozenset[str]) -> Stage:
+        arriving = self.crossing(start, duplicated) if start else ()
+        departing = self.crossing(stop, duplicated) if stop < len(self.graph.groups) else ()
+        own, duplicated = self.graph.groups[start:stop], self._with_makers(duplicated)
         before = {
-            n for group in own for n in group.reads if n in again and self.place[self.maker[n].name] < start
+            n
+            for group in own
+            for n in group.reads
+            if n in duplicated and self.place[self.maker[n].name] < start
         }
         return _StageBuilder(self.graph, [*self.makers_of(before), *own], arriving, departing).build()
 
@@ -587,7 +591,7 @@ def balanced(
     return best.get(len(weights), (inf, ()))[1]
 
 
-def cheaper_again(cutter: Cutter, costs: CostSource) -> frozenset[str]:
+def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     """Return the tensors that any stage makes for itself in less time than it takes to send them once.
 
     Making a tensor takes as long as its FLOP at the device's peak or its bytes at the memory's bandwidth,
@@ -597,18 +601,18 @@ def cheaper_again(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     """
     device, levels = costs.cluster.device, costs.cluster.levels
     if not levels:
-        return cutter.can_be_made_again
+        return cutter.duplicable
     link = levels[0].link
     peak = max(device.flops.values())
     tensors = cutter.source.tensors
     cheaper = set()
-    for name in cutter.can_be_made_again:
+    for name in cutter.duplicable:
         makers = cutter.makers_of([name])
         flops = sum(
             costs.facts_of(workload(cutter.graph, Configuration(group, (group.unsplit,)), (1,))).forward_flops
             for group in makers
         )
-        making_s = max(flops / peak, cutter.made_again_bytes(name) / device.memory_bandwidth)
+        making_s = max(flops / peak, cutter.duplication_bytes(name) / device.memory_bandwidth)
         if making_s <= tensors[name].bytes / link.bandwidth_bytes_per_s:
             cheaper.add(name)
     return frozenset(cheaper)

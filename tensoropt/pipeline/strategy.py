@@ -145,10 +145,12 @@ def _zero_bubble(place: int, places: int, per_place: int, micro_batches: int) ->
 
 
 def _v_shaped(place: int, places: int, per_place: int, micro_batches: int) -> Iterator[Action]:
-    return (action for action in _v(place, places, micro_batches) if action.micro_batch < micro_batches)
+    return (
+        action for action in _v_pattern(place, places, micro_batches) if action.micro_batch < micro_batches
+    )
 
 
-def _v(place: int, places: int, micro_batches: int) -> Iterator[Action]:
+def _v_pattern(place: int, places: int, micro_batches: int) -> Iterator[Action]:
     """Yield the actions of a place for the whole V pattern, which takes at least 2 p - 1 micro-batches."""
     down, up = place, 2 * places - 1 - place
     count = max(2 * places - 1, micro_batches)
@@ -276,7 +278,7 @@ def place_actions(
 
 
 @dataclass(frozen=True)
-class Unfit:
+class UnfitParameter:
     """A parameter whose gradient is wrong or missing if its stage's backward is taken apart.
 
     Attributes:
@@ -300,12 +302,12 @@ def check_apart(schedule: str, number: int, graph: GroupGraph) -> None:
     if number and (unfit := unfit_parameter(graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
-            f"if one operator alone brings it together with what arrived; of {unfit.parameter} in stage "
+            f"only if a single operator combines it with arriving tensors; for {unfit.parameter} in stage "
             f"{number}, {unfit.why}; use 1f1b or interleaved_1f1b"
         )
 
 
-def unfit_parameter(graph: GroupGraph) -> Unfit | None:
+def unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
     """Return a parameter of a stage (any but the first) whose gradient cannot be made separately; None for
     most stages.
     """
@@ -313,20 +315,20 @@ def unfit_parameter(graph: GroupGraph) -> Unfit | None:
     cached = _KNOWN.get(number)
     if cached is None or cached[0]() is not graph:
         # An id may be reused after the graph is gone.
-        unfit = _Ways(graph).unfit()
+        unfit = _GradientPaths(graph).unfit()
         cached = weakref.ref(graph, lambda _: _KNOWN.pop(number, None)), unfit
         _KNOWN[number] = cached
     return cached[1]
 
 
-_KNOWN: dict[int, tuple[weakref.ref[GroupGraph], Unfit | None]] = {}
+_KNOWN: dict[int, tuple[weakref.ref[GroupGraph], UnfitParameter | None]] = {}
 _MEETINGS: dict[Hashable, int] = {}
 """The number of an operator's nodes that meet its operands (:func:`_meetings`), by the operator's
 computation.
 """
 
 
-class _Ways:
+class _GradientPaths:
     """The paths that gradients take through one stage."""
 
     def __init__(self, graph: GroupGraph):
@@ -346,11 +348,11 @@ class _Ways:
         """Return the results of an operator that have a gradient."""
         return [name for name in op.outputs if self.tensors[name].requires_grad]
 
-    def unfit(self) -> Unfit | None:
+    def unfit(self) -> UnfitParameter | None:
         """Return the first parameter whose gradient cannot be made separately; None if there is none."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and (why := self._why_not(tensor.name)):
-                return Unfit(tensor.name, why)
+                return UnfitParameter(tensor.name, why)
         return None
 
     def _why_not(self, parameter: str) -> str:
@@ -365,16 +367,16 @@ class _Ways:
                     meeting[op.name] = op
                     continue
                 if op.target == DEPART:
-                    return f"{op.inputs()[0]}, which is made of it and of nothing that arrived, departs"
+                    return f"{op.inputs()[0]}, which is made from it and from no arriving tensor, departs"
                 if not set(grown).isdisjoint(self.source.outputs):
-                    return "the loss is made of it and of nothing that arrived"
+                    return "the loss is made from it and from no arriving tensor"
                 new = [name for name in grown if name not in made]
                 made.update(new)
                 waiting += new
         count = sum(self._meetings(op, made) for op in meeting.values())
         if count > 1:
             names = ", ".join(meeting)
-            return f"it is read {count} times (by {names}), itself or what is made of it"
+            return f"it, or a tensor made from it, is read {count} times (by {names})"
         return ""
 
     def _meetings(self, op: Operator, made: Collection[str]) -> int:
@@ -416,7 +418,7 @@ class _Ways:
         return _first_to_meet(roots, own, carrying)
 
 
-def _first_to_meet(roots: Sequence[object], own: Sequence[object], carried: Sequence[object]) -> int:
+def _first_to_meet(roots: Sequence[object], own: Sequence[object], carrying: Sequence[object]) -> int:
     """Return the number of nodes on the paths up from ``carrying`` that are also the first on the paths up
     from ``own``.
     """
@@ -442,7 +444,7 @@ def _first_to_meet(roots: Sequence[object], own: Sequence[object], carried: Sequ
                     left.append(node)
         return reached, met
 
-    closure, _ = upwards([node for node in carried if node is not None], ())
+    closure, _ = upwards([node for node in carrying if node is not None], ())
     _, met = upwards([node for node in own if node is not None], closure)
     return len(met)
 
@@ -457,7 +459,7 @@ class PipelinedStrategy:
     Attributes:
         graph: the whole model.
         cuts: positions among the graph's groups at which the stages after the first begin.
-        again: activations that stages compute themselves instead of receiving them.
+        duplicated: activations that stages compute themselves instead of receiving them.
         stages: the strategy of each stage, all on equal meshes with the same number of micro-batches.
         schedule: one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
         places: the number of parts of the devices; the number of stages is a multiple of it.
@@ -469,7 +471,7 @@ class PipelinedStrategy:
 
     graph: GroupGraph
     cuts: tuple[int, ...]
-    again: frozenset[str]
+    duplicated: frozenset[str]
     stages: tuple[Strategy, ...]
     schedule: str
     places: int
@@ -524,7 +526,7 @@ class PipelinedStrategy:
                     else "passes collectives in forward or backward"
                 )
                 raise PlanError(
-                    f"the schedule {self.schedule} takes backward apart, so that stages pass no collectives "
+                    f"the schedule {self.schedule} takes backward apart, so stages must pass no collectives "
                     f"within a micro-batch and recompute nothing, but stage {number} {operation}; use 1f1b "
                     "or interleaved_1f1b"
                 )
@@ -534,7 +536,7 @@ class PipelinedStrategy:
     @cached_property
     def parts(self) -> tuple[Stage, ...]:
         """The graphs of the stages."""
-        return (self.cutter or Cutter(self.graph)).stages(self.cuts, self.again)
+        return (self.cutter or Cutter(self.graph)).stages(self.cuts, self.duplicated)
 
     @property
     def mesh(self) -> AxisSizes:
@@ -598,7 +600,7 @@ def pipelined_to_dict(strategy: PipelinedStrategy) -> dict[str, Any]:
         "schedule": strategy.schedule,
         "places": strategy.places,
         "begins": [strategy.graph.groups[cut].name for cut in strategy.cuts],
-        "again": sorted(strategy.again),
+        "again": sorted(strategy.duplicated),
         "stages": [strategy_to_dict(stage) for stage in strategy.stages],
     }
 
@@ -614,12 +616,12 @@ def pipelined_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Pipelined
     begins, stages = data.get("begins"), data.get("stages")
     if not isinstance(begins, Sequence) or not isinstance(stages, Sequence) or len(stages) != len(begins) + 1:
         raise PlanError("the plan's pipeline does not say with which operators its stages begin")
-    cuts, again = tuple(map(cutter.beginning, begins)), frozenset(data.get("again", ()))
-    parts = cutter.stages(cuts, again)
+    cuts, duplicated = tuple(map(cutter.beginning, begins)), frozenset(data.get("again", ()))
+    parts = cutter.stages(cuts, duplicated)
     return PipelinedStrategy(
         graph,
         cuts,
-        again,
+        duplicated,
         tuple(strategy_from_dict(stage, part.graph) for stage, part in zip(stages, parts, strict=True)),
         str(data.get("schedule")),
         int(data.get("places", len(stages))),

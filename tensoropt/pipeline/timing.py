@@ -127,7 +127,7 @@ def _messages(strategy: PipelinedStrategy, stage: int, rank: int, inner: int) ->
     return messages
 
 
-_Three = tuple[float, float, float]
+_PhaseSeconds = tuple[float, float, float]
 """The seconds of the first micro-batch, of each one between, and of the last one."""
 
 
@@ -148,8 +148,8 @@ class StageSeconds:
         gradient reduction, and the optimizer.
     """
 
-    forward: _Three
-    backward: _Three
+    forward: _PhaseSeconds
+    backward: _PhaseSeconds
     send_s: float = 0.0
     send_back_s: float = 0.0
     sync_s: float = 0.0
@@ -167,7 +167,7 @@ class StageSeconds:
             self, forward=(min(first, forward), forward, forward), begin_s=max(first - forward, 0.0)
         )
 
-    def reducing_behind(self, scattering: _Three, buckets_s: float, slower: float) -> StageSeconds:
+    def reducing_behind(self, scattering: _PhaseSeconds, buckets_s: float, slower: float) -> StageSeconds:
         """Return the same seconds with gradients under way while the place computes what comes next.
 
         Args:
@@ -190,7 +190,7 @@ class StageSeconds:
             sync_s=self.sync_s - buckets_s,
         )
 
-    def communicating_apart(self, scattering: _Three, slower: float) -> StageSeconds:
+    def communicating_apart(self, scattering: _PhaseSeconds, slower: float) -> StageSeconds:
         """Return the same seconds with all communication that no micro-batch needs moved out of its forward
         and backward.
 
@@ -223,7 +223,7 @@ class StageSeconds:
         return self.backward[which] * share
 
 
-class _Happening(NamedTuple):
+class _ScheduledEvent(NamedTuple):
     """An action, or a message (``S`` for an activation, ``R`` for a gradient), with its start and end.
 
     After a place's last action come the reduction of its gradients (``G``) and each stage's optimizer
@@ -259,8 +259,8 @@ class ScheduleTimes:
     working_s: tuple[float, ...]
     sending_s: tuple[float, ...]
     waiting_s: tuple[float, ...]
-    happenings: tuple[_Happening, ...]
-    closing: tuple[_Happening, ...]
+    happenings: tuple[_ScheduledEvent, ...]
+    closing: tuple[_ScheduledEvent, ...]
 
     def idle_s(self, place: int) -> float:
         """Return the seconds in which a place waits for others."""
@@ -317,7 +317,7 @@ class _Run:
         self.working, self.sending, self.waiting = ([0.0] * len(actions) for _ in range(3))
         # When the gradients of each place's earlier backwards are reduced.
         self.reduced = [0.0] * len(actions)
-        self.happenings: list[_Happening] = []
+        self.happenings: list[_ScheduledEvent] = []
 
     def times(self) -> ScheduleTimes:
         done = [0] * len(self.actions)
@@ -336,7 +336,9 @@ class _Run:
             self.waiting[place] += end - place_done
             if end > place_done:
                 closing.append(
-                    _Happening("G", place, self.actions[place][-1].stage, NO_MICRO_BATCH, place_done, end)
+                    _ScheduledEvent(
+                        "G", place, self.actions[place][-1].stage, NO_MICRO_BATCH, place_done, end
+                    )
                 )
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
@@ -344,7 +346,7 @@ class _Run:
             ends[place] += seconds.sync_s
             self.working[place] += seconds.sync_s
             if seconds.sync_s:
-                closing.append(_Happening("O", place, stage, NO_MICRO_BATCH, start, ends[place]))
+                closing.append(_ScheduledEvent("O", place, stage, NO_MICRO_BATCH, start, ends[place]))
         of_places = (tuple(self.working), tuple(self.sending), tuple(self.waiting))
         return ScheduleTimes(max(ends), *of_places, tuple(self.happenings), tuple(closing))
 
@@ -384,7 +386,7 @@ class _Run:
         if kind != "F" and self.one_behind and self.reduced[place] > end:
             self.waiting[place] += self.reduced[place] - end
             end = self.reduced[place]
-        self.happenings.append(_Happening(kind, place, stage, micro_batch, start, end))
+        self.happenings.append(_ScheduledEvent(kind, place, stage, micro_batch, start, end))
         self.now[place] = end
         self.working[place] += seconds
         last = len(self.stages) - 1
@@ -413,7 +415,7 @@ class _Run:
         end = start + seconds
         self.link_free[kind, stage] = end
         self.there[arrives] = end
-        self.happenings.append(_Happening(kind, place, stage, micro_batch, start, end))
+        self.happenings.append(_ScheduledEvent(kind, place, stage, micro_batch, start, end))
         if self.blocking:
             self.now[place] = end
             self.sending[place] += end - start

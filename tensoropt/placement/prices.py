@@ -109,7 +109,7 @@ def _placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: 
             # Several entries for one group all apply: the devices they have in common remain.
             allowed[name] = allowed.get(name, permitted) & permitted
             if not allowed[name]:
-                raise ConstraintError(f"{entry}: another entry of 'devices' leaves {name} none of them")
+                raise ConstraintError(f"{entry}: another entry of 'devices' leaves no device for {name}")
     devices = {name: tuple(sorted(permitted)) for name, permitted in allowed.items()}
     return _PlacedLimits(tuple(names for names in colocated if len(names) > 1), devices, tuple(notes))
 

@@ -539,7 +539,7 @@ class _StepSimulation:
             return new(number, device, size, self.backward[reader])
 
         # What a reader makes comes after what it reads, so that its gradient is known first.
-        for number, tensor in sorted(enumerate(problem.tensors), key=lambda one: -one[1].producer):
+        for number, tensor in sorted(enumerate(problem.tensors), key=lambda item: -item[1].producer):
             if not tensor.gradient:
                 continue
             for device in (*self.copies[number], place.device[tensor.producer]):
@@ -554,7 +554,7 @@ class _StepSimulation:
                     made += [(task, new(number, device, tensor.bytes, task)) for task in arrived]
                 if not made:
                     continue
-                made.sort(key=lambda one: rank[one[0]])
+                made.sort(key=lambda item: rank[item[0]])
                 gradient = made[0][1]
                 if len(made) > 1:
                     second = made[1][0]

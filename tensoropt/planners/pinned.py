@@ -370,7 +370,7 @@ def simulate_pinned_pipeline(
         names=(STAGE_AXIS, *pinning.names),
     )
 
-    remade, restriction = cutter.can_be_made_again, pinning.restriction()
+    remade, restriction = cutter.duplicable, pinning.restriction()
     search = StageSearch(
         problem,
         settings,
@@ -411,7 +411,7 @@ def simulate_pinned_pipeline(
             assemble(pipeline.strategy, pipeline.stages, frontiers.prices, communicating_apart=True)
             for pipeline in pipelines
         ),
-        key=lambda one: one.time_s,
+        key=lambda pipeline: pipeline.time_s,
     )
     point = pipelined_point(best, mesh, space=0, planner="pinned")
     return PinnedPipelinePoint(point, best, (*pinning.notes, *composer.notes))

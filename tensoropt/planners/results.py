@@ -106,7 +106,7 @@ def best_pipelines(
         for evaluation, mesh, notes in answers
     ]
     if not simulated:
-        raise InfeasibleError(f"{planner} finds no plan: nothing is left of its stages' strategies")
+        raise InfeasibleError(f"{planner} finds no plan: its stages have no strategies left")
     return _best(planner, simulated, limit)
 
 
@@ -178,8 +178,8 @@ def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | Non
     if limit is not None and limit < overhead_bytes:
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms.items())
         raise InfeasibleError(
-            f"{planner} finds no plan within {format_bytes(limit)}: beside tensors "
-            f"{format_bytes(overhead_bytes)} of every device are taken ({parts}); raise the limit"
+            f"{planner} finds no plan within {format_bytes(limit)}: {format_bytes(overhead_bytes)} of every "
+            f"device are taken before any tensor ({parts}); raise the limit"
         )
 
 

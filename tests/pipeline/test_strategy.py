@@ -30,7 +30,7 @@ from tensoropt.pipeline.strategy import (
     SCHEDULES,
     Action,
     PipelinedStrategy,
-    Unfit,
+    UnfitParameter,
     check_schedule,
     pipelined_from_dict,
     pipelined_to_dict,
@@ -220,7 +220,7 @@ def cutter_of(how: str) -> Cutter:
     return Cutter(prepare(capture(Several(how), (torch.randn(8, W),), {})).graph)
 
 
-def behind_the_first(cutter: Cutter) -> Unfit | None:
+def behind_the_first(cutter: Cutter) -> UnfitParameter | None:
     """Of the stage behind the first layer."""
     return unfit_parameter(cutter.stage(1, len(cutter.graph.groups)).graph)
 

@@ -225,7 +225,7 @@ class Importer:
         if len(stored) != len(graph.initializer):
             names = [t.name for t in graph.initializer]
             twice = next(name for name in names if names.count(name) > 1)
-            raise OnnxError(f"the initializer '{twice}' is there twice")
+            raise OnnxError(f"the initializer '{twice}' is defined twice")
         return stored
 
     def _evaluate(
@@ -440,8 +440,10 @@ class Importer:
             parts.append(f"and {len(self.problems) - _LISTED} more")
         raise OnnxError(
             "; ".join(parts)
-            + ". Import only what comes before: --output NAME (a tensor of the file) leaves out "
-            "all that NAME does not depend on"
+            + (
+                ". To import only a part, --output NAME (a tensor of the file) leaves out everything that "
+                "NAME does not depend on"
+            )
         )
 
 

@@ -26,7 +26,7 @@ from tensoropt.pipeline.execute.stage import (
     StagedParameters,
     StageEngine,
     TiedParameters,
-    Trailing,
+    TrailingGradients,
 )
 from tensoropt.pipeline.memory import taken_back
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
@@ -72,7 +72,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         super().__init__(strategy.graph.atoms.graph, job)
         self.strategy = strategy
         place = job.position[0]
-        self._trailing = Trailing()
+        self._trailing = TrailingGradients()
         self.stages = {
             number: StageEngine(
                 strategy.parts[number], strategy.stages[number], values, self._at(number), self._trailing
@@ -165,7 +165,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         run = self._schedule.step if training else self._schedule.eval
         run(*arguments, target=target, return_outputs=False)
         for stage in self._running:
-            stage.let_messages_go()
+            stage.release_messages()
 
     def _outputs(self) -> tuple[torch.Tensor, ...]:
         """Return the model's results; the ranks of the stage that makes a result send it along the

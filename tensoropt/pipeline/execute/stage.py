@@ -3,7 +3,7 @@
 The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for the forward and
 backward of single micro-batches, and for the messages sent and received between them.
 
-Gradients travel to their shards while a place computes something else (:class:`Trailing`).
+Gradients travel to their shards while a place computes something else (:class:`TrailingGradients`).
 
 The parameters of all stages on a rank are presented as those of one engine (:class:`StagedParameters`).
 """
@@ -33,7 +33,7 @@ from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead
 from tensoropt.sharding.strategy import Strategy
 
 
-class Trailing:
+class TrailingGradients:
     """The gradients of a place's last backward on their way to their shards, while the place computes what
     comes next.
 
@@ -193,7 +193,7 @@ class StageEngine(ShardedEngine):
         strategy: Strategy,
         values: Mapping[str, torch.Tensor],
         runtime: Runtime,
-        trailing: Trailing | None = None,
+        trailing: TrailingGradients | None = None,
     ):
         super().__init__(strategy, values, runtime=runtime)
         self.part = part
@@ -203,7 +203,7 @@ class StageEngine(ShardedEngine):
         self.gradients: dict[int, dict[int, torch.Tensor]] = {}
         # What was gathered ahead, for the micro-batches whose backward is still to come.
         self._ahead_of: dict[int, Ahead] = {}
-        self._trailing = Trailing() if trailing is None else trailing
+        self._trailing = TrailingGradients() if trailing is None else trailing
         # Unsharded copies, gathered from the beginning of the step on.
         self._copying: CallAhead | None = None
         self._last = False
@@ -441,14 +441,14 @@ class RunningStage(PipelineStage):
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(num_microbatches, has_backward)
-        self._let_go(self.args_recv_info)
+        self._drop_buffers(self.args_recv_info)
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
         super()._setup_backward_recv_info(num_microbatches)
-        self._let_go(self.grad_recv_info)
+        self._drop_buffers(self.grad_recv_info)
 
     @staticmethod
-    def _let_go(infos: Mapping[int, Sequence[Any]]) -> None:
+    def _drop_buffers(infos: Mapping[int, Sequence[Any]]) -> None:
         """Drop the buffers, which PyTorch makes for all micro-batches beforehand and keeps for all steps."""
         for of in infos.values():
             for info in of:
@@ -507,7 +507,7 @@ class RunningStage(PipelineStage):
             )
         return self._going_back.of(bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
-    def let_messages_go(self) -> None:
+    def release_messages(self) -> None:
         """Release all messages, which have been sent and received, so that none stays for the optimizer's
         step and the next forward.
         """

@@ -34,7 +34,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
     """Yield pipelines of every degree that is a power of two."""
     graph = task.problem.graph
     tensor = inner_labels(graph, {name: str(strategy.label) for name, strategy in task.problem.micro.items()})
-    allowed = _of_layers(tensor)
+    allowed = _layer_scheme(tensor)
     for mesh, micro_batches in task.suiting(lambda mesh: mesh.shape[0] & (mesh.shape[0] - 1) == 0):
         stages = mesh.shape[0]
         where = task.positions(stages)
@@ -56,7 +56,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
             yield PipelinedAnswer(strategy, mesh)
 
 
-def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Scheme:
+def _layer_scheme(tensor: Mapping[str, frozenset[str]]) -> Scheme:
     """Return the scheme that allows the batch, or Megatron-LM's splits, on each axis, with parameters whole
     or in shards.
     """

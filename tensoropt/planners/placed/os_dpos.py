@@ -63,7 +63,7 @@ S = TypeVar("S", bound=Splittable)
 
 
 @dataclass(frozen=True)
-class _Try(Generic[S]):
+class _Trial(Generic[S]):
     """A graph with DPOS's schedule for it."""
 
     graph: S
@@ -117,9 +117,9 @@ def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
 
 def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnswer]:
     # As in retry.py, if counting what is in flight leaves no room, that is left to the simulator.
-    counts_transients, first = True, _try(start, limit, True)
+    counts_transients, first = True, _trial(start, limit, True)
     if first is None:
-        counts_transients, first = False, _try(start, limit, False)
+        counts_transients, first = False, _trial(start, limit, False)
     cut: dict[str, GroupSplit] = {}
     if first is None:
         graph, units = start, units_of(start.problem)
@@ -137,7 +137,7 @@ def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnsw
     return graph, replace(answer, notes=notes)
 
 
-def _try(graph: S, limit: float | None, counts_transients: bool) -> _Try[S] | None:
+def _trial(graph: S, limit: float | None, counts_transients: bool) -> _Trial[S] | None:
     """Run algorithm 1 on a graph, with or without counting tensors in flight; return None if it finds no
     room.
     """
@@ -148,12 +148,12 @@ def _try(graph: S, limit: float | None, counts_transients: bool) -> _Try[S] | No
         )
     except NoRoomError:
         return None
-    return _Try(graph, units, schedule)
+    return _Trial(graph, units, schedule)
 
 
 def _search(
-    best: _Try[S], limit: float | None, counts_transients: bool
-) -> tuple[_Try[S], dict[str, GroupSplit]]:
+    best: _Trial[S], limit: float | None, counts_transients: bool
+) -> tuple[_Trial[S], dict[str, GroupSplit]]:
     """Run lines 4 to 14: cut the operators of the critical path once, the longest first, until a cut gains
     nothing.
     """
@@ -162,7 +162,7 @@ def _search(
         tries = [
             (choice, tried)
             for choice in operator
-            if (tried := _try(best.graph.split({name: choice}), limit, counts_transients)) is not None
+            if (tried := _trial(best.graph.split({name: choice}), limit, counts_transients)) is not None
         ]
         if not tries:
             continue
@@ -175,7 +175,7 @@ def _search(
     return best, cut
 
 
-def _longest_first(start: _Try[S]) -> list[tuple[str, tuple[GroupSplit, ...]]]:
+def _longest_first(start: _Trial[S]) -> list[tuple[str, tuple[GroupSplit, ...]]]:
     """Return the possible cuts on the critical path under this placement, by descending computation time
     (lines 4, 5).
     """

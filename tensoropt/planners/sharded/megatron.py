@@ -17,7 +17,12 @@ from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.restricted import batch_labels, restricted_selections, some, whole
+from tensoropt.planners.sharded.common.restricted import (
+    at_least_one,
+    batch_labels,
+    restricted_selections,
+    whole,
+)
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph, Label
 
@@ -28,7 +33,7 @@ def _dims(group: Group) -> set[str]:
     return {s.label.loop for s in group.strategies}
 
 
-def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
+def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
     """Return the labels split by a group that follows a split tensor: its heads, its classes, or whichever
     dim is not the batch.
     """
@@ -56,7 +61,7 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
             # A resolution to a shard would leave the residual stream split.
             chosen = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
         elif along:
-            chosen = _goes_along(group, dims, batch[group.name])
+            chosen = _following_labels(group, dims, batch[group.name])
         elif _COLUMNS in dims:
             chosen = {str(s.label) for s in group.strategies if s.label.loop == _COLUMNS}
         elif "vocabulary" in dims and batch[group.name] != "partial_grad":
@@ -105,10 +110,10 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             return NO_OPTION
         return whole(tables, variable, index)
 
-    return some(
+    return at_least_one(
         restricted_selections(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
-        "the attention heads or the batch divide by none of the meshes here; megatron needs an inner axis "
-        "that divides the number of heads",
+        "no mesh here divides both the attention heads and the batch; megatron needs an inner axis that "
+        "divides the number of heads",
     )
 
 

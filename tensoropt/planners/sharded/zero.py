@@ -20,7 +20,11 @@ import numpy as np
 from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
-from tensoropt.planners.sharded.common.restricted import following_the_batch, restricted_selections, some
+from tensoropt.planners.sharded.common.restricted import (
+    at_least_one,
+    following_the_batch,
+    restricted_selections,
+)
 from tensoropt.planners.tables import Scheme, TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
@@ -37,13 +41,13 @@ def _sharded(layouts: _StoredLayouts) -> int:
     return sum(code >= 0 for layout in layouts for code in layout[1:])
 
 
-def _once(layouts: _StoredLayouts) -> set[Reduce]:
+def _reduction_times(layouts: _StoredLayouts) -> set[Reduce]:
     """Return how often the gradients of parameters that are gathered once per step are reduced."""
     storages = map(Storage.of, layouts)
     return {storage.reduce for storage in storages if storage.gathered_once}
 
 
-def _of_stage(stage: int) -> Scheme:
+def _stage_scheme(stage: int) -> Scheme:
     """Return the scheme with the options that shard the most over the most axes in this stage."""
     reduce = STAGES[stage]
 
@@ -61,23 +65,25 @@ def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarra
     # If a parameter cannot be sharded at all, whole is the most there is.
     most = counts == counts.max()
     # Stage 3 gathers for each use; and what has no option that is gathered once is the same in every stage.
-    if reduce is None or not any(_once(layouts) for layouts in options):  # else nothing is gathered
-        return most & np.array([not _once(layouts) for layouts in options])
-    mask: np.ndarray = most & np.array([_once(layouts) == {reduce} for layouts in options])
+    if reduce is None or not any(
+        _reduction_times(layouts) for layouts in options
+    ):  # else nothing is gathered
+        return most & np.array([not _reduction_times(layouts) for layouts in options])
+    mask: np.ndarray = most & np.array([_reduction_times(layouts) == {reduce} for layouts in options])
     return mask
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return every stage at every micro-batch count, on the flat mesh."""
-    return some(
+    return at_least_one(
         _of_all_stages(task),
-        "the batch divides by no number of devices here; choose a batch that does",
+        "no number of devices here divides the batch; choose a batch that one divides",
     )
 
 
 def _of_all_stages(task: PlanningTask) -> Iterator[Selection]:
     for stage in STAGES:
-        allowed = following_the_batch(task, _of_stage(stage))
+        allowed = following_the_batch(task, _stage_scheme(stage))
         for selection in restricted_selections(task, allowed, _is_flat):
             yield replace(selection, notes=(f"stage {stage}",))
 

@@ -20,7 +20,7 @@ from tensoropt.pipeline.costs import degrees_of, job_meshes
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.points import pipelined_space
 from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
-from tensoropt.pipeline.stages import Cutter, block_cuts, cheaper_again, flops_of, narrow_cuts
+from tensoropt.pipeline.stages import Cutter, block_cuts, cheaper_to_duplicate, flops_of, narrow_cuts
 from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
@@ -69,9 +69,9 @@ class PipelineTask:
         return Cutter(self.problem.graph)
 
     @cached_property
-    def again(self) -> frozenset[str]:
+    def duplicated(self) -> frozenset[str]:
         """The tensors that stages make themselves instead of receiving them."""
-        return cheaper_again(self.cutter, self.costs)
+        return cheaper_to_duplicate(self.cutter, self.costs)
 
     @cached_property
     def flops(self) -> np.ndarray:
@@ -130,9 +130,9 @@ class PipelineTask:
         suited = [(mesh, count) for mesh, count in self.jobs if suits(mesh)]
         if not suited:
             raise UnsuitableError(
-                "no pipeline of this kind goes with the model, its batch and the cluster: stages need "
-                "trained parameters, equal parts of the devices, and a batch that as many micro-batches "
-                "divide; choose a batch that is a multiple of the number of stages"
+                "no pipeline of this kind suits the model, its batch and the cluster: stages need trained "
+                "parameters, equal parts of the devices, and a batch that as many micro-batches divide; "
+                "choose a batch that is a multiple of the number of stages"
             )
         return suited
 
@@ -161,7 +161,7 @@ class PipelineTask:
             self.problem,
             self.settings,
             self.cutter,
-            self.again,
+            self.duplicated,
             mesh,
             micro_batches,
             FREE,

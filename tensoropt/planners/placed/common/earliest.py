@@ -301,8 +301,8 @@ class _EarliestFirst:
             return False
         fresh = self.seen[row] < 0
         self.seen[row] = self.links.version
-        _, messages, known = self._inputs(int(self.ready[row]))
-        arrivals = self.links.arrivals(messages, known)
+        _, messages, already_sent = self._inputs(int(self.ready[row]))
+        arrivals = self.links.arrivals(messages, already_sent)
         if not fresh and (arrivals == self.arrival[row]).all():
             return False
         self.arrival[row] = arrivals

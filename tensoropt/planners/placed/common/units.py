@@ -119,8 +119,8 @@ def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDA
                 if not (possible[o] & pins[o]).all()
             )
             raise InfeasibleError(
-                f"no device is allowed to all operators that belong together: {sides}; "
-                "loosen a pin or take them apart"
+                f"no device is allowed for all operators that belong together: {sides}; loosen a pin or "
+                "take them apart"
             )
     return allowed
 

@@ -89,7 +89,7 @@ def selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]
         yield Selection(number, frontier.strategy(i), frontier.options(i))
 
 
-def some(selections: Iterator[Selection], why_not: str) -> list[Selection]:
+def at_least_one(selections: Iterator[Selection], why_not: str) -> list[Selection]:
     """Return the selections as a list, at least one.
 
     Raises:

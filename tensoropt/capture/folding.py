@@ -275,7 +275,7 @@ def kept_constants(constants: Mapping[str, torch.Tensor]) -> dict[str, tuple[str
 
 
 def _broadcast_reduced(value: torch.Tensor) -> torch.Tensor:
-    """``value`` with every dim along which it is constant narrowed to size 1, in its own memory."""
+    """Return ``value`` with every dim along which it is constant narrowed to size 1, in its own memory."""
     return broadcast_narrowed(value).clone(memory_format=torch.contiguous_format)
 
 

@@ -176,7 +176,7 @@ class _Answers(TorchFunctionMode):
 
 
 def _passing(frame: FrameType) -> bool | None:
-    """The answer that leads past a guard, if the question that ``frame`` asks is part of one.
+    """Return the answer that leads past a guard, if ``frame`` asks a question of one; None otherwise.
 
     A guard's test may combine questions with ``and``, ``or`` and ``not``: the position in the line identifies
     the question, and each is answered so that the whole test has the right result.
@@ -197,7 +197,9 @@ def _passing(frame: FrameType) -> bool | None:
 
 
 def _questions(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """The questions of a test, each with the answer that makes the whole test ``outcome``."""
+    """Yield the questions of a test, each with the answer that gives the whole test the result
+    ``outcome``.
+    """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _questions(test.operand, not outcome)
     elif isinstance(test, ast.BoolOp):
@@ -208,11 +210,12 @@ def _questions(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]
 
 
 def _places(frame: FrameType) -> Iterator[tuple[int, int]]:
-    """The line and column of a frame's current instruction, and of the one just before: at a branch, the
-    former is that of the whole statement, and the latter that of the question."""
+    """Yield the line and column of a frame's current instruction, and of the one just before: at a branch,
+    the former is that of the whole statement, and the latter that of the test.
+    """
     positions = list(frame.f_code.co_positions())
-    for at in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
-        line, _, column, _ = positions[at] if 0 <= at < len(positions) else (None,) * 4
+    for index in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
+        line, _, column, _ = positions[index] if 0 <= index < len(positions) else (None,) * 4
         yield (line or frame.f_lineno, -1 if column is None else column)
 
 
@@ -294,7 +297,7 @@ def _open_functions() -> Iterator[None]:
 
 
 def _is_causal(answers: _Answers) -> Any:
-    """Layers of ``nn.Transformer`` compare a mask with the causal one; it is used unchanged."""
+    """Let layers of ``nn.Transformer`` compare a mask with the causal one; the mask is used unchanged."""
 
     def is_causal_mask(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         if is_causal is None and mask is not None:

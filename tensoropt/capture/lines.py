@@ -127,23 +127,23 @@ def asking_frame(outside: str = "") -> FrameType | None:
 
 
 def current_line() -> str:
-    """``FILE:LINE`` of the model's code that is currently running."""
+    """Return ``FILE:LINE`` of the model's code that is currently running."""
     frame = calling_frame()
     return "the model" if frame is None else line_of(frame)
 
 
 def line_of(frame: FrameType) -> str:
-    """``FILE:LINE`` of a frame."""
+    """Return ``FILE:LINE`` of a frame."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def quoted_line(frame: FrameType) -> str:
-    """``FILE:LINE (source)`` of a frame."""
+    """Return ``FILE:LINE (source)`` of a frame."""
     return _quoted(FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
 
 
 def first_line(function: Any) -> str:
-    """``FILE:LINE`` where the definition of a function, a method or a callable object begins."""
+    """Return ``FILE:LINE`` where the definition of a function, a method or a callable object begins."""
     function = inspect.unwrap(function) if callable(function) else function
     function = getattr(function, "func", function)  # for a partial
     function = getattr(function, "__func__", function)
@@ -177,7 +177,9 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def failing_line(error: BaseException) -> str:
-    """``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or nothing."""
+    """Return ``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or
+    nothing.
+    """
     for cause in causes(error):
         trace: TracebackType | None = cause.__traceback__
         summary: FrameSummary | None = None
@@ -205,7 +207,7 @@ def _named_line(text: str) -> str:
 
 
 def node_line(node: torch.fx.Node) -> str:
-    """``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
+    """Return ``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     places = [(i, line.strip()) for i, line in enumerate(trace) if line.strip().startswith("File ")]
     if not places:

@@ -176,7 +176,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _items(output: Any) -> list[tuple[Any, Any]]:
-    """(key, value) for all positions of an output."""
+    """Return (key, value) for all positions of an output."""
     if isinstance(output, Mapping):
         return list(output.items())
     if isinstance(output, (tuple, list)):
@@ -187,8 +187,9 @@ def _items(output: Any) -> list[tuple[Any, Any]]:
 
 
 def _losses_below(output: Any, place: str = "out") -> Iterator[tuple[str, torch.Tensor]]:
-    """Each differentiable scalar of an output at any depth, with the expression that reads it from
-    ``out``."""
+    """Yield each differentiable scalar of an output at any depth, with the expression that reads it from
+    ``out``.
+    """
     for key, value in _items(output) or [(name, getattr(output, name)) for name in _own_attributes(output)]:
         indexed = isinstance(output, (Mapping, tuple, list))
         inner = f"{place}[{key!r}]" if indexed else f"{place}.{key}"

@@ -44,7 +44,9 @@ class Detachments(TorchFunctionMode):
 
 
 def cut_at(tensor: torch.Tensor) -> str:
-    """`` at FILE:LINE`` where a tensor without a gradient was cut off from one with a gradient, if known."""
+    """Return `` at FILE:LINE`` where a tensor without a gradient was cut off from one with a gradient, if
+    known.
+    """
     return getattr(tensor, _CUT, "")
 
 

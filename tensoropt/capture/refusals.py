@@ -393,7 +393,7 @@ def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
 def _named_inputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor of a call with its name (:func:`_named_leaves`)."""
+    """Yield each tensor of a call with its name (:func:`_named_leaves`)."""
     for name, leaf in _named_leaves(model, args, kwargs):
         if isinstance(leaf, torch.Tensor):
             yield name, leaf
@@ -402,8 +402,7 @@ def _named_inputs(
 def _named_leaves(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Every value that a call holds, with its name: that of the argument, and the value's position inside
-    it."""
+    """Yield every value of a call with its name: that of the argument, and the value's position inside it."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

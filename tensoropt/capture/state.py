@@ -61,7 +61,7 @@ def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[st
 
 
 def _model_line(trace: str) -> str:
-    """`` at FILE:LINE`` of the innermost frame of a stack trace that is not PyTorch's, or nothing."""
+    """Return `` at FILE:LINE`` of the innermost frame of a stack trace that is not PyTorch's, or nothing."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
     own = [(file, line) for file, line in frames if not file.startswith((_LIBRARY, "<"))]
     return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
@@ -91,7 +91,7 @@ class _Kept:
 
 @dataclass
 class _Changes:
-    """The changes that one run of the model's forward has made to what its modules keep.
+    """The changes that one run of the model's forward makes to the state of its modules.
 
     Attributes:
         reassigned: plain tensors of modules that were replaced.
@@ -240,7 +240,7 @@ def _compare(
             changes.reassigned[str(place)] = line
         elif _carries_over(type(module), place.name, was, current):
             alike.setdefault((type(module), place.name), []).append((place, was))
-    changes.notes += [_note(of, changes, modules, prefix) for of in alike.values()]
+    changes.notes += [_note(same_changes, changes, modules, prefix) for same_changes in alike.values()]
 
 
 def _check_buffer(name: str, line: str, previous: torch.Tensor | None, current: torch.Tensor | None) -> None:
@@ -307,12 +307,15 @@ def _loads(owner: type) -> frozenset[str] | None:
 
 
 def _note(
-    of: list[tuple[_Place, _Kept | None]], changes: _Changes, modules: Mapping[str, nn.Module], prefix: str
+    same_changes: list[tuple[_Place, _Kept | None]],
+    changes: _Changes,
+    modules: Mapping[str, nn.Module],
+    prefix: str,
 ) -> str:
-    place, was = of[0]
-    more = f" and {len(of) - 1} others alike" if len(of) > 1 else ""
+    place, previous = same_changes[0]
+    more = f" and {len(same_changes) - 1} others alike" if len(same_changes) > 1 else ""
     line = changes._lines.get((id(vars(modules[place.module])), place.name), "")
-    value = "" if was is None or not isinstance(was.value, _SCALARS) else f" ({was.value!r})"
+    value = "" if previous is None or not isinstance(previous.value, _SCALARS) else f" ({previous.value!r})"
     return (
         f"forward changes {str(place).removeprefix(prefix)}{more}{line}, which is no buffer: every step of a "
         f"plan finds it as it was at capture{value}; {_REMEDY}"
@@ -320,7 +323,7 @@ def _note(
 
 
 def _line_now() -> str:
-    """`` at FILE:LINE`` of the model's code that is currently running."""
+    """Return `` at FILE:LINE`` of the model's code that is currently running."""
     return f" at {current_line()}"
 
 

@@ -195,7 +195,7 @@ class Mesh:
         return _groups(self.shape, self.normalise_axes(axes))
 
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
-        """Every non-empty set of axes, smallest first; each is one kind of communication group."""
+        """Return every non-empty set of axes, smallest first; each is one kind of communication group."""
         numbers = range(self.axis_count)
         return tuple(
             subset
@@ -231,7 +231,9 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[int, .
 
 
 def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every ordered way to write a number as a product of ``parts`` factors of at least 2, ascending."""
+    """Yield every ordered way to write a number as a product of ``parts`` factors of at least 2,
+    ascending.
+    """
     if parts == 1:
         if number > 1:
             yield (number,)
@@ -250,7 +252,7 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordered: bool) -> tuple[Mesh, ...]:
-    """Every mesh whose axes each cover whole levels or lie inside one.
+    """Return every mesh whose axes each cover whole levels or lie inside one.
 
     Args:
         levels: (name, size), outermost first, each size at least 2.
@@ -413,8 +415,8 @@ class Cluster:
         raise ClusterError(f"ranks {first} and {second} are the same device")
 
     def meshes(self, max_axes: int = 3) -> tuple[Mesh, ...]:
-        """Every mesh of 1 … ``max_axes`` axes that is aligned with the link levels; the flat mesh comes
-        first.
+        """Return every mesh of 1 … ``max_axes`` axes that is aligned with the link levels; the flat mesh
+        comes first.
 
         Of meshes that differ only in the order of axes inside one uniform level, one is kept.
         """

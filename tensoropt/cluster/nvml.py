@@ -66,7 +66,7 @@ def levels_from_pairs(
 
 
 def all_pairs(device_count: int) -> list[tuple[int, int]]:
-    """Every ``(low, high)`` pair of ranks."""
+    """Return every ``(low, high)`` pair of ranks."""
     return list(combinations(range(device_count), 2))
 
 

@@ -1,4 +1,4 @@
-"""Quantities in cluster files: sizes, times, bandwidths; helpful errors for impossible values."""
+"""Quantities in cluster files (sizes, times, bandwidths), with helpful errors for impossible values."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Quantity:
     positive: bool = True
 
     def read(self, value: object, name: str) -> float:
-        """Return the figure that a text with a unit, or a bare number, stands for."""
+        """Return the figure that a text with a unit, or a bare number, denotes."""
         value = _number(value)
         if isinstance(value, str):
             try:

@@ -159,7 +159,9 @@ def begin_block(
 
 
 def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
-    """Node of the lowered graph: begin a block's backward when autograd reaches what made ``made``."""
+    """Node of the lowered graph: begin a block's backward when autograd reaches the operator that made
+    ``made``.
+    """
     ahead = runtime.ahead
     if torch.compiler.is_compiling() or not isinstance(ahead, CallAhead) or ahead.is_backward:
         return

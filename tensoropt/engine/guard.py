@@ -301,8 +301,8 @@ class Guard:
     def _of_children(self, part: _Part) -> PlanError:
         children = dict(zip(part.module._modules, part.module._modules.values(), strict=True))
         new = next((n for n, c in children.items() if all(c is not child for child in part.children)), None)
-        of = f"{part.name}." if part.name else ""
-        change = f"{of}{new} was added to the model"
+        prefix = f"{part.name}." if part.name else ""
+        change = f"{prefix}{new} was added to the model"
         if not new:
             change = f"a module of {part.name or 'the model'} was removed"
         return PlanError(
@@ -353,14 +353,14 @@ class Guard:
 
     @staticmethod
     def _check_class(part: _Part) -> None:
-        for name, was in part.classes.items():
+        for name, captured in part.classes.items():
             current = getattr(part.module, name, None)
-            if not same(current, was):
+            if not same(current, captured):
                 kind = type(part.module).__name__
                 raise PlanError(
                     f"{part.name + '.' if part.name else ''}{name} is {shown(current)} now, but was "
-                    f"{shown(was)} (an attribute of {kind}) when the model was parallelized, and the plan "
-                    f"would keep using the old value; {_BEFORE}, or pass what changes as an argument of "
+                    f"{shown(captured)} (an attribute of {kind}) when the model was parallelized, and the "
+                    f"plan would keep using the old value; {_BEFORE}, or pass what changes as an argument of "
                     "the call"
                 )
 

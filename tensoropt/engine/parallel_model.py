@@ -86,11 +86,11 @@ class _StaleParameters:
 
     def warn(self) -> None:
         """Warn once about those that are still referred to."""
-        of, self._of = self._of, {}
-        if not any(ref() is not None for ref in of.values()):
+        keys, self._of = self._of, {}
+        if not any(ref() is not None for ref in keys.values()):
             return
         gc.collect()  # what only a cycle still refers to is not used
-        names = [key for key, ref in of.items() if ref() is not None]
+        names = [key for key, ref in keys.items() if ref() is not None]
         if names:
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             warnings.warn(

@@ -152,7 +152,9 @@ def blocks(value: DTensor) -> list[_Block]:
         runs.append(_runs(rows.tolist()))
     return [
         tuple(tuple(column) for column in zip(*parts, strict=True))  # type: ignore[misc]
-        for parts in itertools.product(*([(start, length, at) for start, length, at in of] for of in runs))
+        for parts in itertools.product(
+            *([(start, length, offset) for start, length, offset in run] for run in runs)
+        )
     ]
 
 
@@ -160,7 +162,7 @@ def _part(rows: torch.Tensor, placement: Placement, parts: int, index: int) -> t
     """Return the rows that one of ``parts`` ranks gets of the given rows."""
     pieces = rows.chunk(int(placement.split_factor)) if isinstance(placement, _StridedShard) else (rows,)
     chunks = [piece.chunk(parts) for piece in pieces]
-    return torch.cat([of[index] if index < len(of) else rows[:0] for of in chunks])
+    return torch.cat([sliced[index] if index < len(sliced) else rows[:0] for sliced in chunks])
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -168,8 +170,8 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
     runs: list[tuple[int, int, int]] = []
     for position, row in enumerate(rows):
         if runs and runs[-1][0] + runs[-1][1] == row:
-            start, length, at = runs[-1]
-            runs[-1] = (start, length + 1, at)
+            start, length, offset = runs[-1]
+            runs[-1] = (start, length + 1, offset)
         else:
             runs.append((row, 1, position))
     return runs
@@ -220,9 +222,9 @@ def _teach_checkpoints() -> None:
     def tensor_shard(self: DTensor, index: MetadataIndex) -> torch.Tensor:
         if not is_strided(self):
             return shard(self, index)
-        for start, size, at in blocks(self):
+        for start, size, offset in blocks(self):
             if torch.Size(start) == index.offset:
-                return _narrowed(self.to_local(), at, size)
+                return _narrowed(self.to_local(), offset, size)
         raise AssertionError(f"{index} is no block of this rank")
 
     DTensor.__create_write_items__ = write_items  # type: ignore[assignment, method-assign]
@@ -235,7 +237,7 @@ def _teach_checkpoints() -> None:
 
 
 def _fill_strided(
-    original: Callable[..., None], state: dict[str, Any], keys: Sequence[str], *rest: Any, **named: Any
+    original: Callable[..., None], state: dict[str, Any], keys: Sequence[str], *more: Any, **named: Any
 ) -> None:
     """Replace PyTorch's ``_distribute_tensors``: given (place, whole tensor) pairs, fill each place with its
     part."""
@@ -246,11 +248,11 @@ def _fill_strided(
             if place.is_meta:
                 place = torch.empty_like(place, device=whole.device)
             local = place.to_local()
-            for start, size, at in blocks(place):
-                _narrowed(local, at, size).copy_(_narrowed(whole, start, size))
+            for start, size, offset in blocks(place):
+                _narrowed(local, offset, size).copy_(_narrowed(whole, start, size))
             state[key] = place
     # It leaves alone what is already a tensor.
-    original(state, keys, *rest, **named)
+    original(state, keys, *more, **named)
 
 
 def _narrowed(value: torch.Tensor, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:

@@ -87,7 +87,7 @@ class JobRanks:
             action: the ranks' action in words, with the remedy if only some ranks perform it.
 
         Raises:
-            PlanError: another rank has gone on without it.
+            PlanError: another rank has moved on without it.
         """
         # A copy even on the host: the script's own value must not change.
         total = value.detach().to("cpu", copy=True)
@@ -99,7 +99,7 @@ class JobRanks:
         """Wait until all ranks are here.
 
         Raises:
-            PlanError: another rank has gone on without it.
+            PlanError: another rank has moved on without it.
         """
         self.summed(torch.zeros(1), action)
 
@@ -112,13 +112,15 @@ class JobRanks:
             if now - began < LOOKS_AFTER_S or now - looked < LOOKS_AFTER_S / 4:
                 continue
             looked = now
-            gone = self._gone_on()
-            if gone is None:
+            ahead_rank = self._gone_on()
+            if ahead_rank is None:
                 gone_since = None
             elif gone_since is None:
                 gone_since = now
             elif now - gone_since > SURE_AFTER_S:
-                raise PlanError(f"rank {gone[0]} {gone[1]} while rank {self.rank} waits for it in {action}")
+                raise PlanError(
+                    f"rank {ahead_rank[0]} {ahead_rank[1]} while rank {self.rank} waits for it in {action}"
+                )
         try:
             work.wait()
         except RuntimeError as error:
@@ -476,8 +478,8 @@ def _parts(args: Any, kwargs: Any) -> list[SpreadValue]:
 
 def _refused(func: Any, args: Any, kwargs: Any) -> PlanError:
     # Of an attribute (p.T) its getter is called.
-    of = getattr(func, "__self__", None)
-    name = of.__name__ if inspect.isgetsetdescriptor(of) else getattr(func, "__name__", str(func))
+    owner = getattr(func, "__self__", None)
+    name = owner.__name__ if inspect.isgetsetdescriptor(owner) else getattr(func, "__name__", str(func))
     keys = dict.fromkeys(key for part in _parts(args, kwargs) for key in part.key)
     return PlanError(
         f"the script computes {name} of {' and '.join([*keys][:2])}, of which ranks have parts under this "

@@ -101,12 +101,12 @@ def union(frontiers: Sequence[Frontier]) -> Frontier:
     if not frontiers:
         return Frontier(np.empty(0), np.empty(0), np.empty((0, 2), np.int32))
     sizes = [len(f) for f in frontiers]
-    which = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    frontier_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     index = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes])
     return reduce(
         np.concatenate([f.memory for f in frontiers]),
         np.concatenate([f.time for f in frontiers]),
-        np.stack([which, index], axis=1),
+        np.stack([frontier_of, index], axis=1),
     )
 
 
@@ -148,12 +148,12 @@ def merge(frontiers: Sequence[Points]) -> Frontier:
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
     sizes = [len(f.memory) for f in frontiers]
-    which = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    frontier_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     index = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes])
     return reduce(
         np.concatenate([np.asarray(f.memory, dtype=np.float64) for f in frontiers]),
         np.concatenate([np.asarray(f.time, dtype=np.float64) for f in frontiers]),
-        np.stack([which, index], axis=1),
+        np.stack([frontier_of, index], axis=1),
     )
 
 
@@ -204,15 +204,15 @@ def distance(points: Points, reference: Points) -> float:
     """
     import moocore
 
-    ours, theirs = _matrix(points), _matrix(reference)
-    if not len(ours) or not len(theirs):
+    actual, theirs = _matrix(points), _matrix(reference)
+    if not len(actual) or not len(theirs):
         raise ValueError("the distance of an empty frontier is undefined")
     # moocore refuses values that are not positive, because the indicator divides by them.
-    if (ours > 0).all() and (theirs > 0).all():
-        return float(moocore.epsilon_mult(ours, ref=theirs)) - 1.0
+    if (actual > 0).all() and (theirs > 0).all():
+        return float(moocore.epsilon_mult(actual, ref=theirs)) - 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
         # 0 over 0 is 1, because nothing is lost; anything else over 0 stays inf.
-        ratio = np.where(ours[:, None] == theirs[None], 1.0, ours[:, None] / theirs[None])
+        ratio = np.where(actual[:, None] == theirs[None], 1.0, actual[:, None] / theirs[None])
     return float(ratio.max(axis=2).min(axis=0).max()) - 1.0
 
 

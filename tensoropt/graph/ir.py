@@ -120,7 +120,9 @@ def iter_refs(value: Any) -> Iterator[str]:
 
 
 def map_refs(value: Any, function: Callable[[str], Any]) -> Any:
-    """``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples keep their type."""
+    """Return ``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples keep their
+    type.
+    """
     if isinstance(value, Ref):
         return function(value.name)
     if isinstance(value, tuple):

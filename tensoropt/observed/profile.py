@@ -48,10 +48,10 @@ def parse_json(content: bytes) -> Any:
 
 
 def read_profile(data: Any) -> Observation:
-    """Return what a trace says about devices, memory and steps.
+    """Return the devices' actions, memory and steps in a trace.
 
     Raises:
-        ProfileError: the data are not a trace, or contain nothing of use here.
+        ProfileError: the data are not a trace, or contain nothing useful.
     """
     events = data.get("traceEvents") if isinstance(data, Mapping) else data
     if not isinstance(events, list) or not all(isinstance(e, Mapping) for e in events):

@@ -122,10 +122,10 @@ def _blocks(segments: Sequence[Any]) -> dict[int, dict[int, int]]:
         address = segment.get("address", 0)
         for block in _list(segment["blocks"]):
             size = _count(block["size"], MOST_BYTES)
-            at = block.get("address", address)  # of older snapshots blocks follow one another
+            start = block.get("address", address)  # of older snapshots blocks follow one another
             if block["state"] in _ACTIVE:
-                of_device[_count(at, 2**64)] = size
-            address = at + size
+                of_device[_count(start, 2**64)] = size
+            address = start + size
     return blocks
 
 

@@ -79,7 +79,7 @@ class LocalCall:
 
 
 def literal(value: Any) -> Any:
-    """``value`` with torch literals resolved."""
+    """Return ``value`` with torch literals resolved."""
     if isinstance(value, TorchLiteral):
         return getattr(torch, value.name)
     if isinstance(value, (list, tuple)):

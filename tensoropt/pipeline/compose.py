@@ -164,15 +164,15 @@ def _fastest(
     best: tuple[float, Place, int] | None = None
     for stop, labels in reached[-1].items():
         seconds = _step_s(labels.costs, micro_batches)
-        at = int(np.argmin(seconds))
-        if best is None or seconds[at] < best[0]:
-            best = float(seconds[at]), stop, at
+        best_row = int(np.argmin(seconds))
+        if best is None or seconds[best_row] < best[0]:
+            best = float(seconds[best_row]), stop, best_row
     if best is None:
         return None
-    time_s, where, at = best
+    time_s, where, best_row = best
     stages: list[tuple[tuple[Place, Place], int]] = []
     for at_cuts in reversed(reached[1:]):
-        ends, row, at = at_cuts[where].came[at]
+        ends, row, best_row = at_cuts[where].came[best_row]
         stages.insert(0, (ends, row))
         where = ends[0]
     return Composition(tuple(stages), 0.0, time_s, exact)

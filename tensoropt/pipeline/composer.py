@@ -112,7 +112,7 @@ class Composer:
         """Yield the composed pipelines, simulated.
 
         Args:
-            positions: for each stage, where it may begin; then where the last one ends.
+            positions: the positions where each stage may begin; then where the last one ends.
         """
         offers = self._offers(self._wanted(positions))
         for alike in self._grouped_by_storage(offers):
@@ -164,12 +164,12 @@ class Composer:
         for frontiers, of_kind in searches.items():
             frontiers.find(of_kind)
         blocking = self.frontiers.prices.cluster.device_type == "cpu"
-        at = self.place_of
+        place_of = self.place_of
         offers: list[dict[tuple[Cut, Cut], StageOffer]] = []
         for stage, of_stage in enumerate(ends_of_stages):
-            before, behind = (at[n] if 0 <= n < self.stages else None for n in (stage - 1, stage + 1))
-            stand = StagePosition(before, at[stage], behind, self.per_place, blocking)
-            frontiers, room = self.frontiers.at(at[stage]), self.frontiers.prices.room(at[stage])
+            before, behind = (place_of[n] if 0 <= n < self.stages else None for n in (stage - 1, stage + 1))
+            stand = StagePosition(before, place_of[stage], behind, self.per_place, blocking)
+            frontiers, room = self.frontiers.at(place_of[stage]), self.frontiers.prices.room(place_of[stage])
             own: dict[tuple[Cut, Cut], StageOffer] = {}
             for (start, stop), ends in of_stage.items():
                 for end in ends:
@@ -192,15 +192,20 @@ class Composer:
             for place, of_stage in zip(self.place_of, offers, strict=True)
         ]
         for way in _ways_to_store(
-            [[of for rows in layouts_of.values() for of in rows] for layouts_of in stored]
+            [
+                [layouts_of_strategy for rows in layouts_of.values() for layouts_of_strategy in rows]
+                for layouts_of in stored
+            ]
         ):
             left = []
             for of_stage, layouts in zip(offers, stored, strict=True):
                 rows = {
                     ends: [
                         i
-                        for i, of in enumerate(layouts[ends])
-                        if all(of.get(name, layout) == layout for name, layout in way.items())
+                        for i, layouts_of_strategy in enumerate(layouts[ends])
+                        if all(
+                            layouts_of_strategy.get(name, layout) == layout for name, layout in way.items()
+                        )
                     ]
                     for ends in of_stage
                 }
@@ -240,10 +245,10 @@ def _stages_per_place(schedule: str) -> int:
 
 def _within(offer: StageOffer, room: float) -> StageOffer | None:
     """Return the strategies that need at most ``room`` bytes; None if there are none."""
-    at = np.nonzero(offer.memory <= room)[0].tolist()
-    if len(at) == len(offer.rows):
+    rows = np.nonzero(offer.memory <= room)[0].tolist()
+    if len(rows) == len(offer.rows):
         return offer
-    return offer.part(at) if at else None
+    return offer.part(rows) if rows else None
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:

@@ -137,7 +137,7 @@ def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> di
         return {}
     # The stage whose messages prove it: the sender of the gradient, or its receiver.
     witness = stage if schedule_named(name).waits else stage - 1
-    own = next(of for of in actions if any(action.stage == witness for action in of))
+    own = next(actions_at for actions_at in actions if any(action.stage == witness for action in actions_at))
     reached, received, reported = {}, list[int](), 0
     for action in own:
         if action.stage == witness and action.kind in "BI":
@@ -177,26 +177,26 @@ def _split_backward(strategy: Strategy, evaluation: Evaluation) -> _SplitBackwar
     groups = {group.name: group for group in strategy.graph.groups}
     waiting, most, needed = 0.0, between, between
     of_parameters = _of_parameters_alone(strategy)
-    for at in range(schedule.forward_end, schedule.last):
-        moment = schedule.moments[at]
+    for event in range(schedule.forward_end, schedule.last):
+        moment = schedule.moments[event]
         group = groups.get(moment.group)
-        work = float(simulator.workspace[at, 0])
+        work = float(simulator.workspace[event, 0])
         if moment.kind == "compute" and group is not None:
             # The gradients of its parameters are made later.
             work = max(work - sum(weights_of.get(group.name, ())), 0.0)
         if group is not None and group.name in of_parameters:
             continue  # it has no part in the gradients of what arrived
-        most = max(most, between + float(transient[at]) + work + waiting)
+        most = max(most, between + float(transient[event]) + work + waiting)
         if moment.kind == "compute" and group is not None and (size := of_group.get(group.name)):
             if not waiting:
-                needed = float(kept[at]) - _kept_behind(strategy, evaluation, group)
+                needed = float(kept[event]) - _kept_behind(strategy, evaluation, group)
             waiting += size
     left = needed + waiting
     # Operator by operator: a waiting gradient is freed once those of its parameters are made and added.
-    gone, weights = 0.0, left
+    released, weights = 0.0, left
     for name, size in of_group.items():
-        weights = max(weights, left - gone + max(weights_of[name]))
-        gone += size
+        weights = max(weights, left - released + max(weights_of[name]))
+        released += size
     return _SplitBackward(most, left, weights)
 
 
@@ -320,18 +320,18 @@ def memory_of_actions(
         before = alive.kept
         needed = alive.begin(number, action)
         if ledger is not None:
-            of = action.stage, action.micro_batch
-            kept[of] = kept.get(of, 0.0) + alive.kept - before
+            key = action.stage, action.micro_batch
+            kept[key] = kept.get(key, 0.0) + alive.kept - before
             ledger.append(_entries(kept, action, needed, alive))
         transient = needed + alive.on_the_way + alive.trailing
         yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, transient])
         before = alive.kept
         alive.end(action)
         if ledger is not None:
-            kept[of] += alive.kept - before
-            if not kept[of]:
+            kept[key] += alive.kept - before
+            if not kept[key]:
                 # A step may have thousands of micro-batches, but few are in flight.
-                del kept[of]
+                del kept[key]
     end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
     if ledger is not None:
         parts = {n: float(stages[n].metrics.parts.end_bytes[0]) for n in numbers}
@@ -348,9 +348,9 @@ def _entries(
         (f"stage {stage}", f"micro-batch {micro_batch}", "kept for backward", "kept"): size
         for (stage, micro_batch), size in kept.items()
     }
-    of = f"stage {action.stage}", f"micro-batch {action.micro_batch}"
+    owner = f"stage {action.stage}", f"micro-batch {action.micro_batch}"
     label = "needed in forward" if action.kind == "F" else "needed in backward"
-    entries[*of, label, "transient"] = needed
+    entries[*owner, label, "transient"] = needed
     entries["", "messages", "to come, and sent and not surely come", "transient"] = alive.on_the_way
     entries["", "gradients", "on their way to their shards", "transient"] = alive.trailing
     return entries
@@ -436,8 +436,10 @@ class _TransientMemory:
             if self.schedule.waits:
                 self._sent = back
         if kind != "F":
-            of = self._parts[stage].trailing_bytes[0]
-            self.trailing = 0.0 if kind == "I" else float(of[int(micro_batch == self._micro_batches - 1)])
+            trailing = self._parts[stage].trailing_bytes[0]
+            self.trailing = (
+                0.0 if kind == "I" else float(trailing[int(micro_batch == self._micro_batches - 1)])
+            )
 
     def _room(self, receipt: Receipt) -> float:
         return self._coming_back[receipt.stage] if receipt.back else self._arriving[receipt.stage]

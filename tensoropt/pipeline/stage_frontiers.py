@@ -97,9 +97,9 @@ class _StageFrontier:
         parts = (evaluation.metrics.parts for evaluation in self.evaluations)
         return np.concatenate(
             [
-                of.lasting_bytes
-                + np.maximum((in_flight - 1) * of.between_bytes + of.within_bytes, of.end_bytes)
-                for of in parts
+                part.lasting_bytes
+                + np.maximum((in_flight - 1) * part.between_bytes + part.within_bytes, part.end_bytes)
+                for part in parts
             ]
         )
 
@@ -111,11 +111,11 @@ class _StageFrontier:
             slower: the share by which communication slows down computation.
         """
         parts = [evaluation.metrics.parts for evaluation in self.evaluations]
-        _, between_s, last_s = np.concatenate([of.forward_s + of.backward_s for of in parts]).T
+        _, between_s, last_s = np.concatenate([part.forward_s + part.backward_s for part in parts]).T
         # Gradients go to their shards while other micro-batches have their turn.
-        hidden_s = np.concatenate([of.scattering_s[:, 1] for of in parts]) / (1.0 + slower)
+        hidden_s = np.concatenate([part.scattering_s[:, 1] for part in parts]) / (1.0 + slower)
         between_s = between_s - hidden_s
-        return between_s, np.concatenate([of.end_s for of in parts]) + last_s - between_s
+        return between_s, np.concatenate([part.end_s for part in parts]) + last_s - between_s
 
     def at(self, row: int) -> tuple[Evaluation, int]:
         """Return the part that has a strategy, and the strategy's row there."""
@@ -134,9 +134,13 @@ class StageOffer(Offer):
 
     def part(self, chosen: Sequence[int]) -> StageOffer:
         """Return an offer of only the chosen strategies."""
-        at = list(chosen)
+        indices = list(chosen)
         return StageOffer(
-            self.memory[at], self.first_s[at], self.further_s[at], self.end_s[at], self.rows[at]
+            self.memory[indices],
+            self.first_s[indices],
+            self.further_s[indices],
+            self.end_s[indices],
+            self.rows[indices],
         )
 
 
@@ -224,7 +228,9 @@ class StageFrontiers:
         frontier = self.frontier[self.look[where]]
         if frontier is None:
             return None
-        rows = np.array([at for at, own in enumerate(frontier.ends) if own == ends], dtype=np.int64)
+        rows = np.array(
+            [index for index, ends_of_row in enumerate(frontier.ends) if ends_of_row == ends], dtype=np.int64
+        )
         if not len(rows):
             return None
         each_s, end_s = frontier.seconds(self.prices.overlap.slower)
@@ -259,10 +265,12 @@ class StageFrontiers:
         part = self.stage(where)
         names = _renamed(frontier.tables.graph, part.graph)
         tables = _under_names(frontier.tables, part, names, self.search.problem.micro)
-        of, at = frontier.at(row)
+        evaluation, row_there = frontier.at(row)
         name_of: dict[str, str] = dict(names.items())
-        choice = {name_of[name]: int(column[at]) for name, column in of.choices.items()}
-        options: dict[object, int] = {name_of[name]: int(column[at]) for name, column in of.options.items()}
+        choice = {name_of[name]: int(column[row_there]) for name, column in evaluation.choices.items()}
+        options: dict[object, int] = {
+            name_of[name]: int(column[row_there]) for name, column in evaluation.options.items()
+        }
         return tables.strategy(choice, options)
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
@@ -480,17 +488,17 @@ def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTab
         return one
     extended: dict[int, tuple[np.ndarray, ...]] = {}
 
-    def memory(of: VariableTable, with_two: VariableTable) -> tuple[np.ndarray, ...]:
+    def memory(variable: VariableTable, with_two: VariableTable) -> tuple[np.ndarray, ...]:
         # Groups that look alike still share their arrays.
-        if id(of.memory) not in extended:
-            columns = zip(of.memory, with_two.memory, strict=True)
-            extended[id(of.memory)] = tuple(_extended(x, y, in_flight) for x, y in columns)
-        return extended[id(of.memory)]
+        if id(variable.memory) not in extended:
+            columns = zip(variable.memory, with_two.memory, strict=True)
+            extended[id(variable.memory)] = tuple(_extended(x, y, in_flight) for x, y in columns)
+        return extended[id(variable.memory)]
 
-    def table(of: EdgeTable, with_two: EdgeTable) -> np.ndarray:
-        if id(of.table) not in extended:
-            extended[id(of.table)] = (_extended(of.table, with_two.table, in_flight),)
-        return extended[id(of.table)][0]
+    def table(edge: EdgeTable, with_two: EdgeTable) -> np.ndarray:
+        if id(edge.table) not in extended:
+            extended[id(edge.table)] = (_extended(edge.table, with_two.table, in_flight),)
+        return extended[id(edge.table)][0]
 
     return replace(
         one,

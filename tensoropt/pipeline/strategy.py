@@ -246,7 +246,7 @@ def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
     """Return the most micro-batches of which a stage keeps tensors at once: those whose forward is over or
     running, and whose backward is not over.
     """
-    own = next(of for of in actions if any(action.stage == stage for action in of))
+    own = next(actions_at for actions_at in actions if any(action.stage == stage for action in actions_at))
     ends = "W" if any(action.kind == "W" for action in own) else "B"
     in_flight = most = 0
     for action in own:

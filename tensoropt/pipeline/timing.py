@@ -216,11 +216,11 @@ class StageSeconds:
 
     def of(self, action: Action, micro_batches: int) -> float:
         """Return the seconds of an action."""
-        which = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
+        phase = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
         if action.kind == "F":
-            return self.forward[which]
+            return self.forward[phase]
         share = {"B": 1.0, "I": 1.0 - self.weights, "W": self.weights}[action.kind]
-        return self.backward[which] * share
+        return self.backward[phase] * share
 
 
 class _ScheduledEvent(NamedTuple):

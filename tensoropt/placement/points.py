@@ -147,7 +147,7 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
     training = simulated.problem.training
-    at = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
+    device_of = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
     return PlacedRecord(
         operators={
             op.name: OperatorPlan(
@@ -161,11 +161,11 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord
             for i, op in enumerate(graph.operators)
         },
         parameters={
-            name: ParameterPlan(key=str(tensors[name].key), device=at[holder])
+            name: ParameterPlan(key=str(tensors[name].key), device=device_of[holder])
             for name, holder in graph.holder.items()
         },
         info=PlacedInfo(
-            splits={name: tuple(how) for name, how in graph.splits.items()},
+            splits={name: tuple(kind) for name, kind in graph.splits.items()},
             transfers=tuple(
                 TransferPlan(
                     value=simulated.problem.tensors[t].name, source=source, target=target, backward=back
@@ -239,11 +239,11 @@ def _owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
     takes, gives = _words(timeline, where)
     holdings: list[Owned] = []
     for kind, first, end, size in _spans(steps):
-        holder, of = owned[int(kind)]
+        holder, memory_kind = owned[int(kind)]
         stays = first == 0 and end == len(steps)
         since, until = ("", "") if stays else (takes.get(kind, ""), gives.get(kind, "the end of the step"))
         label = _WORDS.get(holder.what, holder.what)
-        holdings.append((holder.operator, holder.tensor, label, of, size, first, end, since, until))
+        holdings.append((holder.operator, holder.tensor, label, memory_kind, size, first, end, since, until))
     return holdings
 
 

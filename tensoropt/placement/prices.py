@@ -264,13 +264,13 @@ class PlacedPrices:
         if key not in self._seconds:
             # Operator by operator the slower of device and host: it is not modelled how far a host of a
             # placed plan runs ahead.
-            both = np.array(
+            seconds = np.array(
                 [
                     np.maximum(c.seconds(work.work, work.facts), c.host_seconds(work.work))
                     for c in self.compute()
                 ]
             )
-            self._seconds[key] = both[:, 0], both[:, 1] if self.training else np.zeros(len(both))
+            self._seconds[key] = seconds[:, 0], seconds[:, 1] if self.training else np.zeros(len(seconds))
         return self._seconds[key]
 
 
@@ -297,7 +297,7 @@ class PricedGraph:
         if group is None:
             return ()
         choices = self.prices.split_choices(group)
-        return tuple(how for how in choices if how != self.graph.splits.get(group.name))
+        return tuple(choice for choice in choices if choice != self.graph.splits.get(group.name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
         """Return cuts of the batch of every group that can be cut: into as many pieces as there are devices,
@@ -310,9 +310,9 @@ class PricedGraph:
         # From as many pieces as devices downwards, to the first number that divides any batch.
         for count in range(self.prices.cluster.device_count, 1, -1):
             for group in self.prices.graph.groups:
-                how = GroupSplit(str(batch[group.name].label), count)
-                if how in self.prices.split_choices(group):
-                    splits[group.name] = how
+                choice = GroupSplit(str(batch[group.name].label), count)
+                if choice in self.prices.split_choices(group):
+                    splits[group.name] = choice
             if splits:
                 break
         return splits
@@ -586,7 +586,7 @@ def _shares(
     numbers = {value: number for number, value in enumerate(makers)}
     shares: dict[Value, dict[str, dict[int, int]]] = {}
 
-    def of(value: Value) -> dict[str, dict[int, int]]:
+    def shares_of(value: Value) -> dict[str, dict[int, int]]:
         return shares.setdefault(value, {"gradients_in": {}, "gradient_extents": {}})
 
     for reader, op in enumerate(graph.operators):
@@ -595,15 +595,15 @@ def _shares(
             # Every term of a sum has the gradient of the sum; what is cut or concatenated is copied.
             if op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL:
                 for value in op.reads:
-                    of(value)["gradients_in"][reader] = numbers[op.writes[0]]
+                    shares_of(value)["gradients_in"][reader] = numbers[op.writes[0]]
             continue
         own = {value.tensor: value for value in (*op.reads, *op.writes)}
         names = work.work.names
         for read, target in work.facts.hands_on.items():
-            of(own[names[read]])["gradients_in"][reader] = numbers[own[names[target]]]
+            shares_of(own[names[read]])["gradients_in"][reader] = numbers[own[names[target]]]
         for read, size in work.facts.gradient_extents.items():
             if names[read] in own:
-                of(own[names[read]])["gradient_extents"][reader] = size
+                shares_of(own[names[read]])["gradient_extents"][reader] = size
     return shares
 
 

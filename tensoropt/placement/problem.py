@@ -89,8 +89,8 @@ class DeviceSet:
         """
         if limit_bytes is None:
             return self.capacity_bytes.astype(float)
-        rest = max(limit_bytes - sum(self.terms.values()), 0.0)
-        return np.minimum(self.capacity_bytes.astype(float), rest)
+        room = max(limit_bytes - sum(self.terms.values()), 0.0)
+        return np.minimum(self.capacity_bytes.astype(float), room)
 
     def in_all(self, tensor_bytes: float) -> float:
         """Return the total bytes of ``tensor_bytes`` of tensors and everything else that a process takes,

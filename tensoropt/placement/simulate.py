@@ -245,10 +245,10 @@ class _StepSimulation:
             return kind
         problem = self.problem
         name = "" if operator is None else problem.names[operator]
-        of = name if tensor is None else problem.tensors[tensor].name
+        subject = name if tensor is None else problem.tensors[tensor].name
         if operator is not None:
-            of = self._label(of, operator)
-        self.owned.append((_Holder(name, of, label), kind))
+            subject = self._label(subject, operator)
+        self.owned.append((_Holder(name, subject, label), kind))
         return str(len(self.owned) - 1)
 
     def _number(self) -> None:
@@ -464,12 +464,12 @@ class _StepSimulation:
         uses: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for number, tensor in enumerate(problem.tensors):
             for device in (place.device[tensor.producer], *self.copies[number]):
-                at = number
-                while (into := problem.tensors[at].lies_in) is not None:
-                    if place.device[problem.tensors[at].producer] != device:
+                storage = number
+                while (into := problem.tensors[storage].lies_in) is not None:
+                    if place.device[problem.tensors[storage].producer] != device:
                         break  # a copy
-                    at = into
-                users, kept = uses.setdefault((at, device), ([], []))
+                    storage = into
+                users, kept = uses.setdefault((storage, device), ([], []))
                 users += self._users(number, device)
                 if self.backward:
                     kept += [self.backward[o] for o in tensor.kept_by if place.device[o] == device]

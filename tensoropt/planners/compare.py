@@ -135,6 +135,6 @@ def _best_within(points: Sequence[Point], memory_bytes: float) -> Point:
         points: points, ascending in memory and descending in time; the leanest needs no more than
             ``memory_bytes``, up to rounding.
     """
-    at = bisect_right([p.memory_bytes for p in points], memory_bytes * (1 + SAME))
-    assert at, "a row's own point is among those known"
-    return points[at - 1]
+    end = bisect_right([p.memory_bytes for p in points], memory_bytes * (1 + SAME))
+    assert end, "a row's own point is among those known"
+    return points[end - 1]

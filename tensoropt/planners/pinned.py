@@ -153,10 +153,10 @@ class PinnedPoint:
         for group in self.tables.graph.groups:
             template, index = self.tables.templates[group.name], self.choice[group.name]
             # Recomputed configurations come after the plain ones, in the same order (TableBuilder._group).
-            at = index % len(template.works)
+            position = index % len(template.works)
             recomputed = bool(self.tables.of[group.name].again) and self.tables.of[group.name].again[index]
             forwards = micro_batches * (2 if recomputed else 1)
-            yield _ComputedWork(template.works[at], template.facts[at], forwards, micro_batches)
+            yield _ComputedWork(template.works[position], template.facts[position], forwards, micro_batches)
 
 
 def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> PinnedPoint:

@@ -53,10 +53,10 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
         chosen = [(selections[i].choice, selections[i].options) for i in of_space]
         overlap = overlap_of(task.cluster, space.mesh, beside=space.tables.prices.beside)
         simulated = Evaluator(space.tables, overlap)(chosen)
-        for at, i in enumerate(of_space):
-            memory, compute, communication = space.tables.breakdown(*chosen[at])
-            points[i] = simulated[at // CHUNK].point(
-                at % CHUNK,
+        for position, i in enumerate(of_space):
+            memory, compute, communication = space.tables.breakdown(*chosen[position])
+            points[i] = simulated[position // CHUNK].point(
+                position % CHUNK,
                 space.names,
                 number,
                 additive=(memory, compute + communication),

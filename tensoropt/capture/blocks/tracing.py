@@ -78,8 +78,8 @@ class Traced:
 
     def returned(self, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Any:
         """Return the block's outputs, given the call's inputs and the tensors that it made."""
-        of = {"input": inputs, "made": made}
-        leaves = [value if kind == "value" else of[kind][value] for kind, value in self.outputs]
+        tensors = {"input": inputs, "made": made}
+        leaves = [value if kind == "value" else tensors[kind][value] for kind, value in self.outputs]
         return pytree.tree_unflatten(leaves, self.spec)
 
 

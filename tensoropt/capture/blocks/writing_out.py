@@ -42,10 +42,10 @@ def write_out(blocks: TracedBlocks, exported: torch.export.ExportedProgram) -> N
                 raise Unlike(traced.block.likeness, "computes something else the second time")
     paths = {id(module): path for path, module in blocks.model.named_modules()}
     for number, repeat in marks[OPS.repeat].items():
-        block, of = blocks.called[number], _arguments(repeat)[2]
-        if of not in bodies:
+        block, operands = blocks.called[number], _arguments(repeat)[2]
+        if operands not in bodies:
             raise Unlike(block.likeness, "nothing reads what the traced one returns")
-        _exchange(repeat, bodies[of].copied(repeat, stored, block.module, paths))
+        _exchange(repeat, bodies[operands].copied(repeat, stored, block.module, paths))
     for node in (*marks[OPS.enter].values(), *marks[OPS.leave].values()):
         _exchange(node, _arguments(node)[0])
 

@@ -268,8 +268,8 @@ class Importer:
     def _stored(
         self, tensor: onnx.TensorProto, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]
     ) -> Traced:
-        """A constant of the file: a parameter if it is a weight. Exporters write the table with which a model
-        both embeds and projects twice, once transposed; it stays one parameter here.
+        """Return a constant of the file: a parameter if it is a weight. Exporters write the table with which
+        a model both embeds and projects twice, once transposed; it stays one parameter here.
         """
         shape, dtype = self.reader.shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
@@ -288,8 +288,9 @@ class Importer:
         return self._parameter(tensor.name, data)
 
     def _parameter(self, name: str, data: torch.Tensor) -> Traced:
-        """A weight. An exporter that computed it may have repeated it (a class token for each image of the
-        batch, one row of a table for each position): the trained parameter is one of the repetitions.
+        """Return a weight as a parameter. An exporter that computed it may have repeated it (a class token
+        for each image of the batch, one row of a table for each position): the trained parameter is one of
+        the repetitions.
         """
         once = self.weights.once(name, data)
         if once.shape == data.shape:

@@ -290,7 +290,7 @@ LOSSES: dict[str, Callable[[FxBuilder, Sequence[Traced], Sequence[str]], _Made]]
 def with_loss(
     builder: FxBuilder, name: str, results: Sequence[Traced], outputs: Sequence[str]
 ) -> tuple[list[Traced], list[Input], str]:
-    """(the loss alone, the inputs that it needs, a sentence that describes it).
+    """Return (the loss alone, the inputs that it needs, a sentence that describes it).
 
     Args:
         name: a name in :data:`LOSSES`, or ``auto``: a scalar output called ``loss``; else cross entropy if an

@@ -106,7 +106,7 @@ def torch_dtype(code: int, label: str) -> torch.dtype:
 
 
 def rounded(x: Any, code: int, saturate: bool) -> Any:
-    """``x``, a real or traced tensor, rounded to floats of a few bits and held in float32.
+    """Return ``x``, a real or traced tensor, rounded to floats of a few bits and held in float32.
 
     Args:
         saturate: values that are too large become the largest number, instead of infinity or NaN.
@@ -246,7 +246,7 @@ def _stored_bytes(code: int, dtype: torch.dtype, elements: int) -> int:
 
 
 def _narrow(tensor: onnx.TensorProto, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Values that share bytes, or for which NumPy has no type, read by the package itself."""
+    """Return values that share bytes, or for which NumPy has no type, as the package itself reads them."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     array = onnx.numpy_helper.to_array(tensor)

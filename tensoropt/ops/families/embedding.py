@@ -69,7 +69,7 @@ def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
 
 
 def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """If the vocabulary is split, a call of the kernel that knows which rows this rank has."""
+    """A call of the kernel that knows which rows this rank has, if the vocabulary is split."""
     axes = shard.split(shard.loop_named("vocabulary"))
     if not axes:
         return call
@@ -79,8 +79,9 @@ def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """If bags or the vocabulary are split, a call of the kernel that makes offsets and indices relative to
-    the shard."""
+    """A call of the kernel that makes offsets and indices relative to the shard, if bags or the vocabulary
+    are split.
+    """
     axes, bags = shard.split(shard.loop_named("vocabulary")), shard.split(shard.loop_named("bag"))
     if not axes and not bags:
         return call

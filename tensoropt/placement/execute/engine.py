@@ -159,7 +159,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
             return self._whole_input(name, inputs)
         value = Value(name)
         if value in made[0]:
-            parts = [of[value] for of in made]
+            parts = [results[value] for results in made]
             own = parts[0]
             if len(parts) > 1:
                 # Each micro-batch's mean divides by the whole batch's count, so that losses add up.

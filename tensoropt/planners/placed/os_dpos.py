@@ -189,7 +189,7 @@ def _longest_first(start: _Trial[S]) -> list[tuple[str, tuple[GroupSplit, ...]]]
             continue
         splits = graph.split_choices(operator)
         if splits:
-            at = operator, device[operator]
-            seconds[name] = float(problem.forward_s[at] + problem.backward_s[at])
+            place = operator, device[operator]
+            seconds[name] = float(problem.forward_s[place] + problem.backward_s[place])
             choices[name] = splits
     return [(name, choices[name]) for name in sorted(seconds, key=lambda n: -seconds[n])]

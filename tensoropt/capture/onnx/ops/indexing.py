@@ -14,8 +14,9 @@ from tensoropt.capture.onnx.values import DataDependentError, OnnxError, Traced
 
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
-    """An index without negative entries: ONNX counts them from the end, but PyTorch's gather and scatter do
-    not."""
+    """Return an index without negative entries: ONNX counts them from the end, but PyTorch's gather and
+    scatter do not.
+    """
     # Known and not negative is the usual case: it needs no operators.
     if index.data is not None and not bool((index.data < 0).any()):
         return index.to(torch.int64)

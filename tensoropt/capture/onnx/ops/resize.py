@@ -186,7 +186,7 @@ def _coordinate(
 
 
 def _weights(place: float, size: int, scale: float, mode: str, options: Any) -> list[tuple[int, float]]:
-    """(element, weight) for the elements around a coordinate."""
+    """Return (element, weight) for the elements around a coordinate."""
     if mode == "nearest":
         return [(_nearest(place, size, options.get("nearest_mode", "round_prefer_floor")), 1.0)]
     wide = min(scale, 1.0) if options.get("antialias", 0) else 1.0

@@ -162,14 +162,14 @@ _AVERAGE: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def _pool_window(call: Call) -> tuple[_Window, bool]:
-    """(window, whether output sizes are rounded up)."""
+    """Return (window, whether output sizes are rounded up)."""
     ceil = bool(call.attribute("ceil_mode", 0))
     same = call.attribute("auto_pad", "NOTSET").startswith("SAME")
     return _window_of(call, tuple(call.attribute("kernel_shape"))), ceil and not same
 
 
 def _extended(window: _Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The pads with which rounding down gives the same as rounding up with the window's own pads.
+    """Return the pads with which rounding down gives the same as rounding up with the window's own pads.
 
     As in ONNX since opset 19, and always in PyTorch, a window that would start in the trailing padding is
     left out.

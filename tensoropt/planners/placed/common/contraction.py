@@ -207,7 +207,7 @@ class Contraction:
         """
         whole, group, kept = self.whole, self.groups[number], 0.0
         changes: dict[int, float] = dict.fromkeys(group, 0.0)
-        gone: dict[int, float] = dict.fromkeys(group, 0.0)
+        freed: dict[int, float] = dict.fromkeys(group, 0.0)
         gradient = 0.0
         for operator in group:
             for t in whole.made[operator]:
@@ -223,12 +223,12 @@ class Contraction:
                     kept += tensor.bytes
                 else:
                     changes[operator] += tensor.bytes
-                    gone[max((operator, *tensor.readers))] += tensor.bytes
+                    freed[max((operator, *tensor.readers))] += tensor.bytes
         alive = peak = 0.0
         for operator in group:
             alive += changes[operator]
             peak = max(peak, alive + float(whole.forward_peak_bytes[operator]))
-            alive -= gone[operator]
+            alive -= freed[operator]
         backward = max(float(whole.backward_peak_bytes[o]) for o in group)
         return kept, peak, backward + gradient * whole.training
 

@@ -440,8 +440,8 @@ class _ReadyQueue:
             self.ready[producer] = max(self.ready[producer], arrival_s)
             self.waiting[producer] -= 1
             if not self.waiting[producer]:
-                at = max(self.ready[producer], self.free[source])
-                heapq.heappush(self.events, (at, _Event.OPERATOR_READY, -producer, producer))
+                start_s = max(self.ready[producer], self.free[source])
+                heapq.heappush(self.events, (start_s, _Event.OPERATOR_READY, -producer, producer))
 
 
 def with_backward(problem: PlacementProblem, forward: ForwardSchedule) -> Placement:

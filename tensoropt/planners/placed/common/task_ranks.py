@@ -65,12 +65,12 @@ def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
     """
     allowed = units.allowed[list(units.of)]
     sends = _longest_transfers(problem, units).tolist()
-    of = units.of
+    unit_of = units.of
     weights = [
         np.where(allowed, seconds, 0.0).max(axis=1).tolist()
         for seconds in (problem.forward_s, problem.backward_s, problem.update_s)
     ]
-    return _ranks(problem, weights, lambda number, a, b: 0.0 if of[a] == of[b] else sends[number])
+    return _ranks(problem, weights, lambda number, a, b: 0.0 if unit_of[a] == unit_of[b] else sends[number])
 
 
 def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
@@ -134,9 +134,9 @@ def _path(forward: Sequence[float], after: Mapping[int, int]) -> tuple[int, ...]
     """
     if not forward:
         return ()
-    met: dict[int, None] = {}
+    visited: dict[int, None] = {}
     task: int | None = max(range(len(forward)), key=forward.__getitem__)
     while task is not None:
-        met[task if task >= 0 else -1 - task] = None
+        visited[task if task >= 0 else -1 - task] = None
         task = after.get(task)
-    return tuple(met)
+    return tuple(visited)

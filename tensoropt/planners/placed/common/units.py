@@ -75,15 +75,15 @@ def units_of(problem: PlacementProblem) -> Units:
             root[b] = a
     heads = [find(operator) for operator in range(problem.size)]
     number = {head: i for i, head in enumerate(dict.fromkeys(heads))}
-    of = tuple(number[head] for head in heads)
+    unit_of = tuple(number[head] for head in heads)
     members: list[list[int]] = [[] for _ in number]
-    for operator, unit in enumerate(of):
+    for operator, unit in enumerate(unit_of):
         members[unit].append(operator)
     lasting, transient = np.zeros(len(members)), np.zeros(len(members))
-    for operator, unit in enumerate(of):
+    for operator, unit in enumerate(unit_of):
         lasting[unit] += problem.step_bytes(operator)
         transient[unit] = max(transient[unit], transient_bytes(problem, operator))
-    return Units(of, tuple(map(tuple, members)), _allowed(problem, members), lasting, transient)
+    return Units(unit_of, tuple(map(tuple, members)), _allowed(problem, members), lasting, transient)
 
 
 def transient_bytes(problem: PlacementProblem, operator: int) -> float:
@@ -301,7 +301,7 @@ def _refusal(
         if len(set(most)) > 1
         else format_bytes(problem.devices.in_all(float(most[0])))
     )
-    who = problem.names[units.members[unit][0]]
+    first_name = problem.names[units.members[unit][0]]
     companions = len(units.members[unit]) - 1
     suffix = f" and the {companions} that belong to it" if companions else ""
     reserved = float((most - caps).max())
@@ -310,6 +310,6 @@ def _refusal(
     )
     return (
         f"{name} finds no plan within {within}{kept_free}: no device has room for the "
-        f"{format_bytes(units.bytes[unit])} of {who}{suffix}; the whole model holds "
+        f"{format_bytes(units.bytes[unit])} of {first_name}{suffix}; the whole model holds "
         f"{format_bytes(float(units.bytes.sum()))}, use more devices or a higher limit"
     )

@@ -151,13 +151,13 @@ class _Notes:
             return ""
         if own.micro_batches > 1:  # of which the program schedules one, see _fill
             return ""
-        says, simulated_s = outcome.time_s, own.time_s
+        program_s, simulated_s = outcome.time_s, own.time_s
         fits = "" if own.fits() else ", and it does not fit there"
-        if not fits and abs(simulated_s - says) <= ROUNDING * simulated_s:
+        if not fits and abs(simulated_s - program_s) <= ROUNDING * simulated_s:
             return ""
         why = "" if self.settings.rules.exclusive else ", as it lets operators share a device"
         return (
-            f"the program says {format_seconds(says)} of its own answer, the simulator "
+            f"the program says {format_seconds(program_s)} of its own answer, the simulator "
             f"{format_seconds(simulated_s)}{why}{fits}"
         )
 

@@ -481,8 +481,8 @@ class Rounds:
             return False
         if not own.fits() and not self._is_last_round():
             return True
-        met = proof.bound_s >= self.known.best_s * (1 - ROUNDING)
-        return outcome.proven and not met and (self.cuts or not own.fits())
+        proven = proof.bound_s >= self.known.best_s * (1 - ROUNDING)
+        return outcome.proven and not proven and (self.cuts or not own.fits())
 
     @property
     def cuts(self) -> bool:

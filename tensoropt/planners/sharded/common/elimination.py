@@ -192,15 +192,15 @@ class _FinalGraph:
         return order
 
     def _take(self, name: str) -> _Removed:
-        mine = [term for term in self.terms if name in term.names]
+        own_terms = [term for term in self.terms if name in term.names]
         self.terms = [term for term in self.terms if name not in term.names]
-        names = tuple(sorted({n for term in mine for n in term.names} - {name}))
+        names = tuple(sorted({n for term in own_terms for n in term.names} - {name}))
         least = np.full([self.sizes[n] for n in names], np.inf)
         best = np.zeros(least.shape, dtype=np.int32)
         # One configuration at a time: the table needs an entry per strategy of the neighbours, and none per
         # configuration.
         for index in range(self.sizes[name]):
-            costs = sum((self._slice(term, name, index, names) for term in mine), np.zeros(()))
+            costs = sum((self._slice(term, name, index, names) for term in own_terms), np.zeros(()))
             better = costs < least
             np.copyto(best, index, where=better)
             np.copyto(least, np.broadcast_to(costs, least.shape), where=better)
@@ -211,10 +211,12 @@ class _FinalGraph:
     def _slice(term: _Term, name: str, index: int, names: tuple[str, ...]) -> Floats:
         """Return a term where ``name`` has configuration ``index``, with a dimension for each of
         ``names``."""
-        rest = tuple(n for n in term.names if n != name)
+        remaining = tuple(n for n in term.names if n != name)
         costs: Floats = np.asarray(term.costs.take(index, axis=term.names.index(name)))
-        costs = costs.transpose([rest.index(n) for n in names if n in rest])
-        return costs.reshape([costs.shape[sorted(rest).index(n)] if n in rest else 1 for n in names])
+        costs = costs.transpose([remaining.index(n) for n in names if n in remaining])
+        return costs.reshape(
+            [costs.shape[sorted(remaining).index(n)] if n in remaining else 1 for n in names]
+        )
 
 
 def _unroll(removed: Sequence[_Removed]) -> dict[str, int]:

@@ -121,17 +121,17 @@ class _Repeats:
         sizes: dict[str, int] = defaultdict(int)
         for member in list(self.sets.parents):
             sizes[self.sets[member]] += 1
-        seen: dict[Hashable, str] = {}
+        first_with: dict[Hashable, str] = {}
         for group in self.graph.groups:
             for kind, places in (("reads", self.reads), ("writes", self.writes)):
                 for place, name in places[group.name]:
                     tensor = f"tensor {name}"
                     if sizes[self.sets[tensor]] > 1:
                         key = kind, place, self.looks[group.name], self.sets[tensor]
-                        self._join(seen.setdefault(key, group.name), group.name)
+                        self._join(first_with.setdefault(key, group.name), group.name)
                     if sizes[self.sets[group.name]] > 1:
                         ends = kind, place, self.sets[group.name], self.tensors[name].shape
-                        self._join(seen.setdefault(ends, tensor), tensor)
+                        self._join(first_with.setdefault(ends, tensor), tensor)
 
     def _join(self, a: str, b: str) -> None:
         if self.sets[a] != self.sets[b]:

@@ -450,8 +450,8 @@ class RunningStage(PipelineStage):
     @staticmethod
     def _drop_buffers(infos: Mapping[int, Sequence[Any]]) -> None:
         """Drop the buffers, which PyTorch makes for all micro-batches beforehand and keeps for all steps."""
-        for stage_infos in infos.values():
-            for info in stage_infos:
+        for chunk_infos in infos.values():
+            for info in chunk_infos:
                 info.buffer = None
 
     def _make_room(self, infos: Sequence[Any]) -> None:

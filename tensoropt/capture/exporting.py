@@ -79,7 +79,7 @@ def _may_change(target: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)
         and not target._schema.is_mutable
-        # Those are written out in any case.
+        # The former are written out in any case.
         and not _should_decompose_because_unsafe_op(target)
         and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), _COMPOSITE)
     )

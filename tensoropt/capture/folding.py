@@ -125,8 +125,8 @@ class Folder:
 
         args, kwargs = torch.utils._pytree.tree_map(value_of, (node.args, dict(node.kwargs)))
         leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
-        # By identity, which is cheap; `keep` detects equal values in different memory. The type is part of
-        # the key, because 1, 1.0 and True are equal.
+        # Compared by identity, which is cheap; `keep` detects equal values in different memory. The type is
+        # part of the key, because 1, 1.0 and True are equal.
         same = tuple(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in leaves)
         key = (node.target, same, str(spec))
         if key not in self._results:

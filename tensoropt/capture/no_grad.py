@@ -86,7 +86,7 @@ def keep_no_grad(exported: Any) -> None:
                 value = result.meta.get("val")
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     _detach(module.graph, result)
-            # What is known about gradients may follow from an earlier region.
+            # Facts about gradients may follow from an earlier region.
             having = _having_gradients(exported, module) if writes else set()
             for write in writes:
                 if write.written in having:

@@ -190,7 +190,7 @@ def capture(
             differently from the model.
     """
     if isinstance(model, WithLoss):
-        # What a model file returns with its own loss.
+        # The fourth item that a model file may return: its own loss.
         loss, model = loss or model.loss, model.model
     check_model(model)
     training = mode == "train"

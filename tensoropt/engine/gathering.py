@@ -207,7 +207,7 @@ class CallAhead:
         # For each block: the parameters that backward will request, how often, and their shards.
         self._noted: dict[int, dict[EdgeSpec, int]] = {}
         self._shards: dict[EdgeSpec, torch.Tensor] = {}
-        # By block: gradients of uses, those added up that read a parameter alike; those that waited for the
+        # By block: sums of the gradients of uses that read a parameter alike; gradients that waited for the
         # last micro-batch.
         self._gradients: dict[int, dict[tuple[str, Layout], _Sum]] = {}
         self._last: dict[int, list[_Sum]] = {}
@@ -379,7 +379,7 @@ class CallAhead:
             spec, gradient = gradients.pop(0)[:2]
             route = packed_scatter(self._runtime, spec)
             sent.append((spec, route, route.pack(gradient)))
-            # What was packed into pieces is no longer needed as a whole.
+            # The whole tensors are no longer needed once they are packed into pieces.
             del gradient
         self._scattering += _coalesced(sent, scatter)
 

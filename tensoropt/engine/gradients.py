@@ -155,13 +155,13 @@ class Gradients:
         self._stash: list[list[torch.Tensor] | None] = [None] * len(buckets)
         # The part of the stash that users see while a step waits for its backward.
         self._hidden: dict[str, torch.Tensor] = {}
-        # What others than this plan's backward have put into `.grad`, to be added to its result.
+        # Gradients that others put into `.grad`, to be added to this plan's result.
         self._outside: dict[str, torch.Tensor] = {}
         self._committed = False
         self._eager = False
         self._absent: set[str] = set()
         self._missing = [0] * len(buckets)
-        # How many parts are still to come of a gradient that comes in several parts.
+        # The number of parts still to come of a gradient that comes in several parts.
         self._parts: dict[str, int] = {}
         self._works: list[Any] = []
         self._started: set[int] = set()
@@ -260,8 +260,8 @@ class Gradients:
             self._set_aside(keep_local=pending is None)
         self._committed = False
         if pending is None:
-            # What comes to `.grad` from elsewhere during this backward must not be mixed with what is
-            # reduced.
+            # Gradients that come to `.grad` from elsewhere during this backward must not be mixed with those
+            # that are reduced.
             for name, owner in self.owners.items():
                 if owner is not self.leaves[name]:
                     owner.grad = None
@@ -426,8 +426,8 @@ class Gradients:
         """Reduce the buckets that backward has not completed: no further gradient comes."""
         self.complete()
         for index in range(len(self.buckets)):
-            # Those of which a gradient never came (a parameter that the loss does not reach): the same ones
-            # on all ranks, which run the same graph.
+            # Buckets with a gradient that never came (a parameter that the loss does not reach): the same
+            # ones on all ranks, which run the same graph.
             if index not in self._started:
                 self._start(index)
 
@@ -450,7 +450,7 @@ class Gradients:
         pending.saved = None
         self.occupy(pending)
         self._absent = set()
-        # What was saved was reduced.
+        # The saved gradients were already reduced.
         self._started = set(range(len(self.buckets)))
         for tensor, value in zip(self.tensors, saved, strict=True):
             tensor.copy_(value)

@@ -192,8 +192,8 @@ class _Lowering:
         # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
         self.blocks = {edge.block for edge in strategy.unsharded.values()}
         self.begun = -1
-        # Of activations whose gradients are reduced beside a weight's: the product by the operator's name; by
-        # tensor the edge, and the node that takes the gradient back.
+        # For activations whose gradients are reduced beside a weight's: the product, by the operator's name;
+        # the edge and the node that takes the gradient back, by tensor.
         self.beside = {} if evaluating else dict(strategy.reduced_beside)
         self.products = {product.operator: product for product, _ in self.beside.values()}
         self.links: dict[str, tuple[EdgeSpec, fx.Node]] = {}
@@ -218,7 +218,7 @@ class _Lowering:
         departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
         outputs = [self._output(name) for name in source.outputs]
         changed = [self._output(name) for name in source.mutations.values()]
-        # What departs keeps its layout: the next stage takes it over as it is.
+        # Departing tensors keep their layout: the next stage takes them over as they are.
         results = [*outputs, *(self.made[name] for name in departing), *changed]
         self.graph.output(tuple(results))
         graph = extract_regions(self.root, self.graph, self.runtime)
@@ -255,7 +255,7 @@ class _Lowering:
             return self._operand(name, configuration.layout(name), group, scope)
 
         if op.target == ARRIVE:
-            # It is received in the layout it has here, whatever the whole of it is.
+            # It is received in its layout here, whatever the layout of the whole.
             values = {op.outputs[0]: self.places[op.inputs()[0]]}
         elif product := self.products.get(op.name):
             values = {op.outputs[0]: self._linear_beside(op, product, operand)}
@@ -367,7 +367,7 @@ class _Lowering:
         if tensor.kind == "activation" and name not in group.reads:
             return self.made[name]
         key = (name, layout)
-        # One copy per group: its operators share what was moved for the first of them.
+        # One copy per group: its operators share the values moved for the first of them.
         for nodes in (scope, self.everywhere):
             if key in nodes.nodes:
                 return nodes.nodes[key]

@@ -251,7 +251,7 @@ def _fill_strided(
             for start, size, offset in blocks(place):
                 _narrowed(local, offset, size).copy_(_narrowed(whole, start, size))
             state[key] = place
-    # It leaves alone what is already a tensor.
+    # It leaves tensors alone.
     original(state, keys, *more, **named)
 
 

@@ -171,7 +171,7 @@ def first_differing(hashes: Mapping[str, torch.Tensor], device: torch.device) ->
 # Groups are made once per job and mesh; a new job (as tests begin) is recognised by its world group.
 _made_for: list[object] = []
 _made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}
-# Those that may still refer to groups when the job is left (leave_job).
+# The runtimes that may still refer to groups when the job is left (leave_job).
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 

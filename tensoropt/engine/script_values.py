@@ -290,7 +290,7 @@ class SpreadValue(torch.Tensor):
                     raise _refused(func, args, kwargs) from error
                 raise
         for value in result if isinstance(result, (tuple, list)) else (result,):
-            # What is no result of arithmetic has none, or is the parameter itself.
+            # A tensor that is no result of arithmetic has none, or is the parameter itself.
             if isinstance(value, torch.Tensor) and value.requires_grad and not isinstance(value, cls):
                 raise _refused(func, args, kwargs)
         return result
@@ -477,7 +477,7 @@ def _parts(args: Any, kwargs: Any) -> list[SpreadValue]:
 
 
 def _refused(func: Any, args: Any, kwargs: Any) -> PlanError:
-    # Of an attribute (p.T) its getter is called.
+    # For an attribute (p.T) this is its getter.
     owner = getattr(func, "__self__", None)
     name = owner.__name__ if inspect.isgetsetdescriptor(owner) else getattr(func, "__name__", str(func))
     keys = dict.fromkeys(key for part in _parts(args, kwargs) for key in part.key)

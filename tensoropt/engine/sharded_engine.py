@@ -74,7 +74,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._new_buffers: dict[str, torch.Tensor] = {}
         self.counts = self._make_counts()
         self._in_backward = False
-        # Those whose backward has begun, and how many wait for theirs.
+        # The calls whose backward has begun, and the number that still wait for theirs.
         self._calls: list[CallAhead] = []
         self._waiting = 0
 

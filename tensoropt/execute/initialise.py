@@ -189,7 +189,7 @@ class Initialisation:
         with self._standing(alive) as standing, torch.no_grad():
             watch = _Watch({_key(value): cell for cell, value in standing.items()})
             try:
-                # What the function creates itself is on the meta device, like all else.
+                # Tensors that the function itself creates are on the meta device, like all others.
                 with watch, nullcontext() if alive else torch.device("meta"):
                     self.init_weights(module)
             except Exception as error:

@@ -114,7 +114,7 @@ def _outermost(timed: Sequence[Mapping[str, Any]], start_us: float) -> list[Obse
     """Return the operators on the host that lie within no other one."""
     ends: dict[str, float] = {}
     outermost = []
-    # Of operators that begin together, the longest is outermost.
+    # The longest of operators that begin together is outermost.
     operators = [e for e in timed if e.get("cat") == "cpu_op"]
     for event in sorted(operators, key=lambda e: (e["ts"], -e.get("dur", 0))):
         lane, end_us = f"thread {_text(event.get('tid'))}", float(event["ts"]) + float(event.get("dur", 0))

@@ -210,8 +210,7 @@ def _kept_behind(strategy: Strategy, evaluation: Evaluation, group: Group) -> in
     if len(facts.calls) != len(group.operators) or last == len(group.operators) - 1:
         return 0
     before = facts.calls[last - 1].kept_bytes if last else 0
-    # Of the tensors it made, its results are for the other operators, the rest (statistics) for its own
-    # backward.
+    # The results of a group are for other operators; its other tensors (statistics) are for its own backward.
     own = min(facts.calls[last].kept_bytes - before, _written(strategy, group, group.operators[last]))
     return facts.kept_bytes - facts.calls[last].kept_bytes + own
 
@@ -428,7 +427,7 @@ class _TransientMemory:
             if micro_batch == self._micro_batches - 1:
                 self.on_the_way += self._buffers[stage]
         elif kind == "I":
-            # Nobody waits for a gradient of the first stage: all of its backward comes later.
+            # No stage waits for a gradient of the first stage: all of its backward comes later.
             self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]
         if kind in "BI" and stage:
             back = self._back[stage]

@@ -189,7 +189,7 @@ class StageFrontiers:
         self.search, self.costs = search, costs
         self.prices = PipelinePrices.of(costs, search.mesh)
         self.sizes = (search.micro_batches, *search.mesh.shape[1:])
-        # By look: the first of the ranges that have it, its templates and its frontier.
+        # For each look: the first of the ranges that have it, its templates and its frontier.
         self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
         self.frontier: dict[str, _StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
@@ -313,7 +313,7 @@ class StageFrontiers:
         templates = with_facts(outlined, self.costs.facts_of)
         offered = {region.name for region in offered_regions(self.search.problem, self.search.settings)}
         regions = [region for region in find_regions(part.graph) if region.name in offered]
-        # What is kept counts once per micro-batch in flight, so two tables give those for any number.
+        # Kept tensors count once per micro-batch in flight, so two tables give those for any number.
         one, two = (
             TableBuilder(
                 part.graph,

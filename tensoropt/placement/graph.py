@@ -176,7 +176,7 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
         return False
     configuration = Configuration(group, (group.unsplit, strategy))
     # Two pieces represent any number: which collectives a call needs does not depend on how many there are.
-    # Those that only count targets are allowed, as counts are known before the step.
+    # Collectives that only count targets are allowed, because counts are known before the step.
     calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in group.operators)
     return all(inner.count for call in calls for inner in call.collectives)
 

@@ -329,7 +329,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
 
 
 def _fullest(simulated: SimulatedPlacement) -> int:
-    # Of equals the first device, so that a point is the same in every run.
+    # The first of equal devices, so that a point is the same in every run.
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 

@@ -307,7 +307,7 @@ class PricedGraph:
         except MicroBatchRefused:
             return {}
         splits: dict[str, GroupSplit] = {}
-        # From as many pieces as devices downwards, to the first number that divides any batch.
+        # Counts from the number of devices downwards: the first that divides any batch.
         for count in range(self.prices.cluster.device_count, 1, -1):
             for group in self.prices.graph.groups:
                 choice = GroupSplit(str(batch[group.name].label), count)
@@ -398,7 +398,7 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
     grows = [v for v in op.writes if prices.tensors[v.tensor].requires_grad]
     handed = {names[n] for n in facts.hands_on}
     extents = {names[n]: size for n, size in facts.gradient_extents.items()}
-    # Of gradients that it makes only those that lie in a storage of their own are counted beside it.
+    # Of the gradients that it makes, only those in a storage of their own are counted in addition.
     comes = sum(
         extents.get(v.tensor, graph.bytes(v))
         for v in op.reads
@@ -418,7 +418,7 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
         "backward_peak_bytes": max(
             0,
             backward_peak - incoming_bytes - comes,
-            # By then it has released what it kept and the gradients it was given.
+            # By then it has released its kept tensors and the gradients it was given.
             returning - own_kept - incoming_bytes,
         ),
         # The gradients it was given are counted with the operators that they outlast.

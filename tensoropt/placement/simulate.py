@@ -422,7 +422,7 @@ class _StepSimulation:
             if size:
                 holding = (device_name(device), kind, float(size))
                 takes[first].append(holding)
-                # By the end in time; among tasks that end together by the order in which they ran.
+                # In the order of their ends; tasks that end together in the order in which they ran.
                 last = max([first, *users], key=lambda i: (timeline.events[i].end_s, rank[i]))
                 gives[last].append(holding)
 
@@ -538,7 +538,7 @@ class _StepSimulation:
                     return lies_in
             return new(number, device, size, self.backward[reader])
 
-        # What a reader makes comes after what it reads, so that its gradient is known first.
+        # A reader's results come after its operands, so that their gradients are known first.
         for number, tensor in sorted(enumerate(problem.tensors), key=lambda item: -item[1].producer):
             if not tensor.gradient:
                 continue

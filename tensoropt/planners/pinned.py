@@ -307,7 +307,7 @@ class _Pinning:
         sharded = np.array(
             [sum(layout[a] >= 0 for layout in way for a in data if a != self.shard_axis) for way in ways]
         )
-        # What cannot be sharded at all is stored whole in every stage.
+        # Parameters that cannot be sharded at all are stored whole in every stage.
         best = (sharded == sharded.min()) & (shards == (shards[sharded == sharded.min()]).max())
         once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
         reduce: Reduce | None = STAGES.get(self.stage)

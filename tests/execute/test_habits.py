@@ -271,7 +271,7 @@ def test_one_rank_may_ask_for_its_state_dict(ranks: RankPool) -> None:
 @pytest.mark.parametrize(
     ("name", "mesh", "seed", "lacks"),
     [
-        ("mlp", ("1f1b", 2, 2), 3, "parameters, which lie on other ranks"),
+        ("mlp", ("1f1b", 2, 2), 3, "parameters, which are on other ranks"),
         (*FUSED, "lacks parts of"),
         ("mlp", ("placed", 1), 3, ""),
     ],

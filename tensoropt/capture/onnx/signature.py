@@ -215,7 +215,7 @@ def _skeleton(model: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProt
         else:
             bare.graph.input.append(_described(tensor.name, tensor.data_type, tensor.dims))
     for value in graph.output:
-        # By name only: the shapes that the file declares are what is to be checked.
+        # By name only, because the declared shapes are to be checked.
         bare.graph.output.add(name=value.name)
     return bare
 

@@ -417,7 +417,7 @@ def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
     declared = frozenset(name for name, kind in kinds.items() if kind == "PARAMETER")
     names_by_use: dict[bool | None, set[str]] = {True: set(), False: set(), None: set()}
     for name in _leaves(graph):
-        # What the file declares needs no guess.
+        # Declarations in the file need no guess.
         if name not in kinds:
             names_by_use[_use(name, uses)].add(name)
     return _TrainedConstants(

@@ -201,7 +201,7 @@ class StageEngine(ShardedEngine):
         self.evaluating = False
         self.outputs: dict[int, tuple[torch.Tensor, ...]] = {}
         self.gradients: dict[int, dict[int, torch.Tensor]] = {}
-        # What was gathered ahead, for the micro-batches whose backward is still to come.
+        # The calls with gathered parameters, for the micro-batches whose backward is still to come.
         self._ahead_of: dict[int, Ahead] = {}
         self._trailing = TrailingGradients() if trailing is None else trailing
         # Unsharded copies, gathered from the beginning of the step on.
@@ -549,7 +549,7 @@ class RunningStage(PipelineStage):
         """Run the backward of one micro-batch; without ``full_backward`` only for the arriving tensors."""
         if not self.has_backward:
             return
-        # Its gradient is here, so the next stage has received what it was made from.
+        # Its gradient is here, so the next stage has received the tensor that it belongs to.
         self._going.came(bwd_chunk_id)
         self._coming_back.came(bwd_chunk_id)
         if not self.is_last:

@@ -69,8 +69,8 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
         else:
             chosen = {"none"}
         labels[group.name] = frozenset(chosen) or frozenset({"none"})
-        # What rows and the vocabulary's lookup write is a sum over the inner axis, which is whole again once
-        # reduced.
+        # The results of row splits and of the vocabulary's lookup are sums over the inner axis, which is
+        # whole again once reduced.
         if labels[group.name] != {"none"} and not (along and ROWS in dims) and "vocabulary" not in dims:
             split.update(group.writes)
     return labels

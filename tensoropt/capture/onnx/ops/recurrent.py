@@ -87,7 +87,7 @@ def _layer(call: Call) -> _Layer:
 
 def _is_torchs(layer: _Layer) -> bool:
     call = layer.call
-    # What PyTorch's fused layers lack: lengths, clipping, coupled gates, peepholes, backward only.
+    # PyTorch's fused layers lack lengths, clipping, coupled gates, peepholes, and backward only.
     plain = layer.lengths is None and call.attribute("clip") is None and not call.attribute("input_forget", 0)
     plain = plain and layer.peepholes is None and call.attribute("direction", "forward") != "reverse"
     default = layer.activations == _DEFAULTS[layer.op] * layer.directions

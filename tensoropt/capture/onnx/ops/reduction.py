@@ -228,6 +228,6 @@ def top_k(call: Call) -> Any:
 
 def _top_k(call: Call, k: int) -> Any:
     x, axis = call[0], call.dim("axis", -1)
-    # Of equal elements the earliest comes first, which ``torch.topk`` does not guarantee.
+    # The earliest of equal elements comes first, which ``torch.topk`` does not guarantee.
     values, indices = torch.sort(x, dim=axis, descending=bool(call.attribute("largest", 1)), stable=True)
     return torch.narrow(values, axis, 0, k), torch.narrow(indices, axis, 0, k)

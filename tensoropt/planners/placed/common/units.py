@@ -272,8 +272,8 @@ def _retry(
         peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
         if (peaks <= most).all():
             return replace(answer, notes=(*answer.notes, *_tightened(most, caps, number)))
-        # What the simulator sees beyond what was booked is taken off the cap, and never given back, so that
-        # attempts do not go in circles.
+        # The excess that the simulator sees over the booked bytes is taken off the cap, and never given back,
+        # so that attempts do not go in circles.
         booked = memory.used + (memory.transient if counts_transients else 0.0)
         caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
     worst, in_all = int((peaks - most).argmax()), problem.devices.in_all

@@ -76,7 +76,8 @@ class KnownPlacements:
         if not simulated.fits():
             if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
                 self.nearest = candidate
-        # What breaks a rule must be neither the answer nor a bound on the program, however fast it is.
+        # A placement that breaks a rule must be neither the answer nor a bound on the program, however fast
+        # it is.
         elif obeys(self.problem, placement.device, self.rules):
             if simulated.time_s < self.best_s:
                 self.best = candidate

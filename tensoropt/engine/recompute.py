@@ -67,8 +67,8 @@ class RegatheredParameters:
         self._known[key] = (readers, shard.detach(), spec)
 
     def keep(self, gathered: torch.Tensor) -> None:
-        """From now on, let autograd keep the views of ``gathered`` that it saves: views of it have left for
-        other groups, whose backward does not know that there is something to gather.
+        """From now on, let autograd keep the views of ``gathered`` that it saves: other groups read some of
+        them, and their backward does not know that there is something to gather.
         """
         key = gathered.untyped_storage()._cdata
         if (noted := self._known.get(key)) is None:

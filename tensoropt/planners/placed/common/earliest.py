@@ -384,13 +384,13 @@ class _ReadyQueue:
         self.starts = [0.0] * problem.size
         self.ready = [0.0] * problem.size
         self.waiting = [0] * problem.size
-        """How many readers and messages each operator waits for."""
+        """The number of readers and messages that each operator waits for."""
         self.unread: dict[tuple[int, int], int] = defaultdict(int)
-        """(tensor, device) -> how many readers there still have to add to its gradient."""
+        """The number of readers on a device that still have to add to a tensor's gradient, by (tensor, device)."""
         self.queues: list[list[int]] = [[] for _ in ready_s]
-        """What could run on each device, the last made first."""
+        """The operators that are ready on each device, the last made first."""
         self.events: list[tuple[float, _Event, int, int]] = []
-        """A heap of (time, what happens, priority among equals, which operator or device)."""
+        """A heap of (time, event, priority among equals, operator or device)."""
 
     def schedule(self) -> list[float]:
         problem, device = self.problem, self.device

@@ -24,7 +24,7 @@ from tensoropt.plan.point import check_budget
 from tensoropt.plan.problem import Problem, prepare, prepare_graph
 from tensoropt.plan.question import Question
 from tensoropt.plan.settings import Settings, settings_of
-from tensoropt.planners.compare import asked
+from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import has_local_cores
@@ -88,7 +88,7 @@ def explore(
     """
     settings = settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
-    entries = asked(planners)  # an unknown name is refused before anything is computed
+    entries = requested_planners(planners)  # an unknown name is refused before anything is computed
     loaded = (
         model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {}, source, seed=seed)
     )
@@ -250,7 +250,7 @@ def recost(
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     settings = Settings.from_dict(exploration.settings)
     session = Session(where, settings, store, progress or silent, keep=keep)
-    entries = asked(planners)
+    entries = requested_planners(planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
     found = with_quick_plans(session, searched, evaluate_searched(session, searched, exploration.model))
     if entries:

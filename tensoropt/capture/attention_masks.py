@@ -21,7 +21,7 @@ from tensoropt.capture.folding import Folder, broadcast_narrowed
 from tensoropt.ops.families.attention import ATTENTION
 
 _NOTHING, _FUTURE = "nothing", "future"
-"""What a mask can hide."""
+"""The two kinds of masks that are recognised: one that hides nothing, and one that hides the future."""
 _HIDDEN = -1e4
 """The most that is added to a hidden score: exp(-104) is already 0 in float32, and scores differ by tens."""
 _LEAST_FACTOR = 0.02
@@ -109,24 +109,24 @@ class MaskReader:
         Args:
             read: names of the tensors that operators read.
         """
-        found = []
+        notes = []
         if self.flagged:
-            found.append(
+            notes.append(
                 f"{self.flagged} masks of attention that hide the future, or nothing, are left out: the flag "
                 "is_causal says the same"
             )
         if self.by_hand:
-            found.append(
+            notes.append(
                 f"attention that the model computes by hand under a causal mask, {self.by_hand} times, runs "
                 "as scaled_dot_product_attention with is_causal"
             )
         places = [self.live[name] for name in dict.fromkeys(read) if name in self.live]
         if places:
-            found.append(
+            notes.append(
                 f"a mask is too large to be kept as a constant and is made in every step, {len(places)} "
                 "tensors: " + ", ".join(dict.fromkeys(places))
             )
-        return tuple(found)
+        return tuple(notes)
 
     @staticmethod
     def _look(value: Any, *, inverted: bool = False) -> str | None:
@@ -263,7 +263,9 @@ def _changes_nothing(node: torch.fx.Node, source: torch.fx.Node) -> bool:
 
 
 def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, Any] | None:
-    """(factor, what is hidden, the scores before) for one call between the product and the softmax."""
+    """Return (factor, the hidden positions, the scores before) for one call between the product and the
+    softmax.
+    """
     name, args = str(node.target), cast(tuple[Any, ...], node.args)
     if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
         factor = masks.number(args[1])

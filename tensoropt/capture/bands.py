@@ -29,7 +29,7 @@ class Band:
 
     @property
     def offsets(self) -> torch.Tensor:
-        """``key - query`` of each diagonal."""
+        """The value of ``key - query`` on each diagonal."""
         return torch.arange(1 - self.shape[-2], self.shape[-1], device="cpu")
 
     @property
@@ -216,7 +216,7 @@ def _positions(operands: Sequence[Any], shape: tuple[int, ...]) -> list[Band | N
 
 
 def _counted(value: Any, shape: tuple[int, ...]) -> tuple[str, torch.Tensor]:
-    """(which positions a tensor holds, the first of them); neither queries nor keys if it holds none."""
+    """Return (the positions that a tensor holds: queries, keys or neither; the first of them)."""
     nothing = ("", torch.empty(0))
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
         return nothing

@@ -445,30 +445,30 @@ class Converter:
                 assert spec.kind.name != "PARAMETER_MUTATION", spec.target
                 returned.append(argument)
         names = tuple(self._reference(a) for a in returned if isinstance(a, torch.fx.Node))
-        taken = set(names)
-        return names, {buffer: self._new_value(value, taken) for buffer, value in buffers.items()}
+        kept_results = set(names)
+        return names, {buffer: self._new_value(value, kept_results) for buffer, value in buffers.items()}
 
-    def _new_value(self, node: torch.fx.Node, taken: set[str]) -> str:
+    def _new_value(self, node: torch.fx.Node, kept_results: set[str]) -> str:
         """The tensor that holds a buffer's new value: an operator's result with its own memory, because it
         outlives the step; a copy if the result would otherwise share memory or be kept twice.
 
         Args:
-            taken: results that are already kept for another purpose; this one is added to them.
+            kept_results: results that are already kept for another purpose; this one is added to them.
         """
         name = self._reference(node)
-        if self.tensors[name].kind != "activation" or name in taken or self._lies_in_another(name):
+        if self.tensors[name].kind != "activation" or name in kept_results or self._is_view(name):
             value = node.meta["val"]
-            copy = f"{node.name}_copy{len(taken)}"
+            copy = f"{node.name}_copy{len(kept_results)}"
             target, args = "aten.clone.default", (Ref(name),)
             self.tensors[copy] = Tensor(copy, tuple(value.shape), _dtype_name(value.dtype), "activation")
             self.operators.append(
                 Operator(copy, target, args, {}, (copy,), _module(node, self.prefix), _source(node))
             )
             name = copy
-        taken.add(name)
+        kept_results.add(name)
         return name
 
-    def _lies_in_another(self, name: str) -> bool:
+    def _is_view(self, name: str) -> bool:
         """Whether an activation is a view of a tensor that its operator reads."""
         maker = next(node for node, made in self.name_of.items() if made == name)
         source = maker.args[0] if maker.target is python_operator.getitem else maker

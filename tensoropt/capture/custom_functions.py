@@ -122,7 +122,7 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     number = iter(range(len(tensors)))
     places = [Slot(next(number)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    call, looked = _examined(FunctionCall(cls, places, spec), tensors)
+    call, flags = _examined(FunctionCall(cls, places, spec), tensors)
     try:
         operator = operator_of(call)
     except (NotConstant, RecursionError) as what:
@@ -134,24 +134,24 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
     # An operand that gets no gradient is read detached, so that the graph expresses this too.
     read = [
         tensor if gets or not tensor.requires_grad else tensor.detach()
-        for tensor, gets in zip(tensors, looked.read, strict=True)
+        for tensor, gets in zip(tensors, flags.read, strict=True)
     ]
     made = operator(*read)
     made = [made] if isinstance(made, torch.Tensor) else list(made)
-    return call.returned([m if has else m.detach() for m, has in zip(made, looked.made, strict=True)])
+    return call.returned([m if has else m.detach() for m, has in zip(made, flags.made, strict=True)])
 
 
 @dataclass(frozen=True)
-class _Looked:
-    """Which of the tensors read get a gradient, and which of those made have one."""
+class _GradientFlags:
+    """Flags of tensors with gradients: of those that the function reads, and of those that it makes."""
 
     read: Sequence[bool]
     made: Sequence[bool]
 
 
-def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[FunctionCall, _Looked]:
-    """(the call with its results, its behaviour), by running it forward and backward on tensors without
-    values.
+def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[FunctionCall, _GradientFlags]:
+    """Return (the call with its results, flags of tensors with gradients), by running the call forward and
+    backward on tensors without values.
 
     Raises:
         CaptureError: its behaviour cannot be kept.
@@ -171,14 +171,17 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
         made = call.tensors_of(returned)
         if any(copy._version for copy in copies):
             raise _refused(cls, "it changes a tensor that it is given; clone it first")
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        given = [value for value in made if value.requires_grad]
-        found: list[torch.Tensor | None] = [None] * len(wanted)
-        if wanted and given:
+        differentiable = [leaf for leaf in leaves if leaf.requires_grad]
+        trained_results = [value for value in made if value.requires_grad]
+        gradients: list[torch.Tensor | None] = [None] * len(differentiable)
+        if differentiable and trained_results:
             try:
-                found = list(
+                gradients = list(
                     torch.autograd.grad(
-                        given, wanted, [torch.empty_like(value) for value in given], allow_unused=True
+                        trained_results,
+                        differentiable,
+                        [torch.empty_like(value) for value in trained_results],
+                        allow_unused=True,
                     )
                 )
             except Exception as error:
@@ -191,8 +194,8 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
             f"it draws random numbers ({watch.random}), which every device and every recomputation would "
             "draw anew; draw them outside and pass them to apply()",
         )
-    gets = iter(gradient is not None for gradient in found)
-    return call, _Looked(
+    gets = iter(gradient is not None for gradient in gradients)
+    return call, _GradientFlags(
         [leaf.requires_grad and next(gets) for leaf in leaves], [value.requires_grad for value in made]
     )
 

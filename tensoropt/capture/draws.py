@@ -59,11 +59,11 @@ def _generators(model: nn.Module | None) -> list[Any]:
 
 def _state(own: list[Any]) -> list[Any]:
     numpy: Any = sys.modules.get("numpy")
-    found: list[Any] = [random.getstate()]
+    states: list[Any] = [random.getstate()]
     if numpy is not None:
         kind, keys, *rest = numpy.random.get_state()
-        found.append((kind, keys.tobytes(), *rest))
-    return [*found, *(repr(_state_of(generator)) for generator in own)]
+        states.append((kind, keys.tobytes(), *rest))
+    return [*states, *(repr(_state_of(generator)) for generator in own)]
 
 
 def _state_of(generator: Any) -> Any:
@@ -82,7 +82,7 @@ def _set_state(generator: Any, state: Any) -> None:
 
 
 def note_of(model: nn.Module, run: Callable[[], Any]) -> str:
-    """The note on random numbers that a model's code draws in ``run``, which is called to find out."""
+    """Return the note on random numbers that a model's code draws; ``run`` runs that code."""
     places: dict[str, None] = {}
     own = _generators(model)
     last: tuple[str, Any] = ("", None)
@@ -92,11 +92,11 @@ def note_of(model: nn.Module, run: Callable[[], Any]) -> str:
         if not is_own(frame.f_code.co_filename) or _NUMPY in frame.f_code.co_filename:
             # The line that called numpy is responsible for what numpy itself calls.
             return None
-        now = _state(own)
+        states = _state(own)
         # Before each line of the model's code: whatever changed since the previous one was drawn there.
-        if last[0] and now != last[1]:
+        if last[0] and states != last[1]:
             places[last[0]] = None
-        last = f"{frame.f_code.co_filename}:{frame.f_lineno}", now
+        last = f"{frame.f_code.co_filename}:{frame.f_lineno}", states
         return trace
 
     before = sys.gettrace()

@@ -42,7 +42,7 @@ from tensoropt.capture.lines import current_line, own_lines_kept
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import Detachments, inference_as_no_grad, keep_no_grad
 from tensoropt.capture.rebuild import any_names
-from tensoropt.capture.refusals import asked_of_backward, no_new_hooks
+from tensoropt.capture.refusals import backward_requests, no_new_hooks
 from tensoropt.capture.state import watched
 from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
@@ -63,7 +63,7 @@ def _changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
     for node in (node for module in modules for node in module.graph.nodes):
         if _may_change(node.target):
             args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-            uses, use = tried.setdefault(node.target, {}), _use(args, kwargs)
+            uses, use = tried.setdefault(node.target, {}), _call_key(args, kwargs)
             if use not in uses:
                 uses[use] = _changes(node.target, args, kwargs)
     return {
@@ -79,17 +79,18 @@ def _may_change(target: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)
         and not target._schema.is_mutable
-        # Those are written out in any case.
+        # The former are written out in any case.
         and not _should_decompose_because_unsafe_op(target)
         and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), _COMPOSITE)
     )
 
 
-def _use(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """A key of everything that decides whether a call changes its operands: which operands are present, and
-    all arguments that are not tensors."""
-    given = [*enumerate(args), *sorted(kwargs.items())]
-    shown = ((key, "tensor" if isinstance(value, torch.Tensor) else repr(value)) for key, value in given)
+def _call_key(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a key of everything that decides whether a call changes its operands: the operands that are
+    present, and all arguments that are not tensors.
+    """
+    arguments = [*enumerate(args), *sorted(kwargs.items())]
+    shown = ((key, "tensor" if isinstance(value, torch.Tensor) else repr(value)) for key, value in arguments)
     return tuple(f"{key}={value}" for key, value in shown)
 
 
@@ -104,22 +105,22 @@ def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     with torch.no_grad(), _disable_current_modes():
         try:
             args, kwargs = tuple(map(on_meta, args)), {key: on_meta(value) for key, value in kwargs.items()}
-            given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-            before = [v._version for v in given]
+            operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+            before = [v._version for v in operands]
             target._op_dk(_COMPOSITE, *args, **kwargs)
         except Exception:  # a call that cannot be tried without data changes nothing that a graph could carry
             return False
-        return [v._version for v in given] != before
+        return [v._version for v in operands] != before
 
 
 def _written_out(target: Any, uses: frozenset[Any], *args: Any, **kwargs: Any) -> Any:
-    if _use(args, kwargs) not in uses:
+    if _call_key(args, kwargs) not in uses:
         return NotImplemented
     return target._op_dk(_COMPOSITE, *args, **kwargs)
 
 
 _SHOWN = 4
-"""How many modules a note names."""
+"""The most modules that a note names."""
 
 
 class _Checkpoints:
@@ -132,27 +133,27 @@ class _Checkpoints:
     def __init__(self, model: nn.Module):
         # Keyed by their attribute dicts: export wraps modules in proxies, which share them.
         self._names: Mapping[int, str] = {id(vars(m)): name for name, m in model.named_modules()}
-        self._met: dict[str, str] = {}
+        self._checkpoint_places: dict[str, str] = {}
         self._idle: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on these checkpoints."""
-        found = []
-        if self._met:
-            names = list(self._met)
+        notes = []
+        if self._checkpoint_places:
+            names = list(self._checkpoint_places)
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            found.append(
+            notes.append(
                 f"the model's own checkpointing of {', '.join(names[:_SHOWN])}{more} "
-                f"({next(iter(self._met.values()))}) is replaced by the plan's, which chooses the blocks "
-                "whose inside is computed again"
+                f"({next(iter(self._checkpoint_places.values()))}) is replaced by the plan's, which chooses "
+                "the blocks whose inside is computed again"
             )
-        found += [
+        notes += [
             f"the reentrant checkpoint at {place} gives no gradient, as in the model: none of the tensors "
             "that it is given has one; use_reentrant=False would train what is inside"
             for place in self._idle
         ]
-        return tuple(found)
+        return tuple(notes)
 
     def reentrant(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         """Do what ``CheckpointFunction.apply`` does in a step, without computing anything twice."""
@@ -177,11 +178,11 @@ class _Checkpoints:
     def _meet(self, function: Any) -> None:
         module = getattr(function, "__self__", function)
         while isinstance(module, functools.partial):
-            given = next((a for a in module.args if isinstance(a, nn.Module)), module.func)
-            module = getattr(given, "__self__", given)
+            callee = next((a for a in module.args if isinstance(a, nn.Module)), module.func)
+            module = getattr(callee, "__self__", callee)
         name = self._names.get(id(getattr(module, "__dict__", None)))
         place = current_line()
-        self._met.setdefault(name or f"a function at {place}", place)
+        self._checkpoint_places.setdefault(name or f"a function at {place}", place)
 
 
 EAGER_NOTE = (
@@ -196,7 +197,7 @@ _Exported = tuple[torch.export.ExportedProgram, EagerStep | None, tuple[str, ...
 def export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
 ) -> _Exported:
-    """(flat, functional program, the module's own step in training, notes on decisions along the way).
+    """Return (flat, functional program, the module's own step in training, notes on decisions).
 
     Under a compiler some models leave out what they need in that case (T5 and its relatives make their mask
     in eager mode only). A model that is refused is therefore exported a second time as in eager mode.
@@ -232,14 +233,14 @@ def _export(
             # Outside of it, because it turns reads of `.data` into a detach.
             tracing.enter_context(Detachments())
             # In inference there is no backward to keep.
-            asked: list[str] = []
+            backward_notes: list[str] = []
             if training:
                 for context in (no_new_hooks(), own_backwards(checkpoints.reentrant)):
                     tracing.enter_context(context)
-                asked = tracing.enter_context(asked_of_backward())
+                backward_notes = tracing.enter_context(backward_requests())
             exported = _with_blocks_once(subject, args, kwargs, notes)
             changes.check(exported, prefix)
-        found, step = [*notes, *changes.notes, *asked], None
+        all_notes, step = [*notes, *changes.notes, *backward_notes], None
         if training:
             with _unheard():
                 step = eager_step(subject, args, kwargs)
@@ -248,9 +249,9 @@ def _export(
                     with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
                         step = eager_step(subject, args, kwargs)
             if step.drew:
-                found.append(note_of(subject, lambda: eager_step(subject, args, kwargs)))
-        found += checkpoints.notes
-    return exported, step, tuple(found)
+                all_notes.append(note_of(subject, lambda: eager_step(subject, args, kwargs)))
+        all_notes += checkpoints.notes
+    return exported, step, tuple(all_notes)
 
 
 @contextlib.contextmanager

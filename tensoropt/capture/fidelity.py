@@ -1,13 +1,13 @@
-"""A check that a captured graph trains what its model trains, by comparing gradients with the module's own
+"""Check that a captured graph trains what its model trains, by comparing gradients with the module's own
 forward.
 
 The structure is always compared: the module's forward and backward run once on tensors without values, and
 every parameter that gets a gradient there must get one in the graph. If a model is small and has values, both
 compute loss and gradients once.
 
-A model that is restored after its code has run: attributes, buffers, the contents of lists and dicts.
+After its code has run, a model is restored: attributes, buffers, the contents of lists and dicts.
 
-Captures without a GPU: a model that is not on the CPU is captured on the meta device.
+No GPU is needed: a model that is not on the CPU is captured on the meta device.
 
 An export needs only shapes and types, which the meta device provides for free. Values are read where the
 graph keeps some (constants made from what the model stores), and are moved to the CPU for this.
@@ -45,7 +45,7 @@ def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
     """
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
-    contents = {id(v): (v, v.copy()) for found in attributes for v in found.values() if _holds_others(v)}
+    contents = {id(v): (v, v.copy()) for fields in attributes for v in fields.values() if _holds_others(v)}
     stored = [*model.parameters(), *model.buffers()] if values else []
     copies = [(tensor, tensor.detach().clone()) for tensor in stored]
     try:
@@ -80,10 +80,10 @@ def off_the_cpu(model: nn.Module, call: Any) -> bool:
     Fake tensors are on no device, and are captured unchanged.
     """
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(call)]
-    found = [t for t in tensors if isinstance(t, torch.Tensor)]
-    if any(isinstance(t, FakeTensor) for t in found):
+    candidates = [t for t in tensors if isinstance(t, torch.Tensor)]
+    if any(isinstance(t, FakeTensor) for t in candidates):
         return False
-    return any(t.device.type != "cpu" for t in found)
+    return any(t.device.type != "cpu" for t in candidates)
 
 
 def on_meta(call: Any) -> Any:
@@ -107,19 +107,19 @@ def shadowed(
         The model's original tensors, by their name in the model: parameters, buffers and tensors that are
         plain attributes of a module.
     """
-    found: dict[str, torch.Tensor] = {}
+    originals: dict[str, torch.Tensor] = {}
     places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     for path, module in model.named_modules():
         for holder in (module._parameters, module._buffers, module.__dict__):
             for name, value in holder.items():
                 if isinstance(value, torch.Tensor):
-                    found[f"{path}.{name}" if path else name] = value
+                    originals[f"{path}.{name}" if path else name] = value
                     places.append((holder, name, value))
     shadows = {id(value): (convert or _shadow)(value) for _, _, value in places}
     try:
         for holder, name, value in places:
             holder[name] = shadows[id(value)]
-        yield found
+        yield originals
     finally:
         for holder, name, value in places:
             holder[name] = value
@@ -165,18 +165,20 @@ class EagerStep:
 
 
 def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerStep:
-    """One step of ``subject``, which returns its loss, run without a graph."""
-    with unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (given, named):
+    """Run one step of ``subject``, which returns its loss, without a graph, and return the outcome."""
+    with unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (call, named):
         parameters = {name: p for name, p in subject.named_parameters() if p.requires_grad}
         with seeded(model=subject) as drew:
             try:
-                loss = subject(*given, **named)
-                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                loss = subject(*call, **named)
+                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             except CaptureError:
                 raise
             except Exception as error:
                 return EagerStep(drew=drew(), problem=shown_error(error))
-            trained = (name for name, gradient in zip(parameters, found, strict=True) if gradient is not None)
+            trained = (
+                name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
+            )
             return EagerStep(frozenset(trained), drew())
 
 
@@ -215,14 +217,14 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     """
     if not graph.tensors[graph.outputs[0]].requires_grad:
         raise CaptureError(
-            "the loss of the captured graph has no gradient, though the model's own has; the way from the "
-            "parameters to the loss is lost in torch.export: look for what leaves PyTorch on it (.data, "
-            ".numpy(), set_grad_enabled)"
+            "the loss of the captured graph has no gradient, although the model's own has one: torch.export "
+            "lost the path from the parameters to the loss; look for values that leave PyTorch on it "
+            "(.data, .numpy(), set_grad_enabled)"
         )
     if _OVERWRITTEN in step.problem:
         raise CaptureError(
             "the model's own backward fails, with or without a plan: a tensor that it needs is changed in "
-            "place behind the operation that reads it (a buffer that forward writes to, `x += ...`); read a "
+            "place after the operation that reads it (a buffer that forward writes to, `x += ...`); read a "
             "clone() of it, or write to another tensor"
         )
     if step.problem:
@@ -285,9 +287,9 @@ def check_numbers(
         module = rebuild(graph, model)
 
         def own() -> torch.Tensor:
-            given, named = _copied(call)
+            copies, named = _copied(call)
             with seeded(model=model):
-                return run(*given, **named)
+                return run(*copies, **named)
 
         def captured() -> torch.Tensor:
             leaves = pytree.tree_leaves(_copied(call))
@@ -295,16 +297,16 @@ def check_numbers(
             return loss
 
         try:
-            wanted = _step(own, parameters, model)
+            model_step = _step(own, parameters, model)
         except Exception as error:  # the model's own error, raised later where its cause is named
             return (f"the model's own step could not be computed to compare: {shown_error(error)}",)
-        found = _step(captured, parameters, model)
-        apart = _apart(found, wanted)
+        graph_step = _step(captured, parameters, model)
+        apart = _difference(graph_step, model_step)
         if apart.within(_LOSS_TOLERANCE, _GRADIENT_TOLERANCE):
             return ()
         if any(draws_numbers(op) for op in graph.operators):
             return ("the graph's gradients were not compared with the model's own: both draw random numbers",)
-        rounding = _rounding(own, parameters, model, wanted, graph)
+        rounding = _rounding(own, parameters, model, model_step, graph)
     loss, gradient = (max(_ROUNDING_FACTOR * size, least) for size, least in zip(
         (rounding.loss, rounding.gradient), (_LOSS_TOLERANCE, _GRADIENT_TOLERANCE), strict=True
     ))  # fmt: skip
@@ -328,9 +330,8 @@ def check_numbers(
 
 
 @dataclass(frozen=True)
-class _Apart:
-    """The difference between two steps: relative differences of the losses and of the gradients, at their
-    largest."""
+class _Difference:
+    """The largest relative differences between two steps: of their losses, and of their gradients."""
 
     loss: float
     gradient: float
@@ -350,30 +351,34 @@ def _copied(call: Any) -> Any:
 
 
 def _differentiated(graph: OperatorGraph, model: nn.Module) -> dict[str, nn.Parameter]:
-    known = dict(model.named_parameters(remove_duplicate=False))
-    return {str(t.key): known[str(t.key)] for t in graph.parameters if t.requires_grad}
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    return {str(t.key): by_name[str(t.key)] for t in graph.parameters if t.requires_grad}
 
 
 def _step(run: Callable[[], torch.Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module) -> _Step:
-    """(loss, gradients), computed with the model's tensors restored and the same random numbers each time."""
+    """Return (loss, gradients), computed with the model's tensors restored and the same random numbers each
+    time.
+    """
     with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
         torch.manual_seed(0)
         loss = run()
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    zeros = (torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters.values(), strict=True))
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    zeros = (
+        torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters.values(), strict=True)
+    )
     return loss.detach(), dict(zip(parameters, zeros, strict=True))
 
 
-def _apart(found: _Step, wanted: _Step) -> _Apart:
-    largest = max((_largest(g) for g in wanted[1].values()), default=0.0)
+def _difference(actual: _Step, expected: _Step) -> _Difference:
+    largest = max((_largest(g) for g in expected[1].values()), default=0.0)
     worst, name = 0.0, ""
-    for key, gradient in wanted[1].items():
+    for key, gradient in expected[1].items():
         size = max(_largest(gradient), _GRADIENT_FLOOR * largest, 1e-30)
-        apart = _largest(_wide(found[1][key]) - _wide(gradient)) / size
+        apart = _largest(_wide(actual[1][key]) - _wide(gradient)) / size
         if not apart <= worst:
             worst, name = apart, key
-    loss = _largest(_wide(found[0]) - _wide(wanted[0])) / max(_largest(wanted[0]), 1e-12)
-    return _Apart(loss, worst, name)
+    loss = _largest(_wide(actual[0]) - _wide(expected[0])) / max(_largest(expected[0]), 1e-12)
+    return _Difference(loss, worst, name)
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
@@ -392,21 +397,23 @@ def _rounding(
     own: Callable[[], torch.Tensor],
     parameters: Mapping[str, nn.Parameter],
     model: nn.Module,
-    wanted: _Step,
+    expected: _Step,
     graph: OperatorGraph,
-) -> _Apart:
-    """The change in the module's step when every parameter is changed by rounding."""
+) -> _Difference:
+    """Return the change in the module's step when every parameter is changed by rounding."""
     used = {t.dtype for t in graph.tensors.values()}
     unit = _UNIT[next((d for d in ("bfloat16", "float16", "float32") if d in used), "float64")]
     generator = torch.Generator().manual_seed(0)
-    worst = _Apart(0.0, 0.0, "")
+    worst = _Difference(0.0, 0.0, "")
     with unchanged(model, values=True):
         for _ in range(2):
             with torch.no_grad():
                 for p in parameters.values():
                     p.mul_(1 + unit * torch.randn(p.shape, generator=generator).to(p.dtype))
-            now = _apart(_step(own, parameters, model), wanted)
-            worst = _Apart(max(worst.loss, now.loss), max(worst.gradient, now.gradient), now.name)
+            change = _difference(_step(own, parameters, model), expected)
+            worst = _Difference(
+                max(worst.loss, change.loss), max(worst.gradient, change.gradient), change.name
+            )
     return worst
 
 

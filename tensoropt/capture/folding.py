@@ -4,13 +4,13 @@ Masks and position ids are dozens of nodes in a language model (35 for GPT-2's c
 must never see them. Values are stored at broadcast-reduced shape: a dim along which the value does not change
 has size 1 and is expanded where it is used.
 
-Calls that do less than they seem to: their actual effect is decided before they become operators.
+Some calls do less than they seem to; they are replaced with their actual effect before they become operators.
 
 In-place code in a model (``shifted[:, 1:] = labels[:, :-1]``) and helpers written for any dtype
 (``y.type_as(x)``) arrive as calls that depend only on a tensor's shape or dtype. Unchanged, they would tie
 together tensors that are unrelated, and some have no derivative.
 
-Writes into a part of a complex tensor, rewritten as writes into its real and imaginary parts.
+Writes into a part of a complex tensor are rewritten as writes into its real and imaginary parts.
 
 ``out[..., :modes] = spectrum`` (as in the layers of Fourier neural operators) is exported as a
 ``slice_scatter``, which PyTorch cannot differentiate for complex numbers. The real and imaginary parts form a
@@ -68,7 +68,9 @@ class Folder:
         return node in self._known or node in self._bands
 
     def give(self, node: torch.fx.Node, value: torch.Tensor, *, stored: bool = False) -> None:
-        """Set a node's value; ``stored``: the model holds the value, and holds none on the meta device."""
+        """Set a node's value; ``stored`` says that the model holds the value, and lacks it on the meta
+        device.
+        """
         self._known[node] = value.detach()
         if stored:
             self._stored.add(node)
@@ -94,7 +96,9 @@ class Folder:
         return node in self._bands and self._bands[node].nbytes > _CONSTANT_LIMIT
 
     def decides(self, node: torch.fx.Node) -> bool:
-        """Whether the graph may depend on the value, because it is known wherever the model is captured."""
+        """Return whether the graph may depend on the value, because it is known wherever the model is
+        captured.
+        """
         return node in self and node not in self._stored
 
     def reads_stored(self, node: torch.fx.Node) -> bool:
@@ -116,13 +120,13 @@ class Folder:
         if self._fold_band(node):
             return
 
-        def known(value: Any) -> Any:
+        def value_of(value: Any) -> Any:
             return self.value(value) if isinstance(value, torch.fx.Node) else value
 
-        args, kwargs = torch.utils._pytree.tree_map(known, (node.args, dict(node.kwargs)))
+        args, kwargs = torch.utils._pytree.tree_map(value_of, (node.args, dict(node.kwargs)))
         leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
-        # By identity, which is cheap; `keep` detects equal values in different memory. The type is part of
-        # the key, because 1, 1.0 and True are equal.
+        # Compared by identity, which is cheap; `keep` detects equal values in different memory. The type is
+        # part of the key, because 1, 1.0 and True are equal.
         same = tuple(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in leaves)
         key = (node.target, same, str(spec))
         if key not in self._results:
@@ -140,10 +144,10 @@ class Folder:
         if not isinstance(result, torch.Tensor) or result.numel() <= _BAND_ELEMENTS:
             return False
 
-        def known(value: Any) -> Any:
+        def band_of(value: Any) -> Any:
             return self.band_or_value(value) if isinstance(value, torch.fx.Node) else value
 
-        args, kwargs = torch.utils._pytree.tree_map(known, (node.args, dict(node.kwargs)))
+        args, kwargs = torch.utils._pytree.tree_map(band_of, (node.args, dict(node.kwargs)))
         band = banded(node.target, args, kwargs, result)
         if band is None:
             return False
@@ -207,10 +211,10 @@ def _check_size(nbytes: int, node: torch.fx.Node) -> None:
 
 
 def _line_of(node: torch.fx.Node) -> str:
-    """`` at FILE:LINE (source)`` of the model's line that makes a node, or nothing."""
+    """Return `` at FILE:LINE (source)`` for the model's line that made a node; empty if unknown."""
     lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    found = re.match(r'\s*File "(.+)", line (\d+)', lines[-2]) if len(lines) >= 2 else None
-    return f" at {found[1]}:{found[2]} ({lines[-1].strip()})" if found else ""
+    match = re.match(r'\s*File "(.+)", line (\d+)', lines[-2]) if len(lines) >= 2 else None
+    return f" at {match[1]}:{match[2]} ({lines[-1].strip()})" if match else ""
 
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -245,8 +249,8 @@ def _pointwise(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     args, kwargs = torch.utils._pytree.tree_map(
         lambda v: narrowed[id(v)] if isinstance(v, torch.Tensor) else v, (args, kwargs)
     )
-    found = target(*args, **kwargs)
-    return found.expand(shape) if isinstance(found, torch.Tensor) else found
+    result = target(*args, **kwargs)
+    return result.expand(shape) if isinstance(result, torch.Tensor) else result
 
 
 def _strided(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -271,7 +275,7 @@ def kept_constants(constants: Mapping[str, torch.Tensor]) -> dict[str, tuple[str
 
 
 def _broadcast_reduced(value: torch.Tensor) -> torch.Tensor:
-    """``value`` with every dim along which it is constant narrowed to size 1, in its own memory."""
+    """Return ``value`` with every dim along which it is constant narrowed to size 1, in its own memory."""
     return broadcast_narrowed(value).clone(memory_format=torch.contiguous_format)
 
 
@@ -314,7 +318,7 @@ _CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
 
 def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The assertions, and the numbers that nothing else reads (``assert lengths.max().item() <= width``)."""
-    found: set[torch.fx.Node] = set()
+    checks: set[torch.fx.Node] = set()
     # From the end, so that all readers of a number are known before the number itself.
     for node in reversed(graph.nodes):
         if node.op != "call_function":
@@ -322,9 +326,9 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         number = isinstance(
             node.meta.get("val"), (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
         )
-        if str(node.target).startswith(_CHECKS) or (number and found.issuperset(node.users)):
-            found.add(node)
-    return found
+        if str(node.target).startswith(_CHECKS) or (number and checks.issuperset(node.users)):
+            checks.add(node)
+    return checks
 
 
 def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
@@ -452,9 +456,9 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:
     """All arguments of a call by name, in order, including those left out."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    known = node.target._schema.arguments
-    given = dict(zip((argument.name for argument in known), node.args, strict=False)) | dict(node.kwargs)
-    return {argument.name: given.get(argument.name, argument.default_value) for argument in known}
+    declared = node.target._schema.arguments
+    passed = dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)
+    return {argument.name: passed.get(argument.name, argument.default_value) for argument in declared}
 
 
 def _called(graph: torch.fx.Graph, like: torch.fx.Node, target: Any, *args: Any) -> torch.fx.Node:

@@ -1,6 +1,6 @@
 """The calls that a model's code makes during export: refused, placed on the model's device, or answered.
 
-Questions about values inside a model, answered at capture, when there are no values.
+At capture there are no values, so tests of values inside a model are answered here.
 
 Export refuses to branch on a value. Three kinds of branches do not affect what a step costs, and the graph
 notes where it took them:
@@ -8,10 +8,11 @@ notes where it took them:
 - models guard against overflow (``if not torch.isfinite(x).all(): x = torch.clamp(...)``, in the encoders of
   DETR and its kin), distributions validate their arguments: a step of numbers that are not finite has no use;
 - models assert what their inputs must be, or raise an error, and so do PyTorch's own losses
-  (``gaussian_nll_loss``): a step that ends so has no use either; nor is it asked whether to print a warning;
+  (``gaussian_nll_loss``): a step that ends in an error has no use either, and warnings do not matter;
 - models drop whole layers at random (LayerDrop, Fan et al., arXiv 1909.11556): the likelier branch is taken.
 
-Values in a model's code that can only be one thing, known during export although tensors have no values.
+Some values in a model's code are the same in every call, and are known during export although tensors have no
+values.
 
 A tensor that is made from no input, no parameter and nothing that the model stores (positions counted from 0,
 a mask of ones) has the same value in every call. In eager mode a model may branch on it, and ``transformers``
@@ -42,7 +43,7 @@ from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
 from tensoropt.capture.unsupported import NUMBER, refuse_at_the_call, refuse_call, refuse_result
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
-"""Questions about every element, mapped to the answer for finite numbers."""
+"""Tests of every element, mapped to their answers for finite numbers."""
 _KEPT = frozenset({"all", "any"})
 _ANSWER = "_tensoropt_answer"
 
@@ -94,7 +95,7 @@ def _is_bool(value: Any) -> bool:
 
 
 class _Answers(TorchFunctionMode):
-    """A mode that follows the results of such questions, and answers when the model branches on one."""
+    """A mode that follows the results of such tests, and answers when the model branches on one."""
 
     def __init__(self, notes: list[str]):
         super().__init__()
@@ -112,8 +113,8 @@ class _Answers(TorchFunctionMode):
             return _Drawn(getattr(subject, _CHANCE), self)
         if any(isinstance(value, _Drawn) for value in args):
             refuse_at_the_call(NUMBER)
-        asked = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
-        if asked and isinstance(subject, torch.Tensor):
+        reads_bool = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
+        if reads_bool and isinstance(subject, torch.Tensor):
             answer = self._answer(subject)
             if answer is not None:
                 return answer
@@ -136,8 +137,8 @@ class _Answers(TorchFunctionMode):
 
     def decided(self, answer: bool) -> bool:
         """Answer a comparison of a random number."""
-        what = "decides at random (layers that are dropped)"
-        return self.noted(calling_frame(), answer, what, "the likelier branch")
+        reason = "decides at random (layers that are dropped)"
+        return self.noted(calling_frame(), answer, reason, "the likelier branch")
 
     def passing(self, frame: FrameType | None) -> bool | None:
         """The answer to a question that only decides whether to raise or to warn; None for other questions.
@@ -165,17 +166,17 @@ class _Answers(TorchFunctionMode):
         elif isinstance(chance, float) and name in _BELOW | _ABOVE and isinstance(args[1], int | float):
             setattr(result, _CHANCE, (args[1] > chance) == (name in _BELOW))
 
-    def noted(self, frame: FrameType | None, answer: bool, what: str, taken: str) -> bool:
-        """Return ``answer``, after noting which line asks what, and which branch is taken."""
+    def noted(self, frame: FrameType | None, answer: bool, question: str, branch: str) -> bool:
+        """Return ``answer``, after noting the line that tests a value, and the branch taken."""
         where = "the model" if frame is None else line_of(frame)
-        note = f"{where} {what}; the graph takes {taken}"
+        note = f"{where} {question}; the graph takes {branch}"
         if note not in self.notes:
             self.notes.append(note)
         return answer
 
 
 def _passing(frame: FrameType) -> bool | None:
-    """The answer that leads past a guard, if the question that ``frame`` asks is part of one.
+    """Return the answer that leads past a guard, if ``frame`` asks a question of one; None otherwise.
 
     A guard's test may combine questions with ``and``, ``or`` and ``not``: the position in the line identifies
     the question, and each is answered so that the whole test has the right result.
@@ -183,33 +184,38 @@ def _passing(frame: FrameType) -> bool | None:
     for node in _guards(frame.f_code.co_filename):
         # Only the lines of the question: inside the body the model is past it.
         if node.lineno <= frame.f_lineno <= (node.test.end_lineno or node.lineno):
-            wanted = isinstance(node, ast.Assert)
-            questions = list(_questions(node.test, wanted))
+            passes = isinstance(node, ast.Assert)
+            questions = list(_questions(node.test, passes))
             if len(questions) == 1:
                 return questions[0][1]
             places = list(_places(frame))
-            asked = [answer for place in places for question, answer in questions if _holds(question, place)]
-            return asked[0] if asked else None
+            answers = [
+                answer for place in places for question, answer in questions if _holds(question, place)
+            ]
+            return answers[0] if answers else None
     return None
 
 
-def _questions(test: ast.expr, wanted: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """The questions of a test, each with the answer that makes the whole test ``wanted``."""
+def _questions(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """Yield the questions of a test, each with the answer that gives the whole test the result
+    ``outcome``.
+    """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _questions(test.operand, not wanted)
+        yield from _questions(test.operand, not outcome)
     elif isinstance(test, ast.BoolOp):
         for part in test.values:
-            yield from _questions(part, wanted)
+            yield from _questions(part, outcome)
     else:
-        yield test, wanted
+        yield test, outcome
 
 
 def _places(frame: FrameType) -> Iterator[tuple[int, int]]:
-    """The line and column of a frame's current instruction, and of the one just before: at a branch, the
-    former is that of the whole statement, and the latter that of the question."""
+    """Yield the line and column of a frame's current instruction, and of the one just before: at a branch,
+    the former is that of the whole statement, and the latter that of the test.
+    """
     positions = list(frame.f_code.co_positions())
-    for at in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
-        line, _, column, _ = positions[at] if 0 <= at < len(positions) else (None,) * 4
+    for index in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
+        line, _, column, _ = positions[index] if 0 <= index < len(positions) else (None,) * 4
         yield (line or frame.f_lineno, -1 if column is None else column)
 
 
@@ -252,7 +258,7 @@ def _warns(statement: ast.stmt) -> bool:
 @contextlib.contextmanager
 def _guarded_numbers(answers: _Answers) -> Iterator[None]:
     """While open, also pass guards on numbers derived from values (``if x.max().item() > 1: raise``)."""
-    asked = torch.SymBool.__bool__
+    original = torch.SymBool.__bool__
 
     def answered(number: torch.SymBool) -> bool:
         # Sizes are known; anything unknown is derived from values.
@@ -263,7 +269,7 @@ def _guarded_numbers(answers: _Answers) -> Iterator[None]:
             )
             if answer is not None:
                 return answer
-        return asked(number)
+        return original(number)
 
     with mock.patch.object(torch.SymBool, "__bool__", answered):
         yield
@@ -291,14 +297,14 @@ def _open_functions() -> Iterator[None]:
 
 
 def _is_causal(answers: _Answers) -> Any:
-    """Layers of ``nn.Transformer`` compare a mask with the causal one; it is used unchanged."""
+    """Let layers of ``nn.Transformer`` compare a mask with the causal one; the mask is used unchanged."""
 
-    def asked(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    def is_causal_mask(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         if is_causal is None and mask is not None:
             answers.noted(calling_frame(), False, "asks whether a mask is causal", "the mask as it is")
         return is_causal is True
 
-    return mock.patch.object(torch.nn.modules.transformer, "_detect_is_causal_mask", asked)
+    return mock.patch.object(torch.nn.modules.transformer, "_detect_is_causal_mask", is_causal_mask)
 
 
 @contextlib.contextmanager
@@ -356,10 +362,10 @@ class _Recipe:
     def value(self, results: dict[int, torch.Tensor]) -> torch.Tensor:
         if id(self) not in results:
 
-            def known(leaf: Any) -> Any:
+            def operand(leaf: Any) -> Any:
                 return leaf.value(results) if isinstance(leaf, _Recipe) else leaf
 
-            args, kwargs = pytree.tree_map(known, (self.args, dict(self.kwargs)))
+            args, kwargs = pytree.tree_map(operand, (self.args, dict(self.kwargs)))
             if kwargs.get("device") is not None:
                 kwargs["device"] = "cpu"
             results[id(self)] = self.function(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""The line of a model's own code that something came from: a call being made, an error, a traced node.
+"""Find the line of a model's own code that a call, an error or a traced node came from.
 
-Names that describe the computation and nothing else.
+Operators are named after the computation and nothing else.
 
 ``torch.export`` numbers its nodes, including those that were folded, skipped or never read, and their number
 depends on the device. A plan names operators, so they are renumbered as they occur in the graph.
@@ -35,15 +35,15 @@ _CONSTANT = "constant"
 def numbered(graph: OperatorGraph) -> OperatorGraph:
     """The graph with operators named after their targets and constants named ``constant``, each kind numbered
     in order of execution or first use; inputs, parameters and buffers keep their names."""
-    taken = {t.name for t in graph.tensors.values() if t.kind not in ("activation", "constant")}
+    fixed_names = {t.name for t in graph.tensors.values() if t.kind not in ("activation", "constant")}
     free: dict[str, Iterator[str]] = defaultdict(lambda: iter(()))
 
     def named(base: str) -> str:
         if base not in free:
             numbers = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(1)))
-            free[base] = (name for name in numbers if name not in taken)
+            free[base] = (name for name in numbers if name not in fixed_names)
         name = next(free[base])
-        taken.add(name)
+        fixed_names.add(name)
         return name
 
     operators: dict[str, str] = {}
@@ -82,7 +82,7 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _base(target: str) -> str:
-    """``view`` of ``aten.view.default``."""
+    """Return an operator's base name: ``view`` for ``aten.view.default``."""
     name = target.split(".")[1] if "." in target else target
     return name.strip("_") if name.startswith("__") else name
 
@@ -127,23 +127,23 @@ def asking_frame(outside: str = "") -> FrameType | None:
 
 
 def current_line() -> str:
-    """``FILE:LINE`` of the model's code that is currently running."""
+    """Return ``FILE:LINE`` of the model's code that is currently running."""
     frame = calling_frame()
     return "the model" if frame is None else line_of(frame)
 
 
 def line_of(frame: FrameType) -> str:
-    """``FILE:LINE`` of a frame."""
+    """Return ``FILE:LINE`` of a frame."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def quoted_line(frame: FrameType) -> str:
-    """``FILE:LINE (source)`` of a frame."""
+    """Return ``FILE:LINE (source)`` of a frame."""
     return _quoted(FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
 
 
 def first_line(function: Any) -> str:
-    """``FILE:LINE`` where the definition of a function, a method or a callable object begins."""
+    """Return ``FILE:LINE`` where the definition of a function, a method or a callable object begins."""
     function = inspect.unwrap(function) if callable(function) else function
     function = getattr(function, "func", function)  # for a partial
     function = getattr(function, "__func__", function)
@@ -177,33 +177,37 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def failing_line(error: BaseException) -> str:
-    """``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or nothing."""
+    """Return ``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or
+    nothing.
+    """
     for cause in causes(error):
         trace: TracebackType | None = cause.__traceback__
-        found: FrameSummary | None = None
+        summary: FrameSummary | None = None
         while trace is not None:
             code = trace.tb_frame.f_code
             if is_own(code.co_filename):
-                found = FrameSummary(code.co_filename, trace.tb_lineno, code.co_name)
+                summary = FrameSummary(code.co_filename, trace.tb_lineno, code.co_name)
             trace = trace.tb_next
-        if found is not None:
-            return _quoted(found)
-    return next((line for cause in causes(error) if (line := _told_line(str(cause)))), "")
+        if summary is not None:
+            return _quoted(summary)
+    return next((line for cause in causes(error) if (line := _named_line(str(cause)))), "")
 
 
-_TOLD = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+_TRACE_LINE = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
 
 
-def _told_line(text: str) -> str:
-    """The innermost line of the model that an error's message names, as for a traced graph that is run."""
-    found = [match for match in _TOLD.finditer(text) if is_own(match["file"])]
-    if not found:
+def _named_line(text: str) -> str:
+    """Return the innermost line of the model that an error's message names, as for a traced graph that is
+    run.
+    """
+    matches = [match for match in _TRACE_LINE.finditer(text) if is_own(match["file"])]
+    if not matches:
         return ""
-    return _quoted(FrameSummary(found[-1]["file"], int(found[-1]["line"]), found[-1]["name"]))
+    return _quoted(FrameSummary(matches[-1]["file"], int(matches[-1]["line"]), matches[-1]["name"]))
 
 
 def node_line(node: torch.fx.Node) -> str:
-    """``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
+    """Return ``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
     places = [(i, line.strip()) for i, line in enumerate(trace) if line.strip().startswith("File ")]
     if not places:

@@ -35,7 +35,9 @@ class WithLoss(torch.nn.Module):
 
     @property
     def returned(self) -> Returned | None:
-        """How the model itself returned its loss in the last call; None before the first call."""
+        """The way in which the model itself returned its loss in the last call; None before the first
+        call.
+        """
         return self._cell.returned
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -80,18 +82,18 @@ class Returned:
         for make in (self._made, self._made_bare):
             # Whatever a user's class does when it is given None.
             with contextlib.suppress(Exception):
-                found = make(self.container, loss)
-                if self._loss_in(found) is loss:
-                    return found
+                output = make(self.container, loss)
+                if self._loss_in(output) is loss:
+                    return output
         name = f"{self.container.__module__}.{self.container.__qualname__}"
         raise CaptureError(
-            f"the model returns its loss in {name}, of which no object can be made that holds the loss "
-            "alone, as a plan in training returns it; give its other fields defaults, or return a dict, a "
+            f"the model returns its loss in {name}, and no such object can be made that holds only the "
+            "loss, as a plan returns it in training; give its other fields defaults, or return a dict, a "
             "tuple or the loss"
         )
 
-    def _loss_in(self, found: Any) -> Any:
-        return found[self.key] if self.keys else getattr(found, self.key)
+    def _loss_in(self, output: Any) -> Any:
+        return output[self.key] if self.keys else getattr(output, self.key)
 
     def _made(self, container: type, loss: torch.Tensor) -> Any:
         """An object built by its class's own constructor, with None for every argument without a default."""
@@ -111,15 +113,15 @@ class Returned:
 
     def _made_bare(self, container: Any, loss: torch.Tensor) -> Any:
         """An object made without its constructor, for a class whose constructor does not accept None."""
-        found = container.__new__(container)
-        if isinstance(found, MutableMapping):
-            found.__init__()  # type: ignore[misc]
-            found.update(dict.fromkeys(self.keys) | {self.key: loss})
-            return found
+        instance = container.__new__(container)
+        if isinstance(instance, MutableMapping):
+            instance.__init__()  # type: ignore[misc]
+            instance.update(dict.fromkeys(self.keys) | {self.key: loss})
+            return instance
         for name in self.attributes:
             # Bypasses the class's own method, with which a frozen class refuses.
-            object.__setattr__(found, name, loss if name == self.key else None)
-        return found
+            object.__setattr__(instance, name, loss if name == self.key else None)
+        return instance
 
 
 def _needed(container: type) -> list[str]:
@@ -160,8 +162,8 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
         return Returned(type(output), key, tuple(k for k, _ in items)), value
     if below := [place for place, _ in _losses_below(output)]:
         raise CaptureError(
-            f"the model returns its {'loss' if len(below) == 1 else 'losses'} inside of what it returns "
-            f"({_named(below)}), so that what to train is not said; pass loss=lambda out: "
+            f"the model returns its {'loss' if len(below) == 1 else 'losses'} inside another value that it "
+            f"returns ({_named(below)}), and does not say what to train; pass loss=lambda out: "
             f"{' + '.join(below)} (a model file returns it as the fourth item: model, args, kwargs, loss), "
             "or return the one to train as 'loss'"
         )
@@ -174,7 +176,7 @@ def _is_loss(value: Any) -> bool:
 
 
 def _items(output: Any) -> list[tuple[Any, Any]]:
-    """(key, value) for all positions of an output."""
+    """Return (key, value) for all positions of an output."""
     if isinstance(output, Mapping):
         return list(output.items())
     if isinstance(output, (tuple, list)):
@@ -185,8 +187,9 @@ def _items(output: Any) -> list[tuple[Any, Any]]:
 
 
 def _losses_below(output: Any, place: str = "out") -> Iterator[tuple[str, torch.Tensor]]:
-    """Each differentiable scalar of an output at any depth, with the expression that reads it from
-    ``out``."""
+    """Yield each differentiable scalar of an output at any depth, with the expression that reads it from
+    ``out``.
+    """
     for key, value in _items(output) or [(name, getattr(output, name)) for name in _own_attributes(output)]:
         indexed = isinstance(output, (Mapping, tuple, list))
         inner = f"{place}[{key!r}]" if indexed else f"{place}.{key}"
@@ -207,12 +210,12 @@ def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
     if returned.container is None:
         return ()
     trained = output[returned.key] if returned.keys else getattr(output, returned.key)
-    others = {id(value): place for place, value in _losses_below(output) if value is not trained}
-    if not others:
+    untrained = {id(value): place for place, value in _losses_below(output) if value is not trained}
+    if not untrained:
         return ()
     return (
-        f"of what the model returns '{returned.key}' is trained; {_named(list(others.values()))} could be "
-        f"too, and {'is' if len(others) == 1 else 'are'} left out unless '{returned.key}' has it in it",
+        f"of what the model returns '{returned.key}' is trained; {_named(list(untrained.values()))} could be "
+        f"too, and {'is' if len(untrained) == 1 else 'are'} left out unless '{returned.key}' has it in it",
     )
 
 
@@ -226,7 +229,7 @@ def _ambiguous(output: Any, keys: list[Any]) -> str:
         total = " + ".join(f"out[{key!r}]" for key in keys)
     return (
         f"the model returns {len(keys)} losses ({type(output).__name__}: {place}{names}) and none is called "
-        f"'loss', so that what to train is not said; pass loss=lambda out: {total} (a model file returns it "
+        f"'loss', so it does not say what to train; pass loss=lambda out: {total} (a model file returns it "
         "as the fourth item: model, args, kwargs, loss), or return the one to train as 'loss'"
     )
 
@@ -263,9 +266,9 @@ def _checked(loss: Any) -> torch.Tensor:
     if not loss.requires_grad:
         where = cut_at(loss)
         raise CaptureError(
-            f"what loss= returns has no gradient: it is cut off from the parameters{where}"
+            f"the result of loss= has no gradient: it is cut off from the parameters{where}"
             if where
-            else "what loss= returns depends on no trained parameter; are all of them frozen?"
+            else "the result of loss= depends on no trained parameter; are all of them frozen?"
         )
     return loss
 

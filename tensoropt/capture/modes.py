@@ -23,7 +23,7 @@ from tensoropt.capture.lines import is_own
 def names_read(kind: type[nn.Module]) -> frozenset[str]:
     """The names of the attributes that the forward of a kind of module reads, including those read in the
     methods and the user's functions that it calls."""
-    found: set[str] = set()
+    attribute_names: set[str] = set()
     waiting: list[Any] = [kind.forward]
     looked_at: set[Any] = set()
     while waiting:
@@ -36,12 +36,12 @@ def names_read(kind: type[nn.Module]) -> frozenset[str]:
             continue
         looked_at.add(code)
         names = {name for part in _codes(code) for name in part.co_names}
-        found |= names
+        attribute_names |= names
         # For every class, because a method may call those of its base classes.
         own = [vars(base) for base in kind.__mro__ if base not in nn.Module.__mro__]
         waiting += [members[name] for members in own for name in names & members.keys()]
         waiting += _called(function, names)
-    return frozenset(found)
+    return frozenset(attribute_names)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -61,8 +61,8 @@ def _called(function: Any, names: set[str]) -> list[types.FunctionType]:
             values.append(cell.cell_contents)
         except ValueError:  # not filled yet
             continue
-    found = (inspect.unwrap(value) for value in values if inspect.isfunction(value))
-    return [value for value in found if inspect.isfunction(value) and is_own(value.__code__.co_filename)]
+    functions = (inspect.unwrap(value) for value in values if inspect.isfunction(value))
+    return [value for value in functions if inspect.isfunction(value) and is_own(value.__code__.co_filename)]
 
 
 _DROPOUTS = nn.modules.dropout._DropoutNd

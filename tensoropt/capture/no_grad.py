@@ -44,24 +44,26 @@ class Detachments(TorchFunctionMode):
 
 
 def cut_at(tensor: torch.Tensor) -> str:
-    """`` at FILE:LINE`` where a tensor without a gradient was cut off from one with a gradient, if known."""
+    """Return `` at FILE:LINE`` where a tensor without a gradient was cut off from one with a gradient, if
+    known.
+    """
     return getattr(tensor, _CUT, "")
 
 
 def _cut_of(values: tuple[Any, ...], name: str) -> str:
     for value in values:
         if isinstance(value, (tuple, list)):
-            found = _cut_of(tuple(value), name)
+            place = _cut_of(tuple(value), name)
         elif not isinstance(value, torch.Tensor):
             continue
         elif value.requires_grad:
             under = "" if torch.is_grad_enabled() else ", without gradients (no_grad or inference_mode)"
             how = ".data" if name == "__get__" else f"{name}()"
-            found = f" at {current_line()} ({how}{under})"
+            place = f" at {current_line()} ({how}{under})"
         else:
-            found = getattr(value, _CUT, "")
-        if found:
-            return found
+            place = getattr(value, _CUT, "")
+        if place:
+            return place
     return ""
 
 
@@ -84,7 +86,7 @@ def keep_no_grad(exported: Any) -> None:
                 value = result.meta.get("val")
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     _detach(module.graph, result)
-            # What is known about gradients may follow from an earlier region.
+            # Facts about gradients may follow from an earlier region.
             having = _having_gradients(exported, module) if writes else set()
             for write in writes:
                 if write.written in having:
@@ -103,8 +105,8 @@ class _Write:
 
 def _writes_of(module: fx.GraphModule, region: fx.Node) -> list[_Write]:
     inside: Any = module.get_submodule(str(region.args[1].target)).graph  # type: ignore[union-attr]
-    given = [node for node in inside.nodes if node.op == "placeholder"]
-    bases, itself = {node: node for node in given}, {node: node for node in given}
+    placeholders = [node for node in inside.nodes if node.op == "placeholder"]
+    bases, itself = {node: node for node in placeholders}, {node: node for node in placeholders}
     written: dict[fx.Node, None] = {}
     for node in inside.nodes:
         first = node.args[0] if node.args else None
@@ -122,7 +124,7 @@ def _writes_of(module: fx.GraphModule, region: fx.Node) -> list[_Write]:
     got = {user.args[1]: user for user in region.users if user.target is operator.getitem}
     return [
         _Write(
-            region.args[2 + given.index(base)],  # type: ignore[arg-type]
+            region.args[2 + placeholders.index(base)],  # type: ignore[arg-type]
             tuple(got[i] for i, node in enumerate(returned) if itself.get(node) is base and i in got),
         )
         for base in written
@@ -133,15 +135,15 @@ def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
     """The nodes that are computed from something with a gradient."""
     names = exported.graph_signature.inputs_to_parameters
     trained = {name for name, key in names.items() if exported.state_dict[key].requires_grad}
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             continue
         cut = node.target is torch.ops.aten.detach.default
-        if node.name in trained or (not cut and not found.isdisjoint(node.all_input_nodes)):
-            found.add(node)
-    return found
+        if node.name in trained or (not cut and not nodes.isdisjoint(node.all_input_nodes)):
+            nodes.add(node)
+    return nodes
 
 
 def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
@@ -163,17 +165,17 @@ def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
         kept = graph.call_function(aten.sub.Tensor, (written, before))
     last = max((user for user in region.users), key=lambda user: place[user], default=region)
     with graph.inserting_after(last):
-        now = graph.call_function(aten.detach.default, (written,))
-    with graph.inserting_after(now):
-        passed = graph.call_function(aten.add.Tensor, (now, kept))
-    for node in (before, kept, now, passed):
+        detached = graph.call_function(aten.detach.default, (written,))
+    with graph.inserting_after(detached):
+        passed = graph.call_function(aten.add.Tensor, (detached, kept))
+    for node in (before, kept, detached, passed):
         node.meta = {**written.meta, "stack_trace": region.meta.get("stack_trace")}
     for user in later:
         if user is not region:
             user.replace_input_with(written, passed)
     for result in write.results:
-        for one in (result, *(user for user in result.users if user.target is aten.detach.default)):
-            one.replace_all_uses_with(
+        for reader in (result, *(user for user in result.users if user.target is aten.detach.default)):
+            reader.replace_all_uses_with(
                 passed, delete_user_cb=lambda user: user.target is not aten.detach.default
             )
 

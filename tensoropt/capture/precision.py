@@ -112,14 +112,14 @@ class _Policy:
         # Integers and masks keep their type.
         if not floats:
             return
-        wanted = self._wanted(op, floats)
-        made = self._made(op, wanted)
+        dtypes = self._wanted(op, floats)
+        made = self._made(op, dtypes)
         if made is None:
             # A dict used as an ordered set, for the note.
             self.kept.setdefault(op.target)
-            wanted = dict.fromkeys(floats, _WIDE)
+            dtypes = dict.fromkeys(floats, _WIDE)
             made = tuple(tensors[n].dtype for n in op.outputs)
-        self.read_as[op.name] = wanted
+        self.read_as[op.name] = dtypes
         self.now.update(zip(op.outputs, made, strict=True))
         if any(n in self.carries or tensors[n].kind == "parameter" for n in floats):
             self.carries.update(n for n in op.outputs if self.now[n] in (_WIDE, _NARROW))
@@ -141,9 +141,11 @@ class _Policy:
         narrow = _WIDE not in carrying if carrying else parameters
         return dict.fromkeys(floats, _NARROW if narrow else _WIDE)
 
-    def _made(self, op: Operator, wanted: Mapping[str, str]) -> tuple[str, ...] | None:
-        """Dtypes of the outputs, determined on the meta device; None if the operator refuses the operands."""
-        read = [(n, self.graph.tensors[n].shape, wanted.get(n, self.now[n])) for n in op.inputs()]
+    def _made(self, op: Operator, dtypes: Mapping[str, str]) -> tuple[str, ...] | None:
+        """Return the dtypes of the outputs, determined on the meta device; None if the operator refuses the
+        operands.
+        """
+        read = [(n, self.graph.tensors[n].shape, dtypes.get(n, self.now[n])) for n in op.inputs()]
         place = {name: f"t{i}" for i, name in enumerate(dict.fromkeys(op.inputs()))}
         args = map_refs((op.args, tuple(op.kwargs.items())), lambda n: Ref(place[n]))
         key = (op.target, repr(args), tuple((place[n], shape, dtype) for n, shape, dtype in read))
@@ -167,8 +169,8 @@ class _Policy:
     # -- writing ----------------------------------------------------------------------------------
 
     def _write(self, op: Operator) -> None:
-        wanted = self.read_as.get(op.name, {})
-        names = {n: self._cast(n, dtype, op) for n, dtype in wanted.items()}
+        dtypes = self.read_as.get(op.name, {})
+        names = {n: self._cast(n, dtype, op) for n, dtype in dtypes.items()}
 
         def read(value: Any) -> Any:
             return map_refs(value, lambda n: Ref(names.get(n, n)))

@@ -5,13 +5,13 @@
 than the loss in training (they would stay alive), skips calls that only rename a tensor, and folds anything
 that depends on no input and no parameter into a constant, which is stored at broadcast-reduced shape.
 
-The activations that get a gradient: those on a path from a parameter to the loss.
+Only activations on a path from a parameter to the loss get a gradient.
 
 A tensor may depend on parameters and still get no gradient: scores that only determine which experts are
 chosen, states that nothing reads. Export does not distinguish the two; backward keeps and sends nothing for
 the latter.
 
-A uniform way to count tokens per expert, on whichever device a model is captured.
+Tokens per expert are counted in the same way on whichever device a model is captured.
 
 ``transformers`` casts expert numbers for ``histc`` to float32 on a CPU, whose kernel accepts nothing else,
 and to int32 elsewhere, so a model on the meta device would give a different graph from the same model with
@@ -190,7 +190,7 @@ def capture(
             differently from the model.
     """
     if isinstance(model, WithLoss):
-        # What a model file returns with its own loss.
+        # The fourth item that a model file may return: its own loss.
         loss, model = loss or model.loss, model.model
     check_model(model)
     training = mode == "train"
@@ -203,17 +203,17 @@ def capture(
     stored: Mapping[str, torch.Tensor] = {}
     with contextlib.ExitStack() as stack:
         notes = list(stack.enter_context(in_mode(model, mode)))
-        given = args, kwargs
-        if off_the_cpu(model, given):
-            args, kwargs = on_meta(given)
+        call = args, kwargs
+        if off_the_cpu(model, call):
+            args, kwargs = on_meta(call)
             stored = stack.enter_context(shadowed(subject))
         try:
-            exported, step, found = export(subject, args, kwargs, training)
+            exported, step, export_notes = export(subject, args, kwargs, training)
         except CaptureError:
             raise
         except Exception as error:
             raise refusal(model, error, args, kwargs) from error
-        notes += found
+        notes += export_notes
         # `WithLoss` has the model as its attribute; keys are those of the user's own model.
         prefix = "model." if training else ""
         graph = _count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())

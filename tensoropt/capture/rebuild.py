@@ -1,10 +1,10 @@
-"""The way back: an operator graph as an ``fx.GraphModule`` that computes what the captured model computes.
+"""Rebuild an operator graph as an ``fx.GraphModule`` that computes what the captured model computes.
 
 One call per operator, parameters under the model's own keys (tied ones once, with all their names), and
 buffers written at the end of the call, as in a functional graph. NetSplit (section 4) runs models in this
 way.
 
-A graph in double precision, operator for operator, which distinguishes rounding from errors.
+The same graph in double precision, operator for operator, distinguishes rounding from errors.
 
 Capturing a model converted to float64 gives a different graph: ``x.float()`` does nothing in a float32 model
 and is a cast (that rounds) in the other. Widening the captured graph keeps its operators and names, so that a

@@ -67,11 +67,11 @@ def check_hooks(model: nn.Module) -> None:
             for hook in hooks.values():
                 raise _refused(f"{shown} has the {kind}", hook)
     for name, parameter in model.named_parameters():
-        for kind, found in (
+        for kind, registered in (
             ("hook", parameter._backward_hooks),
             ("post-accumulate-grad hook", getattr(parameter, "_post_accumulate_grad_hooks", None)),
         ):
-            for hook in (found or {}).values():
+            for hook in (registered or {}).values():
                 raise _refused(f"the parameter {name} has the {kind}", hook)
 
 
@@ -81,7 +81,7 @@ def no_new_hooks() -> Iterator[None]:
     each step."""
     thread = threading.get_ident()
 
-    def refusing(original: Callable[..., Any], what: str, place: int) -> Callable[..., Any]:
+    def refusing(original: Callable[..., Any], hook_kind: str, place: int) -> Callable[..., Any]:
         def register(*args: Any, **kwargs: Any) -> Any:
             tensors = args[0] if isinstance(args[0], (list, tuple)) else args[:1]
             differentiated = any(
@@ -89,7 +89,7 @@ def no_new_hooks() -> Iterator[None]:
             )
             if threading.get_ident() == thread and differentiated:
                 hook = args[place] if len(args) > place else next(iter(kwargs.values()), None)
-                raise _refused(f"forward registers, at {current_line()}, the {what}", hook)
+                raise _refused(f"forward registers, at {current_line()}, the {hook_kind}", hook)
             return original(*args, **kwargs)
 
         return register
@@ -110,9 +110,9 @@ def no_new_hooks() -> Iterator[None]:
         return _Node(node) if own and node is not None else node
 
     def edge(value: Any) -> Any:
-        found: Any = original_edge(value)
+        node: Any = original_edge(value)
         own = threading.get_ident() == thread and is_own(sys._getframe(1).f_code.co_filename)
-        return found._replace(node=_Node(found.node)) if own else found
+        return node._replace(node=_Node(node.node)) if own else node
 
     base: Any = torch._C.TensorBase
     own_node = base.grad_fn.__get__
@@ -122,7 +122,7 @@ def no_new_hooks() -> Iterator[None]:
         stack.enter_context(mock.patch.object(graph.saved_tensors_hooks, "__init__", saved))
         stack.enter_context(mock.patch.object(torch.Tensor, "grad_fn", property(grad_fn)))
         stack.enter_context(mock.patch.object(graph, "get_gradient_edge", edge))
-        for holder, name, what in (
+        for holder, name, description in (
             (nn.Module, "register_full_backward_hook", "backward hook"),
             (nn.Module, "register_full_backward_pre_hook", "backward pre-hook"),
             (nn.Module, "register_backward_hook", "backward hook"),
@@ -130,7 +130,7 @@ def no_new_hooks() -> Iterator[None]:
             (torch.Tensor, "register_post_accumulate_grad_hook", "post-accumulate-grad hook"),
             (torch.autograd.graph, "register_multi_grad_hook", "multi-grad hook"),
         ):
-            register = refusing(getattr(holder, name), what, 1)
+            register = refusing(getattr(holder, name), description, 1)
             stack.enter_context(mock.patch.object(holder, name, register))
         yield
 
@@ -146,14 +146,14 @@ class _Node:
             kind = "hook" if name == "register_hook" else "pre-hook"
 
             def refuse(hook: Any) -> Any:
-                what = f"{kind} of the gradient of {self._node.name()} (grad_fn)"
-                raise _refused(f"forward registers, at {current_line()}, the {what},", hook)
+                hook_kind = f"{kind} of the gradient of {self._node.name()} (grad_fn)"
+                raise _refused(f"forward registers, at {current_line()}, the {hook_kind},", hook)
 
             return refuse
-        found = getattr(self._node, name)
+        attribute = getattr(self._node, name)
         if name == "next_functions":
-            return tuple((node and _Node(node), index) for node, index in found)
-        return found
+            return tuple((node and _Node(node), index) for node, index in attribute)
+        return attribute
 
     def __eq__(self, other: object) -> bool:
         return bool(self._node == (other._node if isinstance(other, _Node) else other))
@@ -163,8 +163,8 @@ class _Node:
 
 
 @contextlib.contextmanager
-def asked_of_backward() -> Iterator[list[str]]:
-    """While open, note what forward requests from a backward pass and a plan does differently.
+def backward_requests() -> Iterator[list[str]]:
+    """While open, note each request that forward makes of backward and that a plan treats differently.
 
     Yields:
         The notes, filled as forward runs.
@@ -200,10 +200,10 @@ def asked_of_backward() -> Iterator[list[str]]:
         yield notes
 
 
-def _refused(what: str, hook: Any) -> CaptureError:
+def _refused(hook_kind: str, hook: Any) -> CaptureError:
     hook = _written(hook)
     name = getattr(hook, "__qualname__", type(hook).__qualname__).replace("<locals>.", "")
-    return CaptureError(f"{what} {name} ({first_line(hook)}), which would be lost: {_REMEDY}")
+    return CaptureError(f"{hook_kind} {name} ({first_line(hook)}), which would be lost: {_REMEDY}")
 
 
 def _written(hook: Any) -> Any:
@@ -252,10 +252,10 @@ def refusal(
     raised = next(frames_of(error), None)
     if raised is not None and is_own(raised.f_code.co_filename):
         # Not PyTorch's refusal, but the model's own behaviour with these inputs.
-        what = type(error).__name__
+        error_type = type(error).__name__
         return CaptureError(
-            f"{name}'s own code raises {what}{where}: {reason.rstrip('.')}; it has to run on the example "
-            "inputs"
+            f"{name}'s own code raises {error_type}{where}: {reason.rstrip('.')}; it has to run on the "
+            "example inputs"
         )
     # The first that matches, because one error may fit several.
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
@@ -272,7 +272,7 @@ def _object_refused(path: str, value: Any) -> str:
     kind = type(value).__qualname__
     if type(value).__module__ == "numpy":
         kind = f"numpy.{kind}"
-        remedy = "pass a tensor (torch.as_tensor) or a number of Python's"
+        remedy = "pass a tensor (torch.as_tensor) or a Python number"
     elif callable(value):
         remedy = "give it to the model when it is made, in __init__"
     elif is_dataclass(value):
@@ -308,8 +308,8 @@ def check_model(model: torch.nn.Module) -> None:
     if len(places) > 1:
         shown = " and ".join(f"{name} on {device}" for device, name in list(places.items())[:2])
         raise CaptureError(
-            f"the model lies on several devices ({shown}); build it on one, as how to spread it is "
-            "what is searched"
+            f"the model is on several devices ({shown}); build it on one, because the search decides how to "
+            "spread it"
         )
 
 
@@ -338,8 +338,8 @@ def _check_module(path: str, module: torch.nn.Module) -> None:
     if wrapper:
         raise CaptureError(
             f"{named} is wrapped in {wrapper}, which spreads it in a way of its own; pass what is inside "
-            "(its attribute .module; with fully_shard the model as it was before), as how to spread it is "
-            "what is searched"
+            "(its attribute .module; with fully_shard the model as it was before), because the search "
+            "decides how to spread it"
         )
 
 
@@ -350,13 +350,13 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
         )
     if hasattr(tensor, "ds_id"):
         raise CaptureError(
-            f"`{name}` is held in parts by DeepSpeed (ZeRO stage 3); build the model without "
+            f"`{name}` is partitioned by DeepSpeed (ZeRO stage 3); build the model without "
             "deepspeed.zero.Init and deepspeed.initialize"
         )
     if isinstance(tensor, DTensor):
         raise CaptureError(
             f"`{name}` is a DTensor, spread over ranks already; build the model without fully_shard or "
-            "parallelize_module, as how to spread it is what is searched"
+            "parallelize_module, because the search decides how to spread it"
         )
     if kind_of_tensor(tensor) is not None:
         raise CaptureError(
@@ -393,7 +393,7 @@ def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
 def _named_inputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor of a call with its name (:func:`_named_leaves`)."""
+    """Yield each tensor of a call with its name (:func:`_named_leaves`)."""
     for name, leaf in _named_leaves(model, args, kwargs):
         if isinstance(leaf, torch.Tensor):
             yield name, leaf
@@ -402,8 +402,7 @@ def _named_inputs(
 def _named_leaves(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Every value that a call holds, with its name: that of the argument, and the value's position inside
-    it."""
+    """Yield every value of a call with its name: that of the argument, and the value's position inside it."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

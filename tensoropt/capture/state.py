@@ -55,13 +55,13 @@ def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[st
     return CaptureError(
         f"the model changes its parameter {name}{more} in forward{place}, but in a plan only the optimizer "
         "changes parameters, on the ranks that store them. Change it between steps, under torch.no_grad() "
-        f"behind optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is "
+        f"after optimizer.step(){hint if renorm else ''}, or make it a buffer (register_buffer) if it is "
         "not trained"
     )
 
 
 def _model_line(trace: str) -> str:
-    """`` at FILE:LINE`` of the innermost frame of a stack trace that is not PyTorch's, or nothing."""
+    """Return `` at FILE:LINE`` of the innermost frame of a stack trace that is not PyTorch's, or nothing."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
     own = [(file, line) for file, line in frames if not file.startswith((_LIBRARY, "<"))]
     return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
@@ -91,7 +91,7 @@ class _Kept:
 
 @dataclass
 class _Changes:
-    """The changes that one run of the model's forward has made to what its modules keep.
+    """The changes that one run of the model's forward makes to the state of its modules.
 
     Attributes:
         reassigned: plain tensors of modules that were replaced.
@@ -122,8 +122,8 @@ class _Changes:
 
 def _plain_tensor(name: str, place: str) -> CaptureError:
     return CaptureError(
-        f"the model changes its tensor {name} in forward{place}, but it is neither a buffer nor a parameter, "
-        f"so that a plan would find it as it was at capture in every step; {_REMEDY}"
+        f"the model changes its tensor {name} in forward{place}, but it is neither a buffer nor a "
+        f"parameter, so every step of a plan would see it as it was at capture; {_REMEDY}"
     )
 
 
@@ -184,15 +184,15 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
 
 def _state(model: nn.Module) -> dict[_Place, _Kept]:
     """The state that the modules keep, by module and attribute name."""
-    found: dict[_Place, _Kept] = {}
+    state: dict[_Place, _Kept] = {}
     for path, module in model.named_modules():
         for kind in ("_parameters", "_buffers"):
             for name, value in vars(module)[kind].items():
-                found[_Place(path, name)] = _Kept(kind, value)
+                state[_Place(path, name)] = _Kept(kind, value)
         for name, value in vars(module).items():
             if name not in _MODULE and not isinstance(value, nn.Module):
-                found[_Place(path, name)] = _Kept("attribute", value, _content(value))
-    return found
+                state[_Place(path, name)] = _Kept("attribute", value, _content(value))
+    return state
 
 
 def _content(value: Any, depth: int = 2) -> Any:
@@ -219,39 +219,41 @@ def _compare(
     prefix: str,
 ) -> None:
     alike: dict[tuple[type, str], list[tuple[_Place, _Kept | None]]] = {}
-    for place, now in after.items():
+    for place, current in after.items():
         was, module = before.get(place), modules[place.module]
-        if was is not None and was.value is now.value and was.content == now.content:
+        if was is not None and was.value is current.value and was.content == current.content:
             continue
         line = changes._lines.get((id(vars(module)), place.name), "")
         shown = str(place).removeprefix(prefix)
-        if now.kind == "_parameters":
+        if current.kind == "_parameters":
             raise CaptureError(
                 f"the model makes its parameter {shown} in forward{line}, where no optimizer knows it; make "
                 "it in __init__, and change it between steps only"
             )
-        if now.kind == "_buffers":
+        if current.kind == "_buffers":
             if was is None:
                 del vars(module)["_buffers"][place.name]
-            _check_buffer(shown, line, None if was is None else was.value, now.value)
+            _check_buffer(shown, line, None if was is None else was.value, current.value)
             continue
         if was is not None and isinstance(was.value, torch.Tensor):
             # A value that is overwritten before it is read (weights that hooks compute) carries nothing over.
             changes.reassigned[str(place)] = line
-        elif _carries_over(type(module), place.name, was, now):
+        elif _carries_over(type(module), place.name, was, current):
             alike.setdefault((type(module), place.name), []).append((place, was))
-    changes.notes += [_note(of, changes, modules, prefix) for of in alike.values()]
+    changes.notes += [_note(same_changes, changes, modules, prefix) for same_changes in alike.values()]
 
 
-def _check_buffer(name: str, line: str, was: torch.Tensor | None, now: torch.Tensor | None) -> None:
+def _check_buffer(name: str, line: str, previous: torch.Tensor | None, current: torch.Tensor | None) -> None:
     """Refuse a buffer that forward makes, or whose shape it changes."""
-    if was is None or now is None:
+    if previous is None or current is None:
         raise CaptureError(
             f"the model makes its buffer {name} in forward{line}, so that the next step finds another model; "
             "give it a tensor in __init__ (register_buffer)"
         )
-    if was.shape != now.shape or was.dtype != now.dtype:
-        shapes = f"{list(now.shape)} of {now.dtype} instead of {list(was.shape)} of {was.dtype}"
+    if previous.shape != current.shape or previous.dtype != current.dtype:
+        shapes = (
+            f"{list(current.shape)} of {current.dtype} instead of {list(previous.shape)} of {previous.dtype}"
+        )
         raise CaptureError(
             f"the model gives its buffer {name} another shape or type in forward{line} ({shapes}), so that "
             "the next step finds another model; keep both, with padding where a part is empty"
@@ -267,19 +269,19 @@ def _write_exchanged(before: Mapping[_Place, _Kept], modules: Mapping[str, nn.Mo
     exchanged = []
     for place, was in before.items():
         buffers = vars(modules[place.module])["_buffers"] if was.kind == "_buffers" else {}
-        now = buffers.get(place.name)
-        if now is not None and was.value is not None and now is not was.value:
+        current = buffers.get(place.name)
+        if current is not None and was.value is not None and current is not was.value:
             # A copy, because it may be another buffer's old value.
-            exchanged.append((buffers, place.name, was.value, now.detach().clone()))
+            exchanged.append((buffers, place.name, was.value, current.detach().clone()))
     for buffers, name, value, new in exchanged:
         value.copy_(new)
         buffers[name] = value
 
 
-def _carries_over(owner: type, name: str, was: _Kept | None, now: _Kept) -> bool:
+def _carries_over(owner: type, name: str, previous: _Kept | None, current: _Kept) -> bool:
     """Whether the next forward may depend on what this one leaves behind."""
     # A newly made container carries over no more than a number that is set.
-    in_place = was is not None and was.value is now.value
+    in_place = previous is not None and previous.value is current.value
     loads = _loads(owner)
     return in_place or loads is None or name in loads
 
@@ -287,7 +289,7 @@ def _carries_over(owner: type, name: str, was: _Kept | None, now: _Kept) -> bool
 @cache
 def _loads(owner: type) -> frozenset[str] | None:
     """Attributes that a class's methods (except ``__init__``) read; None if its source is not available."""
-    found: set[str] = set()
+    names: set[str] = set()
     for cls in owner.__mro__:
         if cls.__module__.split(".")[0] in ("torch", "builtins"):
             continue
@@ -300,17 +302,20 @@ def _loads(owner: type) -> frozenset[str] | None:
             # `x.n += 1` reads the attribute that it sets.
             read = node.target if isinstance(node, ast.AugAssign) else node
             if isinstance(read, ast.Attribute) and (read is not node or isinstance(read.ctx, ast.Load)):
-                found.add(read.attr)
-    return frozenset(found)
+                names.add(read.attr)
+    return frozenset(names)
 
 
 def _note(
-    of: list[tuple[_Place, _Kept | None]], changes: _Changes, modules: Mapping[str, nn.Module], prefix: str
+    same_changes: list[tuple[_Place, _Kept | None]],
+    changes: _Changes,
+    modules: Mapping[str, nn.Module],
+    prefix: str,
 ) -> str:
-    place, was = of[0]
-    more = f" and {len(of) - 1} others alike" if len(of) > 1 else ""
+    place, previous = same_changes[0]
+    more = f" and {len(same_changes) - 1} others alike" if len(same_changes) > 1 else ""
     line = changes._lines.get((id(vars(modules[place.module])), place.name), "")
-    value = "" if was is None or not isinstance(was.value, _SCALARS) else f" ({was.value!r})"
+    value = "" if previous is None or not isinstance(previous.value, _SCALARS) else f" ({previous.value!r})"
     return (
         f"forward changes {str(place).removeprefix(prefix)}{more}{line}, which is no buffer: every step of a "
         f"plan finds it as it was at capture{value}; {_REMEDY}"
@@ -318,7 +323,7 @@ def _note(
 
 
 def _line_now() -> str:
-    """`` at FILE:LINE`` of the model's code that is currently running."""
+    """Return `` at FILE:LINE`` of the model's code that is currently running."""
     return f" at {current_line()}"
 
 
@@ -349,11 +354,11 @@ class _Writes(TorchFunctionMode):
     def _set(self, changed: torch.Tensor, value: torch.Tensor) -> None:
         stored = (*self.model.parameters(), *self.model.buffers())
         alike = changed.shape == value.shape and changed.dtype == value.dtype
-        if not alike or not any(changed is one for one in stored):
-            what = "a tensor that is no buffer" if alike else "a tensor to one of another shape or type"
+        if not alike or not any(changed is tensor for tensor in stored):
+            assignment = "a tensor that is no buffer" if alike else "a tensor to one of another shape or type"
             raise CaptureError(
-                f"the model sets .data of {what}{_line_now()}, which a graph cannot hold; compute a new "
-                "tensor instead, and detach() what shall have no gradient"
+                f"the model sets .data of {assignment}{_line_now()}, which a graph cannot hold; compute a "
+                "new tensor instead, and detach() whatever should have no gradient"
             )
         self._note(changed)
         with torch.no_grad():

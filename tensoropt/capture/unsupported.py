@@ -68,7 +68,7 @@ _PACKED = _Unsupported(
 )
 _CTC = _Unsupported(
     "computes a CTC loss",
-    "explore with another loss over the same scores (cross_entropy costs the like)",
+    "explore with another loss over the same scores (cross_entropy costs about the same)",
 )
 _COND = _Unsupported(
     "branches on a tensor by torch.cond", "compute both branches and choose by torch.where, or fix the branch"
@@ -120,7 +120,7 @@ _REPEATED = _Unsupported(
 )
 _GENERATOR = _Unsupported(
     "draws random numbers from a torch.Generator of its own",
-    "draw without generator=: a plan has its own seed, and ranks draw what one would",
+    "draw without generator=: a plan has its own seed, and its ranks draw the numbers that one process would",
 )
 _MADE = _Unsupported(
     "makes a parameter in forward, where no optimizer sees it",
@@ -138,7 +138,7 @@ _NO_BACKWARD = _Unsupported(
 )
 
 _DISTRIBUTED = _Unsupported(
-    "communicates with other processes", "leave that out: how to spread the model is what is searched"
+    "communicates with other processes", "leave that out: the search decides how to spread the model"
 )
 CUDA = _Unsupported(
     "puts a tensor on a GPU by name", "make it where the inputs are (`device=x.device`, `.to(x.device)`)"
@@ -170,7 +170,7 @@ _OF_FILES = (
     (r"torch/_functorch/eager_transforms\.py$", _GRADIENT),
     (r"torch/autograd/functional\.py$", _GRADIENT),
 )
-"""PyTorch files in an error's traceback, mapped to what the model did; the innermost match decides."""
+"""PyTorch files in an error's traceback, mapped to the model's action; the innermost match decides."""
 _OF_MESSAGES = (
     (r"FlexAttention", _FLEX),
     (r"process group|group cannot be None|torch\.distributed|c10d", _DISTRIBUTED),
@@ -243,8 +243,8 @@ def _freezes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call changes what is trained; one that leaves ``requires_grad`` unchanged does not."""
     if name not in ("requires_grad_", "__set__") or not isinstance(args[0], torch.nn.Parameter):
         return False
-    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-    return isinstance(wanted, bool) and wanted != args[0].requires_grad
+    requires_grad = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    return isinstance(requires_grad, bool) and requires_grad != args[0].requires_grad
 
 
 _OF_CALLS = {

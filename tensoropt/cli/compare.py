@@ -33,9 +33,9 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def compare(question: Any, progress: ProgressDisplay, out: str | None, csv: str | None = None) -> Answer:
     """The answer to a question about planners; the result is saved in ``out``, the table in ``csv``."""
-    from tensoropt.planners.compare import asked
+    from tensoropt.planners.compare import requested_planners
 
-    asked(question.planners)  # an unknown name is refused before anything is computed
+    requested_planners(question.planners)  # an unknown name is refused before anything is computed
     found = explored(question, progress, out)
     from tensoropt.plan.export import compared, limits_asked, write_comparison_csv
     from tensoropt.report.table import comparison_text

@@ -1,8 +1,7 @@
 """The hardware catalogue: device kinds, links and clusters from the data files in ``presets/``.
 
-The seconds that a host takes to issue work to a separate device, from ``presets/host.yaml``.
-
-The shares of a data sheet's peaks that kernels reach, from ``presets/efficiencies.yaml``.
+Also the seconds that a host takes to issue work to a separate device, from ``presets/host.yaml``, and the
+shares of a data sheet's peaks that kernels reach, from ``presets/efficiencies.yaml``.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
 def named_kind(reported: str) -> str:
     """The catalogue's name for a GPU, given the name that NVML and PyTorch report; an unlisted name is kept
     as is."""
-    known = kind_by_nvml_name(reported)
-    return reported.replace(" ", "-") if known is None else known.name
+    kind = kind_by_nvml_name(reported)
+    return reported.replace(" ", "-") if kind is None else kind.name
 
 
 def device_from(value: object, where: str) -> DeviceKind:
@@ -243,7 +242,7 @@ class Reached:
         memory: share of the memory bandwidth.
         classes: share of the FLOP/s, by operator class (:class:`tensoropt.ops.calls.CostClass`).
         source: the source of the figures.
-        slower_beside: how much longer, as a share, computing takes while a collective runs at the same time.
+        slower_beside: the share by which computing slows down while a collective runs.
     """
 
     arithmetic: float
@@ -288,8 +287,9 @@ def reached_by(device: DeviceKind, dated: str = "") -> Reached:
 
 
 def slower_beside(cluster: Cluster) -> float:
-    """How much longer, as a share, computing takes while collectives run at the same time, on the device kind
-    where that is largest; 0 if there is no slow-down."""
+    """Return the share by which computing slows down while collectives run, on the device kind where it is
+    largest; 0 if nothing slows down.
+    """
     return (
         max(reached_by(kind).slower_beside for kind in cluster.devices)
         if cluster.device_type == "cuda"

@@ -58,7 +58,7 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
         where, number = match.groups()
         if number is not None and not re.fullmatch(r"[1-9]\d*", number):
             raise ClusterError(
-                f"'{text}': after '{where}:' stands the number of ranks, at least 1, e.g. {where}:2"
+                f"'{text}': '{where}:' must be followed by the number of ranks, at least 1, e.g. {where}:2"
             )
         ranks = None if number is None else int(number)
         return (
@@ -149,14 +149,16 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     """The devices of each node, in rank order."""
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
-            raise ClusterError("nodes is a list, whose entries have devices of their own; leave out devices")
+            raise ClusterError(
+                "nodes is a list whose entries have their own devices; leave out the separate devices"
+            )
         node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count
-    given = entry.get("nodes")
-    if not isinstance(given, list) or not given:
+    entries = entry.get("nodes")
+    if not isinstance(entries, list) or not entries:
         raise ClusterError("a cluster needs devices, for example devices: [{kind: H100-80GB, count: 8}]")
-    found: list[list[DeviceKind]] = []
-    for position, item in enumerate(given):
+    node_devices: list[list[DeviceKind]] = []
+    for position, item in enumerate(entries):
         where = f"nodes[{position}]"
         node = check_fields(item, _NODE_ENTRY_FIELDS, where)
         if "devices" not in node:
@@ -164,35 +166,35 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
                 f"{where} has no devices; add for example devices: [{{kind: H100-80GB, count: 8}}]"
             )
         devices = _devices(node["devices"], f"{where}.devices")
-        if found and len(devices) != len(found[0]):
+        if node_devices and len(devices) != len(node_devices[0]):
             raise ClusterError(
-                f"{where} has {len(devices)} devices and the nodes before it {len(found[0])}; nodes of one "
-                "cluster have equally many, describe a part of the larger ones"
+                f"{where} has {len(devices)} devices and the nodes before it {len(node_devices[0])}; nodes "
+                "of one cluster have equally many, describe a part of the larger ones"
             )
-        _check_namesakes([device for one in found for device in one], devices, where)
-        found += [devices] * count(node.get("count", 1), f"count of {where}")
-    return found
+        _check_namesakes(
+            [device for devices_of_node in node_devices for device in devices_of_node], devices, where
+        )
+        node_devices += [devices] * count(node.get("count", 1), f"count of {where}")
+    return node_devices
 
 
 def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where: str) -> None:
     """Refuse kinds that share a name but differ: a cluster distinguishes kinds by name only (device_kinds,
     to_dict)."""
     for kind in devices:
-        if any(other.name == kind.name and other != kind for other in before):
-            raise ClusterError(
-                f"{where}: two kinds are called '{kind.name}' but differ; name one of them otherwise"
-            )
+        if any(earlier.name == kind.name and earlier != kind for earlier in before):
+            raise ClusterError(f"{where}: two kinds are called '{kind.name}' but differ; rename one of them")
 
 
-def _devices(value: object, what: str) -> list[DeviceKind]:
+def _devices(value: object, label: str) -> list[DeviceKind]:
     if not isinstance(value, list) or not value:
         raise ClusterError(
-            f"{what} is {value!r}, but there must be at least one,"
+            f"{label} is {value!r}, but there must be at least one,"
             " for example devices: [{kind: H100-80GB, count: 8}]"
         )
     devices: list[DeviceKind] = []
     for position, item in enumerate(value):
-        where = f"{what}[{position}]"
+        where = f"{label}[{position}]"
         entry = {"kind": item} if isinstance(item, str) else check_fields(item, _DEVICE_ENTRY_FIELDS, where)
         if "kind" not in entry:
             raise ClusterError(f"{where} has no kind; add for example kind: H100-80GB")
@@ -210,7 +212,9 @@ def _devices(value: object, what: str) -> list[DeviceKind]:
 
 
 def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
-    """A level's link and how many of them each child has: ``IB-400G`` or ``{link: IB-400G, count: 8}``."""
+    """Return a level's link and the number of links per child: ``IB-400G`` or ``{link: IB-400G, count:
+    8}``.
+    """
     if key not in links:
         raise ClusterError(
             f"links lacks {key}, needed for {why}; add for example {key}: "
@@ -225,7 +229,7 @@ def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
 
 
 def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
-    """The link that an entry names, or describes; then ``name`` is what it is called unless it says."""
+    """Return the link that an entry names or describes; ``name`` is the default name of a described link."""
     if "link" not in entry:
         return link_from({"name": name, **entry}, where)
     if len(entry) > 1:
@@ -234,13 +238,15 @@ def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
 
 
 def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, int], Link], bool]:
-    """Links by pair, and whether they cover the whole cluster (else one node, repeated for each node)."""
+    """Return (links by pair, whether they cover the whole cluster; otherwise they cover one node and are
+    repeated).
+    """
     if value is None:
         return {}, False
     if not isinstance(value, list) or not value:
         raise ClusterError("links.pairs must be a list such as [{between: [0, 1], alpha: 5us, beta: 25GB/s}]")
     total = per_node * nodes
-    given: dict[tuple[int, int], Link] = {}
+    links: dict[tuple[int, int], Link] = {}
     directed: set[tuple[int, int]] = set()
     for position, item in enumerate(value):
         where = f"links.pairs[{position}]"
@@ -253,7 +259,7 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
                     f"{where}: the pair {direction} is given twice: a link serves both ways; keep one"
                 )
             directed.add(direction)
-        _join(given, ends, pair_link, where)
+        _join(links, ends, pair_link, where)
     lone = sorted(pair for pair in directed if pair[::-1] not in directed)
     if lone:
         raise ClusterError(
@@ -261,13 +267,13 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
             " write 'between' for both directions at once"
         )
     # A rank beyond the first node means that the pairs are numbered over the whole cluster.
-    covers_all = nodes == 1 or any(high >= per_node for _, high in given)
+    covers_all = nodes == 1 or any(high >= per_node for _, high in links)
     expected = all_pairs(total if covers_all else per_node)
-    missing = [pair for pair in expected if pair not in given]
+    missing = [pair for pair in expected if pair not in links]
     if missing:
         shown = ", ".join(str(pair) for pair in missing[:5]) + (", …" if len(missing) > 5 else "")
         raise ClusterError(f"links.pairs lacks {len(missing)} of {len(expected)} pairs: {shown}; add them")
-    return given, covers_all and nodes > 1
+    return links, covers_all and nodes > 1
 
 
 def _ends(entry: dict[str, Any], where: str, total: int) -> tuple[tuple[int, int], bool]:
@@ -290,14 +296,14 @@ def _ends(entry: dict[str, Any], where: str, total: int) -> tuple[tuple[int, int
     return (ends[0], ends[1]), both
 
 
-def _join(given: dict[tuple[int, int], Link], ends: tuple[int, int], value: Link, where: str) -> None:
+def _join(links: dict[tuple[int, int], Link], ends: tuple[int, int], value: Link, where: str) -> None:
     pair = (min(ends), max(ends))
-    other = given.get(pair)
+    existing = links.get(pair)
     figures = (value.latency_s, value.bandwidth_bytes_per_s)
-    if other is not None and figures != (other.latency_s, other.bandwidth_bytes_per_s):
+    if existing is not None and figures != (existing.latency_s, existing.bandwidth_bytes_per_s):
         raise ClusterError(
-            f"{where}: pair {pair} is asymmetric, {other.latency_s:g} s and {other.bandwidth_bytes_per_s:g}"
-            f" B/s one way, {figures[0]:g} s and {figures[1]:g} B/s the other; links are symmetric here,"
-            " give the slower for both"
+            f"{where}: pair {pair} is asymmetric, {existing.latency_s:g} s and "
+            f"{existing.bandwidth_bytes_per_s:g} B/s one way, {figures[0]:g} s and {figures[1]:g} B/s the "
+            "other; links are symmetric here, give the slower for both"
         )
-    given.setdefault(pair, value)
+    links.setdefault(pair, value)

@@ -109,7 +109,8 @@ def _rebuild_kind(data: dict[str, Any]) -> DeviceKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """``t = latency_s + bytes / bandwidth_bytes_per_s`` per hop, each direction at once.
+    """A link, on which a message takes ``latency_s + bytes / bandwidth_bytes_per_s`` per hop, in each
+    direction at once.
 
     ``dedicated`` marks a wire between just two devices (NVLink without a switch): a device can use
     all of its dedicated wires at the same time.
@@ -194,7 +195,7 @@ class Mesh:
         return _groups(self.shape, self.normalise_axes(axes))
 
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
-        """Every non-empty set of axes, smallest first; each is one kind of communication group."""
+        """Return every non-empty set of axes, smallest first; each is one kind of communication group."""
         numbers = range(self.axis_count)
         return tuple(
             subset
@@ -225,12 +226,14 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[int, .
 
     # Axes ascend, so product() varies the innermost axis fastest and groups come out ascending.
     inside = offsets(axes)
-    others = offsets(axis for axis in range(len(shape)) if axis not in axes)
-    return tuple(tuple(base + offset for offset in inside) for base in others)
+    starts = offsets(axis for axis in range(len(shape)) if axis not in axes)
+    return tuple(tuple(base + offset for offset in inside) for base in starts)
 
 
 def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every ordered way to write a number as a product of ``parts`` factors of at least 2, ascending."""
+    """Yield every ordered way to write a number as a product of ``parts`` factors of at least 2,
+    ascending.
+    """
     if parts == 1:
         if number > 1:
             yield (number,)
@@ -249,7 +252,7 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordered: bool) -> tuple[Mesh, ...]:
-    """Every mesh whose axes each cover whole levels or lie inside one.
+    """Return every mesh whose axes each cover whole levels or lie inside one.
 
     Args:
         levels: (name, size), outermost first, each size at least 2.
@@ -259,7 +262,7 @@ def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordere
     """
     if not levels:
         return (Mesh(shape=(1,), names=("device",)),)
-    found: dict[tuple[int, ...], Mesh] = {}
+    meshes: dict[tuple[int, ...], Mesh] = {}
     for pieces in _segmentations(len(levels)):
         # A piece that spans several levels is one axis; a piece of one level may be split into several axes.
         choices: list[list[tuple[tuple[int, ...], tuple[str, ...]]]] = []
@@ -278,8 +281,8 @@ def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordere
             names = tuple(name for _, part in combination for name in part)
             if len(shape) <= max_axes:
                 # A shape that can be reached in several ways is one mesh; the first way names its axes.
-                found.setdefault(shape, Mesh(shape=shape, names=names))
-    return tuple(sorted(found.values(), key=lambda mesh: (mesh.axis_count, mesh.shape)))
+                meshes.setdefault(shape, Mesh(shape=shape, names=names))
+    return tuple(sorted(meshes.values(), key=lambda mesh: (mesh.axis_count, mesh.shape)))
 
 
 def _segmentations(length: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -412,8 +415,8 @@ class Cluster:
         raise ClusterError(f"ranks {first} and {second} are the same device")
 
     def meshes(self, max_axes: int = 3) -> tuple[Mesh, ...]:
-        """Every mesh of 1 … ``max_axes`` axes that is aligned with the link levels; the flat mesh comes
-        first.
+        """Return every mesh of 1 … ``max_axes`` axes that is aligned with the link levels; the flat mesh
+        comes first.
 
         Of meshes that differ only in the order of axes inside one uniform level, one is kept.
         """
@@ -428,8 +431,8 @@ class Cluster:
         The number must keep the levels regular: it is either a divisor of the innermost level's size, or
         whole inner levels times any number of outer children.
         """
-        wanted, levels = count(device_count, "device count"), []
-        remaining = wanted
+        size, levels = count(device_count, "device count"), []
+        remaining = size
         # Filled from the innermost level outwards, so that the subset uses the fastest links.
         for level in reversed(self.levels):
             if remaining <= level.size:
@@ -443,26 +446,26 @@ class Cluster:
         if remaining != 1:
             sizes = " x ".join(str(level.size) for level in self.levels)
             raise ClusterError(
-                f"{wanted} devices do not fill whole levels of cluster '{self.name}' ({sizes});"
+                f"{size} devices do not fill whole levels of cluster '{self.name}' ({sizes});"
                 " take whole inner levels"
             )
         return replace(
             self,
-            name=self.name if wanted == self.device_count else f"{self.name}[{wanted}]",
-            devices=self.devices[:wanted],
+            name=self.name if size == self.device_count else f"{self.name}[{size}]",
+            devices=self.devices[:size],
             levels=tuple(reversed(levels)),
-            pairs={pair: link for pair, link in self.pairs.items() if pair[1] < wanted},
+            pairs={pair: link for pair, link in self.pairs.items() if pair[1] < size},
         )
 
     @property
     def part_sizes(self) -> tuple[int, ...]:
         """The subset sizes that :meth:`subset` accepts: 1, 2, 4, … devices, and all of them."""
-        found, wanted = [], 1
-        while wanted < self.device_count:
+        sizes, size = [], 1
+        while size < self.device_count:
             with suppress(ClusterError):
-                found.append(self.subset(wanted).device_count)
-            wanted *= 2
-        return (*found, self.device_count)
+                sizes.append(self.subset(size).device_count)
+            size *= 2
+        return (*sizes, self.device_count)
 
     @property
     def fingerprint(self) -> str:
@@ -514,7 +517,7 @@ class Cluster:
 
     @property
     def counts(self) -> str:
-        """How many devices there are of each kind: ``8 x H100-80GB``, kinds in rank order."""
+        """Return the number of devices of each kind as text: ``8 x H100-80GB``, kinds in rank order."""
         return ", ".join(
             f"{sum(device.name == kind.name for device in self.devices)} x {kind.name}"
             for kind in self.device_kinds

@@ -46,8 +46,8 @@ def local_cluster(count: int | None = None) -> Cluster:
     if count > gpus.device_count:
         seen = f"{gpus.device_count} {'is' if gpus.device_count == 1 else 'are'}"
         raise ClusterError(
-            f"local:{count} asks for {count} GPUs, but {seen} here to be used; use "
-            f"local:{gpus.device_count}, or cpu:{count} for CPU ranks"
+            f"local:{count} asks for {count} GPUs, but {seen} available; use local:{gpus.device_count}, or "
+            f"cpu:{count} for CPU ranks"
         )
     return replace(gpus.subset(count), name=f"local:{count}")
 
@@ -109,11 +109,11 @@ def gpu_rank_cores(
     near = gpu_cores() if near is None else near
     if near is None or len(near) < ranks:
         return None
-    found = []
+    rank_cpus = []
     for rank in range(ranks):
-        sharing = [other for other in range(ranks) if set(near[other]) & set(near[rank])]
-        found.append(tuple(near[rank][sharing.index(rank) :: len(sharing)]))
-    return tuple(found) if min(map(len, found), default=0) >= _FEWEST_OF_GPU_RANK else None
+        sharing = [neighbour for neighbour in range(ranks) if set(near[neighbour]) & set(near[rank])]
+        rank_cpus.append(tuple(near[rank][sharing.index(rank) :: len(sharing)]))
+    return tuple(rank_cpus) if min(map(len, rank_cpus), default=0) >= _FEWEST_OF_GPU_RANK else None
 
 
 def stolen_s() -> float:

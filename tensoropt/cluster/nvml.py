@@ -66,7 +66,7 @@ def levels_from_pairs(
 
 
 def all_pairs(device_count: int) -> list[tuple[int, int]]:
-    """Every ``(low, high)`` pair of ranks."""
+    """Return every ``(low, high)`` pair of ranks."""
     return list(combinations(range(device_count), 2))
 
 
@@ -151,10 +151,10 @@ def _connected(neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str])
     reached, frontier = {0}, [0]
     while frontier:
         current = frontier.pop()
-        for other, bus_id in enumerate(bus_ids):
-            if other not in reached and bus_id in neighbours[current]:
-                reached.add(other)
-                frontier.append(other)
+        for neighbour, bus_id in enumerate(bus_ids):
+            if neighbour not in reached and bus_id in neighbours[current]:
+                reached.add(neighbour)
+                frontier.append(neighbour)
     return len(reached) == len(bus_ids)
 
 
@@ -259,27 +259,27 @@ def gpu_cluster(nvml: Any = None) -> Cluster | None:
     Args:
         nvml: an object with pynvml's functions; the module itself by default.
     """
-    with _opened(nvml) as found:
-        if found is None:
+    with _opened(nvml) as opened:
+        if opened is None:
             return None
-        gpus, _ = _usable(found, _visible(found, os.environ.get("CUDA_VISIBLE_DEVICES")))
-        return _cluster(found, gpus) if gpus else None
+        gpus, _ = _usable(opened, _visible(opened, os.environ.get("CUDA_VISIBLE_DEVICES")))
+        return _cluster(opened, gpus) if gpus else None
 
 
 def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
     """Notes for people on the GPUs that NVML sees on this machine, and on how they are handled: GPUs that are
     busy, partitioned into MIG instances, hidden, or of several kinds. Empty without NVML."""
-    with _opened(nvml) as found:
-        if found is None:
+    with _opened(nvml) as opened:
+        if opened is None:
             return ()
         variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-        visible = _visible(found, variable)
-        count = found.nvmlDeviceGetCount()
+        visible = _visible(opened, variable)
+        count = opened.nvmlDeviceGetCount()
         if count and not visible:
             return (f"{count} GPUs are here, but CUDA_VISIBLE_DEVICES='{variable}' shows none of them",)
-        gpus, left_out = _usable(found, visible)
-        busy = [note for gpu in gpus if (note := _busy(found, gpu))]
-        return (*left_out, *busy, *_mixed(found, gpus))
+        gpus, left_out = _usable(opened, visible)
+        busy = [note for gpu in gpus if (note := _busy(opened, gpu))]
+        return (*left_out, *busy, *_mixed(opened, gpus))
 
 
 def gpu_cores(nvml: Any = None) -> tuple[tuple[int, ...], ...] | None:
@@ -290,7 +290,7 @@ def gpu_cores(nvml: Any = None) -> tuple[tuple[int, ...], ...] | None:
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
-    allowed, found = os.sched_getaffinity(0), []
+    allowed, cores_by_gpu = os.sched_getaffinity(0), []
     with _opened(nvml) as opened:
         if opened is None:
             return None
@@ -300,8 +300,8 @@ def gpu_cores(nvml: Any = None) -> tuple[tuple[int, ...], ...] | None:
             except opened.NVMLError:
                 return None
             mask = sum(word << _WORD_BITS * number for number, word in enumerate(words))
-            found.append(tuple(cpu for cpu in sorted(allowed) if mask >> cpu & 1))
-    return tuple(found) if found and all(found) else None
+            cores_by_gpu.append(tuple(cpu for cpu in sorted(allowed) if mask >> cpu & 1))
+    return tuple(cores_by_gpu) if cores_by_gpu and all(cores_by_gpu) else None
 
 
 @contextlib.contextmanager
@@ -361,13 +361,13 @@ def _instances(nvml: Any, handle: Any) -> tuple[Any, ...] | None:
         most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except nvml.NVMLError:
         return None
-    found = []
+    instances = []
     for number in range(most):
         try:
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+            instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
         except nvml.NVMLError:
             continue  # no instance of that number
-    return tuple(found)
+    return tuple(instances)
 
 
 def _usable(nvml: Any, gpus: list[_Gpu]) -> tuple[list[_Gpu], list[str]]:
@@ -400,13 +400,13 @@ def _busy(nvml: Any, gpu: _Gpu) -> str:
     """A note on a GPU that other processes use, or an empty string."""
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
     try:
-        others = [p for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle) if p.pid != os.getpid()]
+        processes = [p for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle) if p.pid != os.getpid()]
     except nvml.NVMLError:
-        others = []
-    if not others and memory.used <= _BUSY_SHARE * memory.total:
+        processes = []
+    if not processes and memory.used <= _BUSY_SHARE * memory.total:
         return ""
     return (
-        f"GPU {gpu.index} ({_kind(nvml, gpu.handle).name}) is in use by {len(others) or 'unknown'} "
+        f"GPU {gpu.index} ({_kind(nvml, gpu.handle).name}) is in use by {len(processes) or 'unknown'} "
         f"processes, which have {format_bytes(memory.used)} of its {format_bytes(memory.total)}: it is "
         "planned for as if it were free, and figures timed on it are too high; CUDA_VISIBLE_DEVICES leaves "
         "it out"
@@ -454,11 +454,11 @@ def _kind_of(nvml: Any, gpu: _Gpu) -> DeviceKind:
 
 def _kinds(nvml: Any, gpus: list[_Gpu]) -> tuple[DeviceKind, ...]:
     """The kind of each GPU; GPUs of the same name share one kind, with the smallest memory among them."""
-    found = [_kind_of(nvml, gpu) for gpu in gpus]
+    kinds = [_kind_of(nvml, gpu) for gpu in gpus]
     least: dict[str, int] = {}
-    for kind in found:
+    for kind in kinds:
         least[kind.name] = min(kind.memory_bytes, least.get(kind.name, kind.memory_bytes))
-    return tuple(replace(kind, memory_bytes=least[kind.name]) for kind in found)
+    return tuple(replace(kind, memory_bytes=least[kind.name]) for kind in kinds)
 
 
 def _cluster(nvml: Any, gpus: list[_Gpu]) -> Cluster:
@@ -472,9 +472,9 @@ def _kind(nvml: Any, handle: Any) -> DeviceKind:
     figures."""
     name = _text_of(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    known = kind_by_nvml_name(name)
-    if known is not None:
-        return replace(known, memory_bytes=memory)
+    kind = kind_by_nvml_name(name)
+    if kind is not None:
+        return replace(kind, memory_bytes=memory)
     try:
         cores = nvml.nvmlDeviceGetNumGpuCores(handle)
         peak = 2.0 * cores * nvml.nvmlDeviceGetMaxClockInfo(handle, 1) * 1e6  # 1: NVML_CLOCK_SM, in MHz
@@ -482,8 +482,8 @@ def _kind(nvml: Any, handle: Any) -> DeviceKind:
         bandwidth = 2.0 * memory_clock * nvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
     except nvml.NVMLError as error:
         raise ClusterError(
-            f"GPU '{name}' is not in the catalogue and NVML does not tell its speed ({error});"
-            " describe it in a cluster file with a device kind of its own"
+            f"GPU '{name}' is not in the catalogue and NVML does not report its speed ({error}); describe "
+            "it in a cluster file, as a device kind"
         ) from None
     _logger.warning("GPU '%s' is not in the catalogue; its speed is taken from NVML (cores x clock)", name)
     return DeviceKind(

@@ -1,4 +1,4 @@
-"""Quantities in cluster files: sizes, times, bandwidths; helpful errors for impossible values."""
+"""Quantities in cluster files (sizes, times, bandwidths), with helpful errors for impossible values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tensoropt.units import (
 )
 
 
-def positive(value: object, what: str) -> float:
+def positive(value: object, name: str) -> float:
     """Return a finite number above zero. YAML reads ``15.7e12`` (no sign) as text, so texts are parsed
     too."""
-    return _finite(_number(value), what)
+    return _finite(_number(value), name)
 
 
 _MOST = 1_000_000
@@ -28,13 +28,13 @@ _MOST = 1_000_000
 memory, so a mistyped number would exhaust this machine's memory."""
 
 
-def count(value: object, what: str) -> int:
+def count(value: object, name: str) -> int:
     """Return a whole number of at least one, and at most the number of devices that a cluster can have."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ClusterError(f"{what} is {value!r}, but it must be a whole number of at least 1")
+        raise ClusterError(f"{name} is {value!r}, but it must be a whole number of at least 1")
     if value > _MOST:
         raise ClusterError(
-            f"{what} is {value}, but a cluster has at most {_MOST} devices; correct the number"
+            f"{name} is {value}, but a cluster has at most {_MOST} devices; correct the number"
         )
     return value
 
@@ -62,34 +62,34 @@ class _Quantity:
     shown: Callable[[float], str]
     positive: bool = True
 
-    def read(self, value: object, what: str) -> float:
-        """Return the figure that a text with a unit, or a bare number, stands for."""
+    def read(self, value: object, name: str) -> float:
+        """Return the figure that a text with a unit, or a bare number, denotes."""
         value = _number(value)
         if isinstance(value, str):
             try:
                 value = self.parse(value)
             except TensorOptError as error:
-                raise ClusterError(f"{what}: {error}") from None
-        return _finite(value, what, positive=self.positive)
+                raise ClusterError(f"{name}: {error}") from None
+        return _finite(value, name, positive=self.positive)
 
-    def read_written(self, value: object, what: str) -> float:
+    def read_written(self, value: object, name: str) -> float:
         """Return the figure in a file that people write; refuse a bare number that cannot be meant literally:
         ``memory: 80`` is 80 bytes to a program and 80 GB to its author."""
         number = _number(value)
         bare = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
         if bare and number > 0 and not self.least <= number <= self.most:  # type: ignore[operator]
             raise ClusterError(
-                f"{what} is {value}, which without a unit is {number:g} {self.base}; write the unit, for "
+                f"{name} is {value}, which without a unit is {number:g} {self.base}; write the unit, for "
                 f"example {number:g}{self.suggested}"
             )
-        return self.read(value, what)
+        return self.read(value, name)
 
-    def unusual(self, value: float, what: str) -> Iterator[str]:
+    def unusual(self, value: float, name: str) -> Iterator[str]:
         """Yield a note if a figure lies outside the range of real devices."""
         least, most = self.usual
         if not least <= value <= most:
             bound = f"less than {self.shown(least)}" if value < least else f"more than {self.shown(most)}"
-            yield f"{what} is {self.shown(value)}, {bound}: is its unit right?"
+            yield f"{name} is {self.shown(value)}, {bound}: is its unit right?"
 
 
 MEMORY = _Quantity(parse_bytes, "bytes", "GB", 2.0**24, inf, (2.0**24, 10 * 2.0**40), format_bytes)
@@ -102,13 +102,13 @@ FLOPS = _Quantity(parse_flops, "FLOP per second", "TFLOP/s", 1e6, inf, (1e8, 1e1
 """The bounds are assumptions: wide enough for any device, narrow enough to tell 80 bytes from 80 GB."""
 
 
-def _finite(value: object, what: str, *, positive: bool = True) -> float:
+def _finite(value: object, name: str, *, positive: bool = True) -> float:
     # bool is an int in Python, and YAML's "yes" is a bool.
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ClusterError(f"{what} is {value!r}, which is not a number; correct the value")
+        raise ClusterError(f"{name} is {value!r}, which is not a number; correct the value")
     if not isfinite(value) or value < 0 or (positive and value == 0):
         rule = "greater than 0" if positive else "at least 0"
-        raise ClusterError(f"{what} is {value!r}, but it must be finite and {rule}; correct the value")
+        raise ClusterError(f"{name} is {value!r}, but it must be finite and {rule}; correct the value")
     return float(value)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of activations that are reduced during the product for a weight's gradient.
+"""Reduce the gradients of activations during the product for a weight's gradient.
 
 :mod:`tensoropt.sharding.groups` says which edges these are. Their values move forward where they
 would move anyway (:func:`bring`), but autograd does not see that: it sees one function for the linear
@@ -28,8 +28,9 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> _Pair:
-    """Return (``x`` moved along its edge, to which no gradient comes; a link that takes the gradient back to
-    ``x`` in its place)."""
+    """Return (``x`` moved along its edge, outside autograd; a link that carries the gradient back to
+    ``x``).
+    """
     # A compiler orders kernels itself: it is given the edge and the product as they are.
     if torch.compiler.is_compiling():
         moved = redistribute(runtime, spec, x)
@@ -47,7 +48,7 @@ def linear_beside(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> _Pair:
-    """Return (``value`` for its further readers, the linear operator's result).
+    """Return (``value`` for its further readers; the linear operator's result).
 
     Args:
         spec: the edge that ``value`` came along.
@@ -77,7 +78,7 @@ class _Bring(torch.autograd.Function):
         value = travel(runtime, x, spec)
         value = value.view_as(value) if value is x else value
         ctx.mark_non_differentiable(value)
-        # It only has the look of `x`, which need not stay alive until backward.
+        # Only the shape and type of `x`, which need not stay alive until backward.
         return value, x.new_empty(()).expand(x.shape)
 
     @staticmethod

@@ -17,7 +17,7 @@ _REMEDY = "call it with the arguments that it was explored with, or explore it w
 
 
 @dataclass(frozen=True)
-class _Given:
+class _InputSlot:
     """A placeholder for a value of the captured call: its number among the leaves of that call."""
 
     index: int
@@ -37,14 +37,16 @@ class CallingConvention:
     def __init__(self, forward: Callable[..., Any], captured: Capture):
         self.signature = inspect.signature(forward)
         self.example = captured.example
-        slots = [_Given(index) for index in range(len(self.example))]
+        slots = [_InputSlot(index) for index in range(len(self.example))]
         args, kwargs = pytree.tree_unflatten(slots, captured.in_spec)
         bound = self._bound(args, kwargs)
         # A place in the captured call -> its value, or the default's if it was left out.
         self.wanted = dict(_places(bound))
         self.order, self.spec = pytree.tree_flatten(bound)
         self.labels = {
-            value.index: _label(place) for place, value in self.wanted.items() if isinstance(value, _Given)
+            value.index: _label(place)
+            for place, value in self.wanted.items()
+            if isinstance(value, _InputSlot)
         }
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,21 +56,21 @@ class CallingConvention:
         except TypeError as error:
             raise PlanError(f"the model cannot be called like this: {error}{self._is_for()}") from None
         arguments.apply_defaults()
-        found: dict[str, Any] = {}
+        bound: dict[str, Any] = {}
         for name, value in arguments.arguments.items():
             # `forward(**kwargs)` binds all of these as one dict; a call may also name them one by one.
             if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                found.update({key: value[key] for key in value if not self._is_none(value[key])})
+                bound.update({key: value[key] for key in value if not self._is_none(value[key])})
             else:
-                found[name] = value
-        return {name: found[name] for name in sorted(found)}
+                bound[name] = value
+        return {name: bound[name] for name in sorted(bound)}
 
     def _is_none(self, value: Any) -> bool:
         """Return whether a value is None, or stood for None when the model was captured."""
-        return value is None or (isinstance(value, _Given) and self.example[value.index] is None)
+        return value is None or (isinstance(value, _InputSlot) and self.example[value.index] is None)
 
     def _is_for(self) -> str:
-        """Say what call the plan is for, as the end of a sentence; empty until that is known."""
+        """Describe the call that the plan is for, as the end of a sentence; empty if unknown."""
         return f"; the plan is for a call with {self._names()}" if hasattr(self, "labels") else ""
 
     def _names(self) -> str:
@@ -89,10 +91,10 @@ class CallingConvention:
         leaves, spec = pytree.tree_flatten(bound)
         pairs = zip(self.order, leaves, strict=True) if spec == self.spec else self._by_place(bound)
         values: list[Any] = [None] * len(self.example)
-        for wanted, leaf in pairs:
-            if isinstance(wanted, _Given):
-                values[wanted.index] = leaf
-            elif not _equal(leaf, wanted):
+        for expected, leaf in pairs:
+            if isinstance(expected, _InputSlot):
+                values[expected.index] = leaf
+            elif not _equal(leaf, expected):
                 raise self._other_arguments(bound)
         tensors = []
         for index, (value, example) in enumerate(zip(values, self.example, strict=True)):
@@ -103,30 +105,34 @@ class CallingConvention:
         return tensors
 
     def _by_place(self, bound: dict[str, Any]) -> list[tuple[Any, Any]]:
-        """Return (what is wanted, what is given) for every place of a call whose containers differ: a dict in
-        another order, a list in place of a tuple, a container without what is None."""
-        given = {place: value for place, value in _places(bound) if value is not None}
-        for place in given.keys() ^ self.wanted.keys():
-            if place in given or not self._is_none(self.wanted[place]):
+        """Return (expected, passed) for every position of a call whose containers differ: a dict in another
+        order, a list in place of a tuple, a container without its None values.
+        """
+        passed = {place: value for place, value in _places(bound) if value is not None}
+        for place in passed.keys() ^ self.wanted.keys():
+            if place in passed or not self._is_none(self.wanted[place]):
                 raise self._other_arguments(bound)
-        return [(wanted, given.get(place)) for place, wanted in self.wanted.items()]
+        return [(expected, passed.get(place)) for place, expected in self.wanted.items()]
 
     def _other_arguments(self, bound: dict[str, Any]) -> PlanError:
-        """Return the refusal of a call that has other arguments than the captured one, with the names of
-        both."""
-        found: list[tuple[int, str]] = []
+        """Return the refusal of a call whose arguments differ from the captured ones, with the names of
+        both.
+        """
+        differences: list[tuple[int, str]] = []
         for place, value in _places(bound):
-            wanted = self.wanted.get(place)
-            known = isinstance(wanted, _Given)
+            expected = self.wanted.get(place)
+            is_input = isinstance(expected, _InputSlot)
             # A default that the captured call also left out makes no difference.
-            if value is None or (place in self.wanted and not known and _equal(value, wanted)):
+            if value is None or (place in self.wanted and not is_input and _equal(value, expected)):
                 continue
-            tells = place in self.wanted and not known and not isinstance(value, torch.Tensor)
+            tells = place in self.wanted and not is_input and not isinstance(value, torch.Tensor)
             name = f"{_label(place)} = {value!r}" if tells else _label(place)
-            found.append((wanted.index if isinstance(wanted, _Given) else len(self.example), name))
+            differences.append(
+                (expected.index if isinstance(expected, _InputSlot) else len(self.example), name)
+            )
         return PlanError(
             f"the plan is for a call with {self._names()}, but this one has "
-            f"{_listed(name for _, name in sorted(found, key=lambda one: one[0]))}; {_REMEDY}"
+            f"{_listed(name for _, name in sorted(differences, key=lambda item: item[0]))}; {_REMEDY}"
         )
 
     def _checked(self, index: int, value: Any, example: Any) -> bool:
@@ -136,15 +142,15 @@ class CallingConvention:
         if not isinstance(example, torch.Tensor):
             # Constants are compiled into the graph: another value would be silently ignored.
             if not _equal(value, example):
-                what = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
+                described = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
                 raise PlanError(
-                    f"the plan is for calls with the constant {name} = {example!r}, but this one has {what}; "
-                    f"{_REMEDY}"
+                    f"the plan is for calls with the constant {name} = {example!r}, but this one has "
+                    f"{described}; {_REMEDY}"
                 )
             return False
         if not isinstance(value, torch.Tensor):
             raise PlanError(
-                f"the plan is for a call with {self._names()}, but {name} of this one is {value!r} and no "
+                f"the plan is for a call with {self._names()}, but {name} of this one is {value!r}, not a "
                 f"tensor; {_REMEDY}"
             )
         if value.shape != example.shape or value.dtype != example.dtype:

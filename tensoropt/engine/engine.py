@@ -1,6 +1,6 @@
 """The engine that runs a plan on a rank, for every kind of plan.
 
-Counts of mean losses, taken before the first micro-batch runs.
+The counts of mean losses are taken before the first micro-batch runs.
 
 A mean loss divides by the number of targets of the *whole* batch that are not ignored (or by the sum of their
 weights), which no single micro-batch knows. Every rank has the whole inputs, so the part of the graph that
@@ -61,8 +61,8 @@ class TargetCounts:
         # Lowered whole and then reduced to the targets, which are thus made by the very calls of the model.
         lowered = lower(unsplit_strategy(graph), Runtime((1,), device=device))
         module = lowered.module
-        wanted = {op.name for op in self.losses}
-        losses = {n.meta["operator"]: n for n in module.graph.nodes if n.meta.get("operator") in wanted}
+        loss_names = {op.name for op in self.losses}
+        losses = {n.meta["operator"]: n for n in module.graph.nodes if n.meta.get("operator") in loss_names}
         kept = torch.fx.Graph()
         copies: dict[torch.fx.Node, torch.fx.Node] = {}
         # All placeholders are kept, read or not, so that the module takes its arguments in the usual order.
@@ -82,8 +82,8 @@ class TargetCounts:
                 copies[node] = kept.node_copy(node, lambda n: copies[n])
             return copies[node]
 
-        given = [(losses[op.name].args[1], _weight_of(losses[op.name])) for op in self.losses]
-        kept.output(tuple((copy(t), copy(w) if w is not None else None) for t, w in given))
+        operands = [(losses[op.name].args[1], _weight_of(losses[op.name])) for op in self.losses]
+        kept.output(tuple((copy(t), copy(w) if w is not None else None) for t, w in operands))
         self.parameters = len(lowered.parameters)
         # Constants among the targets (a mask, a shift) are on the CPU as captured.
         return torch.fx.GraphModule(module, kept).to(device)
@@ -96,10 +96,10 @@ class TargetCounts:
         if self.module is None:
             return {}
         # The kept part reads no parameter (_targets refuses it), but keeps their places among the arguments.
-        found = self.module(*inputs, *(None for _ in range(self.parameters)), *buffers.values())
+        targets = self.module(*inputs, *(None for _ in range(self.parameters)), *buffers.values())
         return {
             op.name: target_mass(target, weight, _ignore_index(op))
-            for op, (target, weight) in zip(self.losses, found, strict=True)
+            for op, (target, weight) in zip(self.losses, targets, strict=True)
         }
 
 
@@ -155,7 +155,7 @@ class Engine(ABC, Generic[L, S]):
         # Lowered at its first use: most jobs never evaluate, and subclasses need their strategy for it.
         self._lowered: dict[bool, L] = {}
 
-    # -- what kinds of plans differ in -------------------------------------------------------------
+    # -- hooks for subclasses ----------------------------------------------------------------------
 
     @abstractmethod
     def _lower(self, *, evaluating: bool) -> L:
@@ -181,11 +181,11 @@ class Engine(ABC, Generic[L, S]):
         modules = self.lowered_modules()
         if self.counts is not None and self.counts.module is not None:
             modules.append(self.counts.module)
-        found = [False] * len(self.source.inputs)
+        is_read = [False] * len(self.source.inputs)
         for module in modules:
             places = [node for node in module.graph.nodes if node.op == "placeholder"]
-            found = [read or bool(p.users) for read, p in zip(found, places, strict=False)]
-        return found
+            is_read = [read or bool(p.users) for read, p in zip(is_read, places, strict=False)]
+        return is_read
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -209,8 +209,9 @@ class Engine(ABC, Generic[L, S]):
     def _run_lowered(
         self, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], *, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Run the lowered module on the inputs, with these parameters and the current buffers, and return its
-        results."""
+        """Return the results of the lowered module for these inputs and parameters and the current
+        buffers.
+        """
         lowered = self._lowered_for(evaluating)
         arguments = [parameters[name] for name in lowered.parameters]
         arguments += [self.buffers[name] for name in lowered.buffers]
@@ -257,11 +258,11 @@ class Engine(ABC, Generic[L, S]):
             buffer.copy_(values[name])
 
     def parameter_tensors(self) -> list[torch.Tensor]:
-        """Return all tensors in which parameters lie on this rank between two steps."""
+        """Return all tensors that hold parameters on this rank between two steps."""
         return [leaf.detach() for leaf in self.shards.leaves.values()]
 
     def gradient_tensors(self) -> list[torch.Tensor]:
-        """Return all tensors in which gradients lie on this rank between two steps."""
+        """Return all tensors that hold gradients on this rank between two steps."""
         return self.shards.accumulated.tensors
 
 

@@ -8,9 +8,9 @@ backward never begins, a graph that is traversed twice) is gathered and scattere
 
 ZeRO: Rajbhandari et al., SC 2020, section 7.2.2. PyTorch's FSDP: Zhao et al., VLDB 2023, section 3.3.2.
 
-Collectives of several tensors at once, under way until they are waited for.
+Each collective moves several tensors, and is under way until somebody waits for it.
 
-Unsharded parameters: stored sharded, gathered once per step, and read whole by all its micro-batches.
+Unsharded parameters are stored sharded, gathered once per step, and read whole by all its micro-batches.
 
 These are ZeRO's stages 1 and 2 (Rajbhandari et al., SC 2020, section 5): a gradient leaves in every
 micro-batch (reduced to the shard, stage 2), or accumulates unreduced beside the unsharded parameter until the
@@ -73,9 +73,9 @@ def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.
     sizes = [value.numel() // group.size() for value in values]
     packed = _packed(values, sizes, group.size())
     values.append(packed)
-    (found,) = _scatter([packed], group)
+    (scattered,) = _scatter([packed], group)
     # All values lie in one storage, for which it waits.
-    return list(found.split(sizes))
+    return list(scattered.split(sizes))
 
 
 def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> torch.Tensor:
@@ -131,7 +131,7 @@ class _Sum(NamedTuple):
     own: bool
 
 
-class _UnderWay(NamedTuple):
+class _PendingCollective(NamedTuple):
     """A collective for which nobody has waited yet.
 
     Attributes:
@@ -165,7 +165,9 @@ def begin_block(
 
 
 def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
-    """Node of the lowered graph: begin a block's backward when autograd reaches what made ``made``."""
+    """Node of the lowered graph: begin a block's backward when autograd reaches the operator that made
+    ``made``.
+    """
     ahead = runtime.ahead
     if torch.compiler.is_compiling() or not isinstance(ahead, CallAhead) or ahead.is_backward:
         return
@@ -201,17 +203,17 @@ class CallAhead:
         self._deliver = deliver
         self._calls = begun
         self._copies = copies
-        self._copying: list[_UnderWay] = []
-        self._gathering: list[_UnderWay] = []
-        self._scattering: list[_UnderWay] = []
+        self._copying: list[_PendingCollective] = []
+        self._gathering: list[_PendingCollective] = []
+        self._scattering: list[_PendingCollective] = []
         self._ready: dict[EdgeSpec, Callable[[], torch.Tensor]] = {}
-        # What further groups of the block will take, and how many these are.
+        # The parameters that further groups of the block will take, each with the number of these groups.
         self._taken: dict[EdgeSpec, tuple[torch.Tensor, int]] = {}
         self._whole: dict[EdgeSpec, torch.Tensor] = {}
-        # For each block: what backward will ask for, how often, and the shard that it is made from.
+        # For each block: the parameters that backward will request, how often, and their shards.
         self._noted: dict[int, dict[EdgeSpec, int]] = {}
         self._shards: dict[EdgeSpec, torch.Tensor] = {}
-        # By block: gradients of uses, those added up that read a parameter alike; those that waited for the
+        # By block: sums of the gradients of uses that read a parameter alike; gradients that waited for the
         # last micro-batch.
         self._gradients: dict[int, dict[tuple[str, Layout], _Sum]] = {}
         self._last: dict[int, list[_Sum]] = {}
@@ -260,7 +262,7 @@ class CallAhead:
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a parameter that was gathered ahead, at its use."""
-        if any(spec in one.specs for one in self._gathering):
+        if any(spec in collective.specs for collective in self._gathering):
             self._arrive()
         if (unpack := self._ready.pop(spec, None)) is not None:
             whole, left = unpack(), spec.readers
@@ -274,8 +276,9 @@ class CallAhead:
         return whole if spec.readers == 1 else whole.detach()
 
     def note(self, spec: EdgeSpec) -> None:
-        """Note that autograd would have saved a gathered parameter: backward will ask for it
-        (:meth:`take_again`)."""
+        """Note that backward will request a gathered parameter (:meth:`take_again`), which autograd would
+        have saved.
+        """
         assert spec.block is not None
         counts = self._noted.setdefault(spec.block, {})
         counts[spec] = counts.get(spec, 0) + 1
@@ -298,13 +301,14 @@ class CallAhead:
         self._scatter_behind(block)
 
     def _gather_again(self, block: int) -> None:
-        wanted = {*self._noted.get(block, ()), *self._recomputed.get(block, ())}
+        specs = {*self._noted.get(block, ()), *self._recomputed.get(block, ())}
         # In the order in which forward gathered them, which is the same on all ranks.
-        self._gathering += self._sent({spec: one for spec, one in self._shards.items() if spec in wanted})
+        self._gathering += self._sent({spec: shard for spec, shard in self._shards.items() if spec in specs})
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
-        """Return a parameter that backward asks for, if it was gathered ahead; it is kept until backward has
-        asked as often as noted."""
+        """Return a parameter that backward requests, if it was gathered ahead; it is kept until backward has
+        requested it as often as noted.
+        """
         if (whole := self._whole.get(spec)) is None:
             if (whole := self.take(spec)) is None:
                 return None
@@ -323,13 +327,13 @@ class CallAhead:
         assert spec.behind is not None
         self._register()
         sums, key = self._gradients.setdefault(spec.behind, {}), (spec.name, spec.target)
-        if (known := sums.get(key)) is None:
+        if (pending := sums.get(key)) is None:
             sums[key] = _Sum(spec, gradient, own=False)
-        elif known.own:
-            known.value.add_(gradient)
+        elif pending.own:
+            pending.value.add_(gradient)
         else:
             # Autograd may have given the first gradient to others, too.
-            sums[key] = _Sum(spec, known.value + gradient, own=True)
+            sums[key] = _Sum(spec, pending.value + gradient, own=True)
         return True
 
     def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
@@ -344,7 +348,7 @@ class CallAhead:
 
     @torch.no_grad()
     def leave(self) -> None:
-        """End backward: send what is left of its gradients, which is under way until :meth:`finish`."""
+        """End backward: send its remaining gradients, which are under way until :meth:`finish`."""
         # As at the beginning of a block: what has arrived completes buckets first.
         self._arrive()
         self._scatter_behind(-1)
@@ -353,13 +357,13 @@ class CallAhead:
         self._whole.clear()
 
     def finish(self) -> None:
-        """Complete backward, so that its gradients are where they belong."""
+        """Complete backward: wait for its gradients and deliver them."""
         self.leave()
         self.arrive()
 
     # -- collectives ------------------------------------------------------------------------------
 
-    def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[_UnderWay]:
+    def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[_PendingCollective]:
         """Begin to gather parameters from their shards."""
         self._runtime.micro_batch = self.micro_batch
         sent = [
@@ -381,7 +385,7 @@ class CallAhead:
             spec, gradient = gradients.pop(0)[:2]
             route = packed_scatter(self._runtime, spec)
             sent.append((spec, route, route.pack(gradient)))
-            # What was packed into pieces is no longer needed as a whole.
+            # The whole tensors are no longer needed once they are packed into pieces.
             del gradient
         self._scattering += _coalesced(sent, scatter)
 
@@ -391,8 +395,8 @@ class CallAhead:
         self._arrive()
 
     def _arrive(self) -> None:
-        for one in self._gathering:
-            for spec, route, flat in one.wait():
+        for collective in self._gathering:
+            for spec, route, flat in collective.wait():
                 self._ready[spec] = _unpacking(route, flat)
         self._gathering.clear()
         while self._copying:
@@ -420,25 +424,26 @@ def _unpacking(route: Packed, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
 def _coalesced(
     sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
     collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
-) -> list[_UnderWay]:
-    """Issue one collective for all that is sent among the same ranks in the same type, in the order of the
-    first; takes over what is sent."""
-    together: dict[tuple[int, torch.dtype], tuple[list[EdgeSpec], list[Packed], list[torch.Tensor]]] = {}
+) -> list[_PendingCollective]:
+    """Issue one collective for all values that are sent among the same ranks in the same type, in the order
+    of the first; empties ``sent``.
+    """
+    by_group: dict[tuple[int, torch.dtype], tuple[list[EdgeSpec], list[Packed], list[torch.Tensor]]] = {}
     while sent:
         spec, route, value = sent.pop(0)
-        specs, routes, values = together.setdefault((id(route.group), value.dtype), ([], [], []))
+        specs, routes, values = by_group.setdefault((id(route.group), value.dtype), ([], [], []))
         specs.append(spec)
         routes.append(route)
         values.append(value)
         del value
-    found = []
-    for specs, routes, values in together.values():
+    under_way = []
+    for specs, routes, values in by_group.values():
         group = routes[0].group
         assert group is not None
         # First: it may change what has to stay.
         arriving = collective(values, group)
-        found.append(_UnderWay(specs, routes, values, arriving))
-    return found
+        under_way.append(_PendingCollective(specs, routes, values, arriving))
+    return under_way
 
 
 class UnshardedParameters:

@@ -11,7 +11,7 @@ bucket that holds something is set aside before it is reused. In the usual loop 
 step) nothing ever is. What autograd adds to ``.grad`` from elsewhere (a penalty on the parameters, computed
 by the script) is also set aside, and added at the end.
 
-A loss whose backward has already run, or is run by the plan and not by autograd.
+The loss that a script gets may have had its backward already, or the plan may run it instead of autograd.
 
 Micro-batches run forward and backward inside the model's call, and a placed plan orders its backward itself.
 Both still hand out a loss, so that a script's ``loss.backward()`` works as before.
@@ -118,12 +118,10 @@ class Gradients:
             tensor of its own.
         owners: for each trained parameter, the tensor whose ``.grad`` a user sees: the leaf itself, or the
             DTensor parameter that represents it.
-        delivered: the parameters whose gradients, or parts of them, come by :meth:`add_late` in each call of
-            the model.
-        one_call: whether the running backward belongs to one call, so that what is delivered is complete; a
-            backward of several calls starts its buckets when it is over.
-        shown: for each trained parameter, what is put into ``owners[name].grad``; it shares the view's
-            storage.
+        delivered: the parameters whose gradients, or parts of them, are passed to :meth:`add_late` in each
+        call of the model. one_call: whether the running backward belongs to one call, so that delivered
+        gradients are complete; a backward of several calls starts its buckets when it is over. shown: for
+        each trained parameter, the value of ``owners[name].grad``; it shares the view's storage.
     """
 
     def __init__(self, runtime: Runtime, buckets: tuple[Bucket, ...], leaves: Mapping[str, torch.Tensor]):
@@ -157,13 +155,13 @@ class Gradients:
         self._stash: list[list[torch.Tensor] | None] = [None] * len(buckets)
         # The part of the stash that users see while a step waits for its backward.
         self._hidden: dict[str, torch.Tensor] = {}
-        # What others than this plan's backward have put into `.grad`, to be added to its result.
+        # Gradients that others put into `.grad`, to be added to this plan's result.
         self._outside: dict[str, torch.Tensor] = {}
         self._committed = False
         self._eager = False
         self._absent: set[str] = set()
         self._missing = [0] * len(buckets)
-        # How many parts are still to come of a gradient that comes in several parts.
+        # The number of parts still to come of a gradient that comes in several parts.
         self._parts: dict[str, int] = {}
         self._works: list[Any] = []
         self._started: set[int] = set()
@@ -214,8 +212,9 @@ class Gradients:
                     view.copy_(local.reshape(view.shape))
 
     def _collect(self) -> None:
-        """Set aside what is in ``.grad`` but not from this plan: the gradient of a penalty that the script
-        adds to the loss, or a tensor that it put there itself."""
+        """Set aside the contents of ``.grad`` that are not from this plan: the gradient of a penalty that the
+        script adds to the loss, or a tensor that it put there itself.
+        """
         for name, owner in self.owners.items():
             grad = owner.grad
             if grad is None or grad is self.shown[name] or grad is self._hidden.get(name):
@@ -261,8 +260,8 @@ class Gradients:
             self._set_aside(keep_local=pending is None)
         self._committed = False
         if pending is None:
-            # What comes to `.grad` from elsewhere during this backward must not be mixed with what is
-            # reduced.
+            # Gradients that come to `.grad` from elsewhere during this backward must not be mixed with those
+            # that are reduced.
             for name, owner in self.owners.items():
                 if owner is not self.leaves[name]:
                     owner.grad = None
@@ -274,7 +273,7 @@ class Gradients:
             self.leaves[name].grad = None if name in self._absent else view
         self._started = set()
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
-        self._parts = {name: one.sums + one.others for name, one in self.delivered.items()}
+        self._parts = {name: parts.sums + parts.others for name, parts in self.delivered.items()}
 
     def begin_last(self) -> None:
         """Begin the backward of the last micro-batch: from now on a bucket starts with its last gradient.
@@ -314,11 +313,11 @@ class Gradients:
             self._count(name)
 
     def take_in(self, name: str) -> None:
-        """Take in what was added to a leaf's gradient without autograd's hooks, if anything was."""
+        """Add to the buckets whatever was added to a leaf's gradient without autograd's hooks."""
         self._arrived(name, self.leaves[name])
 
     def wait(self) -> None:
-        """Reduce what is not reduced yet, and wait until everything is."""
+        """Reduce the remaining gradients, and wait until all reductions are over."""
         self.start_rest()
         self._wait()
 
@@ -370,8 +369,9 @@ class Gradients:
 
     @contextmanager
     def of_earlier(self) -> Iterator[None]:
-        """Treat what is added meanwhile as belonging to a micro-batch before the last one, so that it
-        completes no bucket."""
+        """While open, treat added gradients as those of a micro-batch before the last one, so that they
+        complete no bucket.
+        """
         eager, self._eager = self._eager, False
         try:
             yield
@@ -387,7 +387,7 @@ class Gradients:
         self._absent = set()
 
     def hide(self) -> None:
-        """Show users what was there before the step, while micro-batches wait for ``backward()``."""
+        """Show users the previous gradients, while micro-batches wait for ``backward()``."""
         self.start_rest()
         hidden = {}
         for index, bucket in enumerate(self.buckets):
@@ -403,7 +403,9 @@ class Gradients:
         self._hidden = hidden
 
     def _stashed(self, index: int) -> dict[str, torch.Tensor]:
-        """Return what was set aside of the gradient of each parameter in a bucket; empty if nothing was."""
+        """Return the gradients that were set aside for each parameter in a bucket; empty if there are
+        none.
+        """
         stash, names = self._stash[index], self.buckets[index].parameters
         if stash is None:
             return {}
@@ -424,8 +426,8 @@ class Gradients:
         """Reduce the buckets that backward has not completed: no further gradient comes."""
         self.complete()
         for index in range(len(self.buckets)):
-            # Those of which a gradient never came (a parameter that the loss does not reach): the same ones
-            # on all ranks, which run the same graph.
+            # Buckets with a gradient that never came (a parameter that the loss does not reach): the same
+            # ones on all ranks, which run the same graph.
             if index not in self._started:
                 self._start(index)
 
@@ -448,7 +450,7 @@ class Gradients:
         pending.saved = None
         self.occupy(pending)
         self._absent = set()
-        # What was saved was reduced.
+        # The saved gradients were already reduced.
         self._started = set(range(len(self.buckets)))
         for tensor, value in zip(self.tensors, saved, strict=True):
             tensor.copy_(value)
@@ -461,7 +463,7 @@ class Gradients:
                     piece.zero_()
 
     def finish(self, factor: torch.Tensor | None = None) -> None:
-        """Reduce what is not reduced yet, add what was set aside, and show the result.
+        """Reduce the remaining gradients, add those that were set aside, and show the result.
 
         Args:
             factor: the factor by which this step's gradients are multiplied once they are reduced.

@@ -1,11 +1,12 @@
-"""The guard that notices when a script changes a parallelized model in ways that its plan does not follow.
+"""The guard that notices changes of a parallelized model that its plan does not follow.
 
 A plan runs the model as it was captured, on parameters that the engine holds. Later changes would silently
 train something else: another parameter, another module, a hook, a mode. All of them are refused by name at
 the next call. Writing *into* parameters and buffers is fine: they are the engine's own.
 
-The settings that decide what a module's forward computes, beside parameters, buffers and modules: numbers,
-texts, functions and plain tensors that forward reads, from the module, its class, and its config.
+Beside parameters, buffers and modules, the guard watches the settings that decide what a module's forward
+computes: numbers, texts, functions and plain tensors that forward reads from the module, its class, and its
+config.
 """
 
 from __future__ import annotations
@@ -51,15 +52,17 @@ def _settings_of(module: nn.Module) -> dict[str, Any]:
 
 def _plain_tensors(module: nn.Module) -> tuple[tuple[str, torch.Tensor, int], ...]:
     names = _names(module) - _PLANNED
-    found = ((n, v) for n, v in module.__dict__.items() if n in names and isinstance(v, torch.Tensor))
+    tensors = ((n, v) for n, v in module.__dict__.items() if n in names and isinstance(v, torch.Tensor))
     # Tensors of inference mode count no writes.
-    return tuple((n, v, v._version) for n, v in found if not v.is_inference())
+    return tuple((n, v, v._version) for n, v in tensors if not v.is_inference())
 
 
 def _objects_of(module: nn.Module) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Return the objects whose attributes a module's forward reads (a config), with what it reads of them."""
+    """Return the objects whose attributes a module's forward reads (a config), each with the attributes
+    read.
+    """
     names = _names(module) - _PLANNED
-    found = {}
+    objects = {}
     for name, value in module.__dict__.items():
         if name not in names or isinstance(value, (torch.Tensor, nn.Module, type, types.ModuleType)):
             continue
@@ -69,22 +72,22 @@ def _objects_of(module: nn.Module) -> dict[str, tuple[Any, dict[str, Any]]]:
             n: _copied(v) for n, v in vars(value).items() if n in names and _comparable(v) and same(v, v)
         }
         if settings:
-            found[name] = value, settings
-    return found
+            objects[name] = value, settings
+    return objects
 
 
 def _of_class(module: nn.Module) -> dict[str, Any]:
     """Return the numbers and the like that a module's forward reads from its class."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for base in type(module).__mro__:
         if base in nn.Module.__mro__ or base.__module__.startswith("torch."):
             continue
         for name, value in vars(base).items():
-            if name in _names(module) and name not in module.__dict__ and name not in found:
+            if name in _names(module) and name not in module.__dict__ and name not in settings:
                 plain = type(value) in (*_PLAIN, list, tuple, dict, set, frozenset)
                 if plain and not name.startswith("__") and _comparable(value) and same(value, value):
-                    found[name] = _copied(value)
-    return {name: value for name, value in found.items() if name not in _PLANNED}
+                    settings[name] = _copied(value)
+    return {name: value for name, value in settings.items() if name not in _PLANNED}
 
 
 def _comparable(value: Any) -> bool:
@@ -99,8 +102,9 @@ def _comparable(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Return a value that does not change when the containers in it are written to; functions are
-    themselves."""
+    """Return a copy of a value that later writes to the value's containers do not change; functions are
+    returned as they are.
+    """
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     if type(value) in (list, tuple, set, frozenset):
@@ -108,9 +112,9 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     try:
-        return bool(one == other)
+        return bool(first == second)
     except RuntimeError:  # a tensor
         return False
 
@@ -174,7 +178,7 @@ class Guard:
         self._storages: list[Any] = []
         self._buffers: list[tuple[str, dict[str, Any], str, Mapping[str, torch.Tensor], str]] = []
 
-    # -- how it was ---------------------------------------------------------------------------------
+    # -- the recorded state -------------------------------------------------------------------------
 
     def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Require from now on that the model stays as it is.
@@ -206,14 +210,14 @@ class Guard:
             # The storage is kept, so that no other storage can get its address.
             storage = parameter.untyped_storage()
             self._storages.append(storage)
-            trained, hooks = parameter.requires_grad, _of(parameter)
+            trained, hooks = parameter.requires_grad, _hook_count(parameter)
             self._parameters.append((key, parameter, storage._cdata, local, local.data_ptr(), trained, hooks))
 
     def watch_buffer(self, key: str, owner: dict[str, Any], attribute: str, buffers: Any, name: str) -> None:
         """Require that a buffer of the model is the engine's, ``buffers[name]``, which may change."""
         self._buffers.append((key, owner, attribute, buffers, name))
 
-    # -- what has changed -----------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Refuse changes that the plan would not follow.
@@ -259,8 +263,8 @@ class Guard:
         for key, parameter, storage, local, address, trained, hooked in self._parameters:
             if parameter.untyped_storage()._cdata != storage or local.data_ptr() != address:
                 raise PlanError(
-                    f"{key} was given other data after parallelize (p.data = ...), and the plan would go on "
-                    "with the data that it had; write into it (with torch.no_grad(): p.copy_(...))"
+                    f"{key} was given other data after parallelize (p.data = ...), and the plan would keep "
+                    "using the old data; write into it (with torch.no_grad(): p.copy_(...))"
                 )
             if not trained and parameter.requires_grad:
                 raise PlanError(
@@ -268,7 +272,7 @@ class Guard:
                     "plan makes none; unfreeze it before the model is explored and parallelized"
                 )
             if (parameter._backward_hooks or parameter._post_accumulate_grad_hooks) and (  # type: ignore[attr-defined]
-                _of(parameter) > hooked
+                _hook_count(parameter) > hooked
             ):
                 raise PlanError(
                     f"a hook on the gradient of {key} was added after parallelize, and the plan would never "
@@ -277,8 +281,8 @@ class Guard:
         for key, owner, attribute, buffers, name in self._buffers:
             if owner.get(attribute) is not buffers[name]:
                 raise PlanError(
-                    f"the buffer {key} was replaced after parallelize, and the plan would go on with the one "
-                    "that it had; write into it (.copy_(...))"
+                    f"the buffer {key} was replaced after parallelize, and the plan would keep using the "
+                    "old one; write into it (.copy_(...))"
                 )
 
     @staticmethod
@@ -296,22 +300,22 @@ class Guard:
 
     def _of_children(self, part: _Part) -> PlanError:
         children = dict(zip(part.module._modules, part.module._modules.values(), strict=True))
-        new = next((n for n, c in children.items() if all(c is not known for known in part.children)), None)
-        of = f"{part.name}." if part.name else ""
-        what = f"{of}{new} was put into the model"
+        new = next((n for n, c in children.items() if all(c is not child for child in part.children)), None)
+        prefix = f"{part.name}." if part.name else ""
+        change = f"{prefix}{new} was added to the model"
         if not new:
-            what = f"a module of {part.name or 'the model'} was taken away"
+            change = f"a module of {part.name or 'the model'} was removed"
         return PlanError(
-            f"{what} after parallelize (a new layer or head, peft, quantisation, a parametrisation), and the "
-            f"plan would run the model without this change; {_BEFORE}"
+            f"{change} after parallelize (a new layer or head, peft, quantisation, a parametrisation), and "
+            f"the plan would run the model without this change; {_BEFORE}"
         )
 
     def _of_parameters(self, part: _Part) -> PlanError:
-        found = part.module._parameters
-        new = [name for name, value in found.items() if id(value) not in part.parameters]
+        parameters = part.module._parameters
+        new = [name for name, value in parameters.items() if id(value) not in part.parameters]
         name = f"{part.name}.{new[0]}" if part.name and new else (new[0] if new else part.name)
         if not new:
-            return PlanError(f"a parameter of {name} was taken away after parallelize; {_BEFORE}")
+            return PlanError(f"a parameter of {name} was removed after parallelize; {_BEFORE}")
         return PlanError(
             f"{name} is another parameter than when the model was parallelized "
             "(load_state_dict(assign=True), an assignment, a conversion), and the plan would never train it; "
@@ -320,47 +324,50 @@ class Guard:
         )
 
     def _of_settings(self, part: _Part) -> PlanError:
-        found = part.module.__dict__
-        name = next(n for n in part.settings if n not in found or not same(found[n], part.settings[n]))
-        now, was = shown(found.get(name)), shown(part.settings[name])
+        attributes = part.module.__dict__
+        name = next(
+            n for n in part.settings if n not in attributes or not same(attributes[n], part.settings[n])
+        )
+        current, captured = shown(attributes.get(name)), shown(part.settings[name])
         return PlanError(
-            f"{part.name + '.' if part.name else ''}{name} is {now} now, but was {was} when the model "
-            f"was parallelized, and the plan would go on with that; {_BEFORE}, or pass what changes as an "
-            "argument of the call"
+            f"{part.name + '.' if part.name else ''}{name} is {current} now, but was {captured} when the "
+            f"model was parallelized, and the plan would keep using the old value; {_BEFORE}, or pass what "
+            "changes as an argument of the call"
         )
 
     def _of_object(self, part: _Part, owner: str) -> PlanError:
         value, settings = part.objects[owner]
         path = f"{part.name + '.' if part.name else ''}{owner}"
-        found = part.module.__dict__.get(owner)
-        if found is not value:
+        current = part.module.__dict__.get(owner)
+        if current is not value:
             return PlanError(
                 f"{path} is another {type(value).__name__} than when the model was parallelized, and the "
-                f"plan would go on with that; {_BEFORE}"
+                f"plan would keep using the old value; {_BEFORE}"
             )
-        name = next(n for n, was in settings.items() if not same(value.__dict__.get(n, self), was))
-        now, was = shown(value.__dict__.get(name)), shown(settings[name])
+        name = next(n for n, captured in settings.items() if not same(value.__dict__.get(n, self), captured))
+        shown_now, captured = shown(value.__dict__.get(name)), shown(settings[name])
         return PlanError(
-            f"{path}.{name} is {now} now, but was {was} when the model was parallelized, and the plan would "
-            f"go on with that; {_BEFORE}, or pass what changes as an argument of the call"
+            f"{path}.{name} is {shown_now} now, but was {captured} when the model was parallelized, and the "
+            f"plan would keep using the old value; {_BEFORE}, or pass what changes as an argument of the call"
         )
 
     @staticmethod
     def _check_class(part: _Part) -> None:
-        for name, was in part.classes.items():
-            now = getattr(part.module, name, None)
-            if not same(now, was):
+        for name, captured in part.classes.items():
+            current = getattr(part.module, name, None)
+            if not same(current, captured):
                 kind = type(part.module).__name__
                 raise PlanError(
-                    f"{part.name + '.' if part.name else ''}{name} is {shown(now)} now, but was {shown(was)} "
-                    f"(an attribute of {kind}) when the model was parallelized, and the plan would go on "
-                    f"with that; {_BEFORE}, or pass what changes as an argument of the call"
+                    f"{part.name + '.' if part.name else ''}{name} is {shown(current)} now, but was "
+                    f"{shown(captured)} (an attribute of {kind}) when the model was parallelized, and the "
+                    f"plan would keep using the old value; {_BEFORE}, or pass what changes as an argument of "
+                    "the call"
                 )
 
     def _of_tensor(self, part: _Part, name: str) -> PlanError:
         return PlanError(
             f"the tensor {part.name + '.' if part.name else ''}{name} was changed or replaced after "
-            f"parallelize, and the plan would go on with what it was; {_BEFORE}, or make it a buffer "
+            f"parallelize, and the plan would keep using the old one; {_BEFORE}, or make it a buffer "
             "(register_buffer) and write into that"
         )
 
@@ -374,7 +381,7 @@ class Guard:
         )
 
 
-# -- what a module is looked at for ----------------------------------------------------------------------
+# -- the mode and the hooks of modules ----------------------------------------------------------------------
 
 
 def _modes(model: nn.Module) -> dict[str, bool]:
@@ -382,10 +389,10 @@ def _modes(model: nn.Module) -> dict[str, bool]:
     before = {module: module.training for module in model.modules()}
     if not model.training:
         model.train()  # some modules stay in evaluation by themselves
-    found = {name: module.training for name, module in model.named_modules()}
+    modes = {name: module.training for name, module in model.named_modules()}
     for module, mode in before.items():
         module.training = mode
-    return found
+    return modes
 
 
 def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
@@ -397,12 +404,12 @@ def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
     )
 
 
-def _of(parameter: torch.Tensor) -> int:
+def _hook_count(parameter: torch.Tensor) -> int:
     """Return the number of hooks on a parameter's gradient."""
     return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
 
 
-# -- what would move -------------------------------------------------------------------------------------
+# -- moves and conversions -------------------------------------------------------------------------------
 
 
 def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
@@ -454,20 +461,20 @@ def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> Non
     """
     probe = torch.zeros((2,) * min(value.dim(), 5), dtype=value.dtype, device=value.device)
     # A tensor with dims of 1 would keep its layout in any conversion; one with dims of 2 does not.
-    found = fn(probe)
-    if found.dtype != probe.dtype:
+    converted = fn(probe)
+    if converted.dtype != probe.dtype:
         raise PlanError(
-            f"{key} is {value.dtype} in the plan, and would become {found.dtype}; convert the model before "
-            "it is explored and parallelized, or explore it with --dtype for mixed precision"
+            f"{key} is {value.dtype} in the plan, and would become {converted.dtype}; convert the model "
+            "before it is explored and parallelized, or explore it with --dtype for mixed precision"
         )
-    if _device(found.device) != _device(probe.device):
+    if _device(converted.device) != _device(probe.device):
         raise PlanError(
-            f"{key} is on {value.device}, where the plan runs, and would go to {found.device}; pass device= "
-            "to parallelize, which puts this rank's part there"
+            f"{key} is on {value.device}, where the plan runs, and would go to {converted.device}; pass "
+            "device= to parallelize, which puts this rank's part there"
         )
-    if found.stride() != probe.stride() or (found.is_shared() and probe.device.type == "cpu"):
+    if converted.stride() != probe.stride() or (converted.is_shared() and probe.device.type == "cpu"):
         raise PlanError(
-            f"{key} would get another place or layout in memory after parallelize; {_BEFORE}, if at all"
+            f"{key} would move, or change its layout in memory, after parallelize; {_BEFORE}, if at all"
         )
 
 

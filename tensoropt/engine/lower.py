@@ -114,7 +114,7 @@ def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, 
     module."""
     value = _constant_value(source, name)
     # Equal constants share their memory; under two names they would not do so on another device.
-    same = (known for known, kept in root.named_buffers(recurse=False) if kept is value)
+    same = (buffer_name for buffer_name, kept in root.named_buffers(recurse=False) if kept is value)
     attribute = next(same, None)
     if attribute is None:
         # A dot would be a path of submodules.
@@ -192,8 +192,8 @@ class _Lowering:
         # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
         self.blocks = {edge.block for edge in strategy.unsharded.values()}
         self.begun = -1
-        # Of activations whose gradients are reduced beside a weight's: the product by the operator's name; by
-        # tensor the edge, and the node that takes the gradient back.
+        # For activations whose gradients are reduced beside a weight's: the product, by the operator's name;
+        # the edge and the node that takes the gradient back, by tensor.
         self.beside = {} if evaluating else dict(strategy.reduced_beside)
         self.products = {product.operator: product for product, _ in self.beside.values()}
         self.links: dict[str, tuple[EdgeSpec, fx.Node]] = {}
@@ -218,7 +218,7 @@ class _Lowering:
         departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
         outputs = [self._output(name) for name in source.outputs]
         changed = [self._output(name) for name in source.mutations.values()]
-        # What departs keeps its layout: the next stage takes it over as it is.
+        # Departing tensors keep their layout: the next stage takes them over as they are.
         results = [*outputs, *(self.made[name] for name in departing), *changed]
         self.graph.output(tuple(results))
         graph = extract_regions(self.root, self.graph, self.runtime)
@@ -255,7 +255,7 @@ class _Lowering:
             return self._operand(name, configuration.layout(name), group, scope)
 
         if op.target == ARRIVE:
-            # It is received in the layout it has here, whatever the whole of it is.
+            # It is received in its layout here, whatever the layout of the whole.
             values = {op.outputs[0]: self.places[op.inputs()[0]]}
         elif product := self.products.get(op.name):
             values = {op.outputs[0]: self._linear_beside(op, product, operand)}
@@ -282,7 +282,7 @@ class _Lowering:
         """Return, for each operator, the parameters that the group itself has finished reading but whose
         parts (split, transposed) it leaves to other groups."""
         if group.name not in self.left_as_views:
-            found: dict[str, list[str]] = {}
+            views: dict[str, list[str]] = {}
             for name in (*group.parameters, *group.shared):
                 made, last = {name}, None
                 for op in group.operators:
@@ -291,8 +291,8 @@ class _Lowering:
                         if made.issuperset(op.inputs()):
                             made.update(op.outputs)
                 if last is not None and made.intersection(group.writes):
-                    found.setdefault(last, []).append(name)
-            self.left_as_views[group.name] = found
+                    views.setdefault(last, []).append(name)
+            self.left_as_views[group.name] = views
         return self.left_as_views[group.name]
 
     def _linear_beside(
@@ -303,9 +303,9 @@ class _Lowering:
         # In the order of the arguments, in which parameters are gathered.
         nodes = {name: operand(name) for name in op.inputs()}
         spec, link = self.links[product.read]
-        beside = functools.partial(linear_beside, self.runtime, spec, product.transposed)
+        function = functools.partial(linear_beside, self.runtime, spec, product.transposed)
         operands = [nodes[name] for name in (product.read, product.weight, product.bias) if name]
-        node = self._mark(add_function(self.graph, beside, op.name, (link, *operands)))
+        node = self._mark(add_function(self.graph, function, op.name, (link, *operands)))
         node.meta["operator"] = op.name
         if product.read in self.strategy.hubs:
             target = self.strategy.hubs[product.read]
@@ -315,11 +315,12 @@ class _Lowering:
     # -- parameters gathered ahead ------------------------------------------------------------------
 
     def _gather_ahead(self) -> None:
-        """Find what is gathered ahead: once for all groups of a block that read a parameter in the same way,
-        except for those of a recomputed region, which read it twice."""
+        """Collect the parameters that are gathered ahead: each once for all groups of a block that read it in
+        the same way, except for groups of a recomputed region, which read it twice.
+        """
         uses: dict[tuple[int, str, Layout, bool, bool], list[Edge]] = {}
         for group in self.strategy.graph.groups:
-            again = group.name in self.strategy.region_of
+            recomputed = group.name in self.strategy.region_of
             for name in (*group.parameters, *group.shared):
                 edge = self.strategy.use(name, group)
                 if edge.block is None:
@@ -327,10 +328,10 @@ class _Lowering:
                 self.blocks |= {edge.block, edge.behind}
                 if edge.back is None:
                     learns = self.strategy.graph.learns(name, group.name)
-                    uses.setdefault((edge.block, name, edge.target, again, learns), []).append(edge)
-        for (block, name, _, again, _), edges in uses.items():
+                    uses.setdefault((edge.block, name, edge.target, recomputed, learns), []).append(edge)
+        for (block, name, _, recomputed, _), edges in uses.items():
             spec = replace(self._spec(edges[0]), readers=len(edges))
-            self.ahead.setdefault(block, []).append((spec, again))
+            self.ahead.setdefault(block, []).append((spec, recomputed))
             self.ahead_of.update(((name, edge.reader), spec) for edge in edges)
 
     def _begin(self, block: int) -> None:
@@ -366,10 +367,10 @@ class _Lowering:
         if tensor.kind == "activation" and name not in group.reads:
             return self.made[name]
         key = (name, layout)
-        # One copy per group: its operators share what was moved for the first of them.
-        for known in (scope, self.everywhere):
-            if key in known.nodes:
-                return known.nodes[key]
+        # One copy per group: its operators share the values moved for the first of them.
+        for nodes in (scope, self.everywhere):
+            if key in nodes.nodes:
+                return nodes.nodes[key]
         if tensor.kind in ("input", "constant", "buffer"):
             node = self._shard(name, layout)
             # Slicing what every rank has is free, so all groups may share it.
@@ -415,8 +416,8 @@ class _Lowering:
 
     def _redistribute(self, value: fx.Node, edge: Edge) -> fx.Node:
         spec = self._spec(edge)
-        _, beside = self.beside.get(edge.tensor, (None, None))
-        if edge == beside:
+        _, link = self.beside.get(edge.tensor, (None, None))
+        if edge == link:
             return self._bring(value, edge, spec)
         # An edge that does nothing is no node: an autograd function costs time even then.
         if spec.dtype is None and edge.back is None and not (spec.forward or spec.backward):

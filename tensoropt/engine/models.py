@@ -33,7 +33,7 @@ class ModelSpec:
         dtype: ``float64`` for the graph of the model as it is, computed in double precision; or None.
         settings: overrides of a zoo model, ``batch`` among them.
         compute_dtype: ``bfloat16`` for mixed precision; :func:`tensoropt.capture.capture` calls it dtype.
-        onnx: what an ONNX file leaves open.
+        onnx: the sizes that an ONNX file leaves open.
         mode: the mode that its graph is captured for.
         device: ``cpu``; ``cuda`` for the current GPU; ``meta`` for models too big to hold, if their code
             allows it.
@@ -97,15 +97,15 @@ def model_values(captured: Capture) -> dict[str, torch.Tensor]:
     Raises:
         PlanError: the model lacks one.
     """
-    known: dict[str, torch.Tensor] = dict(captured.model.named_buffers(remove_duplicate=False))
+    tensors: dict[str, torch.Tensor] = dict(captured.model.named_buffers(remove_duplicate=False))
     # Duplicates stay: the graph may know a tied parameter by any of its names.
-    known |= dict(captured.model.named_parameters(remove_duplicate=False))
+    tensors |= dict(captured.model.named_parameters(remove_duplicate=False))
     values = {}
     for tensor in captured.graph.tensors.values():
         if tensor.kind in ("parameter", "buffer"):
-            if tensor.key not in known:
+            if tensor.key not in tensors:
                 raise PlanError(f"the model has no {tensor.kind} called {tensor.key}, which the plan needs")
-            values[tensor.name] = known[tensor.key].detach()
+            values[tensor.name] = tensors[tensor.key].detach()
     return values
 
 

@@ -1,9 +1,10 @@
 """The connection of a user's model with the engine that runs it: calls, parameters and state dicts, for plans
 of any kind.
 
-Handing over optimizers that were made before a model's parameters were replaced by its plan's.
+Optimizers that were made before a model's parameters were replaced by its plan's are handed over to the new
+ones.
 
-Models whose plan itself decides what runs when, so that a compiler is kept out.
+A compiler is kept out of models whose plan itself decides the order of execution.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LISTED = 3
 """The most names that a warning lists."""
 
 
-def _hand_over(
+def _retarget_optimizers(
     parameters: Mapping[nn.Parameter, nn.Parameter],
     stored: Callable[[nn.Parameter, torch.Tensor], torch.Tensor],
 ) -> None:
@@ -70,10 +71,10 @@ def _is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
 
 def _alive() -> list[torch.optim.Optimizer]:
     # By type, as `isinstance` would call proxies, which may do anything.
-    return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), torch.optim.Optimizer)]
 
 
-class _Forgotten:
+class _StaleParameters:
     """Old parameters to which something may still refer: a list for clipping, an average of weights.
 
     Args:
@@ -85,11 +86,11 @@ class _Forgotten:
 
     def warn(self) -> None:
         """Warn once about those that are still referred to."""
-        of, self._of = self._of, {}
-        if not any(ref() is not None for ref in of.values()):
+        keys, self._of = self._of, {}
+        if not any(ref() is not None for ref in keys.values()):
             return
         gc.collect()  # what only a cycle still refers to is not used
-        names = [key for key, ref in of.items() if ref() is not None]
+        names = [key for key, ref in keys.items() if ref() is not None]
         if names:
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             warnings.warn(
@@ -156,17 +157,17 @@ class ParallelModel(ABC, Generic[E]):
         # On the instance, so that hooks of the module and torch.compile(model) still go around it.
         self.model.forward = self.forward
         self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state())
-        self.model.register_state_dict_post_hook(lambda *given: self._to_own_shapes(*given))
+        self.model.register_state_dict_post_hook(lambda *arguments: self._to_own_shapes(*arguments))
         # PyTorch's public hooks cannot replace the dict.
-        self.model._register_state_dict_hook(lambda _, state, prefix, __: self._told_of_parts(state, prefix))
-        self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
+        self.model._register_state_dict_hook(lambda _, state, prefix, __: self._with_warning(state, prefix))
+        self.model.register_load_state_dict_pre_hook(lambda *arguments: self._to_stored(*arguments))
         # Bypasses nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
         self._watch()
         if (words := self.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
             warnings.warn(words, stacklevel=4)
 
-    # -- what the kinds of plans differ in --------------------------------------------------------
+    # -- hooks for subclasses -----------------------------------------------------------------------
 
     @abstractmethod
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
@@ -195,14 +196,14 @@ class ParallelModel(ABC, Generic[E]):
     def shown_otherwise(self) -> str:
         """Return a note for scripts about parameters that are shown in another shape than the model's; empty
         if there are none."""
-        other = [k for k, p in self.parameter_keys().items() if tuple(p.shape) != self.shapes[k]]
-        if not other:
+        keys = [k for k, p in self.parameter_keys().items() if tuple(p.shape) != self.shapes[k]]
+        if not keys:
             return ""
-        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
         return (
-            f"{', '.join(other[:3])}{more} are shown in other shapes than the model's, since PyTorch cannot "
-            "say how this plan splits them: where an optimizer's groups depend on p.dim() or p.ndim, ask "
-            "len(tensoropt.original_shape(p))"
+            f"{', '.join(keys[:3])}{more} are shown in other shapes than the model's, because PyTorch "
+            "cannot express how this plan splits them: where an optimizer's groups depend on p.dim() or "
+            "p.ndim, use len(tensoropt.original_shape(p))"
         )
 
     def has_local(self, key: str) -> bool:
@@ -253,8 +254,8 @@ class ParallelModel(ABC, Generic[E]):
                 self.names[each], self.shapes[each] = tensor.name, tensor.shape
         key_of = {parameter: key for key, parameter in old.items()}
         successors = {parameter: self.parameters[self.names[key]] for parameter, key in key_of.items()}
-        _hand_over(successors, lambda parameter, value: self.stored(key_of[parameter], value))
-        self._forgotten = _Forgotten(old)
+        _retarget_optimizers(successors, lambda parameter, value: self.stored(key_of[parameter], value))
+        self._stale = _StaleParameters(old)
 
     def _watch(self) -> None:
         """Refuse, from now on, changes of the model that the plan would not follow."""
@@ -297,7 +298,7 @@ class ParallelModel(ABC, Generic[E]):
 
     def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks."""
-        self._forgotten.warn()
+        self._stale.warn()
         if self.together is not None:
             self.together.went_on()
         compared = self._same if self._same is not None and self._same.due() else None
@@ -329,7 +330,7 @@ class ParallelModel(ABC, Generic[E]):
         if self.together is not None and self.gathers_state():
             self.together.meet(
                 "model.state_dict(), which under this plan sends parts from rank to rank; call it on every "
-                "rank, and write on one what it gives (or use tensoropt.save_checkpoint on every rank)"
+                "rank, and write its result on one (or use tensoropt.save_checkpoint on every rank)"
             )
 
     def _to_own_shapes(
@@ -339,8 +340,8 @@ class ParallelModel(ABC, Generic[E]):
             if prefix + key in state:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
-    def _told_of_parts(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
-        """A state dict that has parts only, as one that says so when it is written to a file."""
+    def _with_warning(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
+        """Return a partial state dict as one that warns when it is written to a file; None for any other."""
         own = [key for key in self.names if prefix + key in state]
         values = [state[prefix + key] for key in own]
         split = sum(
@@ -350,12 +351,12 @@ class ParallelModel(ABC, Generic[E]):
         # A model around this one has the dict, and goes on with it.
         if self.together is None or prefix or not (split or missing):
             return None
-        found = _PartOfState(state)
-        found.__dict__ |= state.__dict__
-        found.lacks = (
+        partial = _PartOfState(state)
+        partial.__dict__ |= state.__dict__
+        partial.lacks = (
             f"{missing} of {len(self.names)} parameters" if missing else f"parts of {split} parameters"
         )
-        return found
+        return partial
 
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for key in self.names:
@@ -368,19 +369,19 @@ class ParallelModel(ABC, Generic[E]):
 
 
 class _PartOfState(OrderedDict[str, Any]):
-    """A state dict of which other ranks have the rest; written like any other, with a warning.
+    """A state dict that lacks the parts on other ranks; it is written like any other, with a warning.
 
     Attributes:
-        lacks: what of the model it lacks.
+        lacks: the missing part of the model, in words.
     """
 
     lacks: str
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         warnings.warn(
-            f"what is written of model.state_dict() lacks {self.lacks}, which lie on other ranks: use "
-            "tensoropt.save_checkpoint on every rank, or write what get_model_state_dict(model, options="
-            "StateDictOptions(full_state_dict=True, cpu_offload=True)) gives on every rank",
+            f"the written model.state_dict() lacks {self.lacks}, which are on other ranks: use "
+            "tensoropt.save_checkpoint on every rank, or write what get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) gives on every rank",
             stacklevel=2,
         )
         plain = OrderedDict(self)
@@ -404,8 +405,8 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 def original_shape(parameter: torch.Tensor) -> torch.Size:
     """Return the shape that a parameter has in the model, whatever its plan shows of it; for any other
     tensor, its own."""
-    found: torch.Size = getattr(parameter, _SHAPE, parameter.shape)
-    return found
+    shape: torch.Size = getattr(parameter, _SHAPE, parameter.shape)
+    return shape
 
 
 def _refuse_copy(*_: Any) -> Any:
@@ -422,10 +423,10 @@ def parallel_of(model: nn.Module) -> ParallelModel:
     Raises:
         PlanError: the model is not parallelized.
     """
-    found = getattr(model, ATTRIBUTE, None)
-    if not isinstance(found, ParallelModel):
+    parallel = getattr(model, ATTRIBUTE, None)
+    if not isinstance(parallel, ParallelModel):
         raise PlanError("this model is not parallelized; call tensoropt.parallelize(model, plan) first")
-    return found
+    return parallel
 
 
 class UncompiledModel(ParallelModel[E]):
@@ -440,7 +441,7 @@ class UncompiledModel(ParallelModel[E]):
     def install(self, *, compare_ranks: bool = True) -> None:
         super().install(compare_ranks=compare_ranks)
         # A compiler would reorder what the plan orders, so it is kept out; the script gets a warning, once.
-        self._compiled = self._told = False
+        self._compiled = self._warned = False
         self._run = torch.compiler.disable(self._uncompiled, reason=self._words)
         self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers())
 
@@ -455,7 +456,7 @@ class UncompiledModel(ParallelModel[E]):
         return self._run(*args, **kwargs)
 
     def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compiled and not self._told:
-            self._told = True
+        if self._compiled and not self._warned:
+            self._warned = True
             warnings.warn(f"torch.compile changes nothing here: {self._words}", stacklevel=2)
         return super().forward(*args, **kwargs)

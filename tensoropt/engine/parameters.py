@@ -4,9 +4,9 @@ The lowered graph differentiates with respect to plain local leaves. Their gradi
 persistent buckets; a gradient that is a partial sum remains so over all micro-batches and is reduced once per
 step, bucket by bucket. The same storage is shown to optimizers and checkpoints as DTensors.
 
-A rank's part of the model's parameters, for plans of every kind.
+:class:`LocalParameters` is a rank's part of the model's parameters, for plans of every kind.
 
-Parameters that are split inside a dim, as DTensors of their own shape, and in checkpoints.
+Parameters that are split inside a dim are shown as DTensors of their own shape, also in checkpoints.
 
 A fused projection that is split by heads is not split into slices of its matrix: every rank has some rows of
 each of q, k and v. PyTorch's strided shards express this for a DTensor (they were made for FSDP over tensor
@@ -114,7 +114,7 @@ def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[P
     """
     sizes = [size for dim in atoms for size in dim]
     ends = list(itertools.accumulate(len(dim) for dim in atoms))
-    found: list[Placement] = [Replicate() for _ in layout[1:]]
+    placements: list[Placement] = [Replicate() for _ in layout[1:]]
     # Left to right, as DTensors are read: each axis cuts what the previous axes have left.
     for axis, code in enumerate(layout):
         if axis == 0 or code < 0:
@@ -131,11 +131,11 @@ def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[P
             # In an uneven cut, pieces are whole atoms here but any number of rows in a DTensor.
             if outer > 1 or inner > 1:
                 return None
-            found[axis - 1] = Shard(dim)
+            placements[axis - 1] = Shard(dim)
             continue
-        found[axis - 1] = _StridedShard(dim, split_factor=outer) if outer > 1 else Shard(dim)
+        placements[axis - 1] = _StridedShard(dim, split_factor=outer) if outer > 1 else Shard(dim)
         sizes[code] //= mesh[axis]
-    return tuple(found)
+    return tuple(placements)
 
 
 def blocks(value: DTensor) -> list[_Block]:
@@ -152,7 +152,9 @@ def blocks(value: DTensor) -> list[_Block]:
         runs.append(_runs(rows.tolist()))
     return [
         tuple(tuple(column) for column in zip(*parts, strict=True))  # type: ignore[misc]
-        for parts in itertools.product(*([(start, length, at) for start, length, at in of] for of in runs))
+        for parts in itertools.product(
+            *([(start, length, offset) for start, length, offset in run] for run in runs)
+        )
     ]
 
 
@@ -160,19 +162,19 @@ def _part(rows: torch.Tensor, placement: Placement, parts: int, index: int) -> t
     """Return the rows that one of ``parts`` ranks gets of the given rows."""
     pieces = rows.chunk(int(placement.split_factor)) if isinstance(placement, _StridedShard) else (rows,)
     chunks = [piece.chunk(parts) for piece in pieces]
-    return torch.cat([of[index] if index < len(of) else rows[:0] for of in chunks])
+    return torch.cat([sliced[index] if index < len(sliced) else rows[:0] for sliced in chunks])
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return (first row, number, position in the shard) of each run of neighbouring rows."""
-    found: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int, int]] = []
     for position, row in enumerate(rows):
-        if found and found[-1][0] + found[-1][1] == row:
-            start, length, at = found[-1]
-            found[-1] = (start, length + 1, at)
+        if runs and runs[-1][0] + runs[-1][1] == row:
+            start, length, offset = runs[-1]
+            runs[-1] = (start, length + 1, offset)
         else:
-            found.append((row, 1, position))
-    return found
+            runs.append((row, 1, position))
+    return runs
 
 
 # -- distributed checkpoints -------------------------------------------------------------------------------
@@ -210,8 +212,8 @@ def _teach_checkpoints() -> None:
 
     def chunk_list(self: DTensor) -> list[ChunkStorageMetadata]:
         if not is_strided(self):
-            found: list[ChunkStorageMetadata] = chunks(self)
-            return found
+            chunk_metadata: list[ChunkStorageMetadata] = chunks(self)
+            return chunk_metadata
         return [
             ChunkStorageMetadata(offsets=torch.Size(start), sizes=torch.Size(size))
             for start, size, _ in blocks(self)
@@ -220,9 +222,9 @@ def _teach_checkpoints() -> None:
     def tensor_shard(self: DTensor, index: MetadataIndex) -> torch.Tensor:
         if not is_strided(self):
             return shard(self, index)
-        for start, size, at in blocks(self):
+        for start, size, offset in blocks(self):
             if torch.Size(start) == index.offset:
-                return _narrowed(self.to_local(), at, size)
+                return _narrowed(self.to_local(), offset, size)
         raise AssertionError(f"{index} is no block of this rank")
 
     DTensor.__create_write_items__ = write_items  # type: ignore[assignment, method-assign]
@@ -235,7 +237,7 @@ def _teach_checkpoints() -> None:
 
 
 def _fill_strided(
-    others: Callable[..., None], state: dict[str, Any], keys: Sequence[str], *rest: Any, **named: Any
+    original: Callable[..., None], state: dict[str, Any], keys: Sequence[str], *more: Any, **named: Any
 ) -> None:
     """Replace PyTorch's ``_distribute_tensors``: given (place, whole tensor) pairs, fill each place with its
     part."""
@@ -246,11 +248,11 @@ def _fill_strided(
             if place.is_meta:
                 place = torch.empty_like(place, device=whole.device)
             local = place.to_local()
-            for start, size, at in blocks(place):
-                _narrowed(local, at, size).copy_(_narrowed(whole, start, size))
+            for start, size, offset in blocks(place):
+                _narrowed(local, offset, size).copy_(_narrowed(whole, start, size))
             state[key] = place
-    # It leaves alone what is already a tensor.
-    others(state, keys, *rest, **named)
+    # It leaves tensors alone.
+    original(state, keys, *more, **named)
 
 
 def _narrowed(value: torch.Tensor, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
@@ -339,7 +341,7 @@ def as_dtensor(
         shape, placements = _view_shape(atoms, layout), _dtensor_placements(atoms, layout)
         local_view = _local_view(atoms, layout, runtime)
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-    found: DTensor = DTensor.from_local(
+    dtensor: DTensor = DTensor.from_local(
         local.view(local_view),
         mesh,
         placements,
@@ -349,9 +351,9 @@ def as_dtensor(
         shape=torch.Size(shape),
         stride=stride,
     )
-    if is_strided(found):
+    if is_strided(dtensor):
         _teach_checkpoints()
-    return found
+    return dtensor
 
 
 def _local_view(atoms: Atoms, layout: Layout, runtime: Runtime) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ It runs first in forward, without keeping its intermediate tensors, and a second
 reshardings and gathers, just before its own backward (:mod:`tensoropt.sharding.regions`), and always to
 its end, so that every rank issues the collectives that the plan counts.
 
-Gathered or cast parameters that autograd does not keep: backward makes them anew (ZeRO, stage 3).
+Autograd does not keep gathered or cast parameters: backward makes them anew (ZeRO, stage 3).
 
 Rajbhandari et al., SC 2020, section 5: parameters are gathered for a layer's forward, dropped, and gathered
 once more for its backward.
@@ -60,21 +60,22 @@ class RegatheredParameters:
     def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
         """Remember that ``gathered`` was made from ``shard`` along an edge."""
         key, readers = gathered.untyped_storage()._cdata, [weakref.ref(gathered)]
-        known = self._known.get(key)
+        noted = self._known.get(key)
         # Groups that read one gathered parameter have separate tensors with the same storage.
-        if known is not None and known[2] is spec:
-            readers += [reader for reader in known[0] if reader() is not None]
+        if noted is not None and noted[2] is spec:
+            readers += [reader for reader in noted[0] if reader() is not None]
         self._known[key] = (readers, shard.detach(), spec)
 
     def keep(self, gathered: torch.Tensor) -> None:
-        """Let autograd keep what it saves of ``gathered`` from now on: views of it have left for other
-        groups, whose backward does not know that there is something to gather."""
+        """From now on, let autograd keep the views of ``gathered`` that it saves: other groups read some of
+        them, and their backward does not know that there is something to gather.
+        """
         key = gathered.untyped_storage()._cdata
-        if (known := self._known.get(key)) is None:
+        if (noted := self._known.get(key)) is None:
             return
-        readers = [reader for reader in known[0] if reader() is not None and reader() is not gathered]
+        readers = [reader for reader in noted[0] if reader() is not None and reader() is not gathered]
         if readers:
-            self._known[key] = (readers, *known[1:])
+            self._known[key] = (readers, *noted[1:])
         else:
             del self._known[key]
 
@@ -86,13 +87,13 @@ class RegatheredParameters:
         return hooks
 
     def _pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
-        known = self._known.get(value.untyped_storage()._cdata) if self._known else None
+        noted = self._known.get(value.untyped_storage()._cdata) if self._known else None
         # A stored parameter that is used whole shares the storage of what was "gathered": it exists anyway.
-        if known is None or isinstance(value, torch.nn.Parameter):
+        if noted is None or isinstance(value, torch.nn.Parameter):
             return value
-        if not any(reader() is not None for reader in known[0]):
+        if not any(reader() is not None for reader in noted[0]):
             return value
-        _, shard, spec = known
+        _, shard, spec = noted
         # As a view, by shape, stride and offset: the storage that is gathered again lies as the first one
         # did.
         runtime = self.runtime
@@ -135,13 +136,13 @@ class Recomputed(torch.nn.Module):
         forward_at = runtime.step, runtime.micro_batch, runtime.ahead
 
         def run(*values: Any) -> Any:
-            now = runtime.step, runtime.micro_batch, runtime.ahead
+            position = runtime.step, runtime.micro_batch, runtime.ahead
             runtime.step, runtime.micro_batch, runtime.ahead = forward_at
             try:
                 return self.body(*values)
             finally:
                 # Backward of what follows the region continues with its own counters.
-                runtime.step, runtime.micro_batch, runtime.ahead = now
+                runtime.step, runtime.micro_batch, runtime.ahead = position
 
         if torch.compiler.is_compiling():  # a compiler knows PyTorch's own way, and makes it its own
             return checkpoint(run, *inputs, use_reentrant=False, early_stop=False)
@@ -171,7 +172,9 @@ def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) ->
 
 
 def _in_order(graph: fx.Graph) -> Iterable[tuple[fx.Node, ...]]:
-    """Return nodes, and each region as a unit, each after what it needs; otherwise in the graph's order."""
+    """Yield nodes, and each region as a unit, after everything that they need; otherwise in the graph's
+    order.
+    """
     regions: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
         if REGION in node.meta:
@@ -203,7 +206,7 @@ def _in_order(graph: fx.Graph) -> Iterable[tuple[fx.Node, ...]]:
 def _body(
     root: torch.nn.Module, nodes: tuple[fx.Node, ...]
 ) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
-    """Return (what the region needs, what others need from it, its graph)."""
+    """Return (the nodes that the region needs, its nodes that others need, its graph)."""
     inside = set(nodes)
     # Parameters' shards come in as inputs: gathers are inside the region and are repeated with it.
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))

@@ -1,6 +1,6 @@
 """A rank's place in the job: mesh coordinate, process groups, micro-batch, step.
 
-The data on which the ranks of a job must agree, compared by hashes before anything depends on it.
+The data on which the ranks of a job must agree are compared by hashes before anything depends on them.
 
 Every rank reads its part of the global batch from what its script passes, and its part of the weights from
 those that its script made. Ranks that differ in them train a meaningless mixture, whose loss falls all the
@@ -131,21 +131,21 @@ class SameCalls:
         rows = gathered(row).tolist()
         if inputs is None:
             return  # this rank's own refusal says more
-        refused = [rank for rank, other in enumerate(rows) if other[0]]
+        refused = [rank for rank, rank_row in enumerate(rows) if rank_row[0]]
         if refused:
             raise PlanError(f"rank {refused[0]} refused this call of the model, and says why itself")
-        for rank, other in enumerate(rows):
-            if other[1] != rows[0][1]:
+        for rank, rank_row in enumerate(rows):
+            if rank_row[1] != rows[0][1]:
                 raise PlanError(
-                    f"rank {rank} calls the model {_MODES[other[1]]}, but rank 0 {_MODES[rows[0][1]]}; every "
-                    "rank makes the same calls"
+                    f"rank {rank} calls the model {_MODES[rank_row[1]]}, but rank 0 {_MODES[rows[0][1]]}; "
+                    "every rank makes the same calls"
                 )
         for index, name in enumerate(self.names):
-            given = [rank for rank, other in enumerate(rows) if other[2 + index]]
-            for rank in given[1:]:
-                if rows[rank][2 + count + index] != rows[given[0]][2 + count + index]:
+            ranks = [rank for rank, rank_row in enumerate(rows) if rank_row[2 + index]]
+            for rank in ranks[1:]:
+                if rows[rank][2 + count + index] != rows[ranks[0]][2 + count + index]:
                     raise PlanError(
-                        f"rank {rank} passed another batch than rank {given[0]} in {name}; every rank "
+                        f"rank {rank} passed another batch than rank {ranks[0]} in {name}; every rank "
                         "passes the same global batch: use one sampler with one seed on all ranks, and no "
                         "DistributedSampler"
                     )
@@ -181,7 +181,7 @@ def first_differing(hashes: Mapping[str, torch.Tensor], device: torch.device) ->
 # Groups are made once per job and mesh; a new job (as tests begin) is recognised by its world group.
 _made_for: list[object] = []
 _made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}
-# Those that may still refer to groups when the job is left (leave_job).
+# The runtimes that may still refer to groups when the job is left (leave_job).
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
@@ -227,7 +227,7 @@ class Runtime:
             which autograd is to keep what it saves from then on.
         unsharded: the parameters that are gathered once per step, by name.
         routes: the routes of edges determined so far.
-        ahead: what is gathered ahead in the running call.
+        ahead: the parameters gathered ahead in the running call.
 
     Raises:
         PlanError: the job has a different number of ranks than the mesh needs.
@@ -359,7 +359,7 @@ class Runtime:
         return self._groups[real] if real else None
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was issued."""
+        """Wait until the device has finished all issued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

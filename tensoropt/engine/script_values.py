@@ -1,13 +1,13 @@
-"""What scripts compute of a plan's parameters, and what all ranks have to do together for it.
+"""Numbers that scripts compute from a plan's parameters, and the communication that they take.
 
-Operations that all ranks must do together outside of the plan's own steps, and for which no rank waits in
+All ranks must take part in some operations outside the plan's own steps; no rank waits for the others in
 vain.
 
 Parts of a plan's parameters lie on other ranks, so a whole state dict, or the value of a penalty on
 parameters, needs all of them. Scripts like to do such things only on rank 0; a collective would then wait
 forever. Here a waiting rank checks whether another one has continued without it, and says so.
 
-Numbers that scripts compute from a sharded plan's parameters: always values, never one rank's share.
+Numbers that scripts compute from a sharded plan's parameters are always values, never one rank's share.
 
 PyTorch's result of computing with shards is often a DTensor of shares that are still to be summed (a penalty,
 and the loss that it is added to), and reading it silently gives the rank's own share. Scalars that are to be
@@ -15,14 +15,14 @@ differentiated are summed as soon as they are made: every rank makes them, and a
 them. Others are summed when they are read, which all ranks have to do; a rank that reads alone gets an error
 that says so.
 
-Parameters of plans whose ranks have different ones, as scripts compute with them.
+In some plans ranks have different parameters, and scripts compute with them, too.
 
 A rank has some parameters, or shards of them, and an empty tensor in place of each other one. The result of
 an element-wise computation remains such a part; sums, means and norms of all elements are taken over all
 ranks, are the same on each, and go backward into each rank's part. Anything else with a gradient would be
 right on no rank, and is refused.
 
-Gradients in plans whose ranks have different parameters: this rank's part, empty if it has none.
+In such plans a gradient is this rank's part, empty if it has none.
 
 ``torch.nn.utils.clip_grad_norm_`` sees only the gradients of its own rank. Norms of these gradients remember
 that, and the norm of norms is taken over all ranks.
@@ -48,13 +48,16 @@ from torch.optim import optimizer as optimizers
 from tensoropt.errors import PlanError
 
 LOOKS_AFTER_S, SURE_AFTER_S = 1.0, 3.0
-"""When a waiting rank begins to look for ranks that have gone on, and how long it sees one before it says so:
-what that rank did before may still be under way."""
+"""Seconds after which a waiting rank looks for ranks that have moved on, and for how many more it must see
+one before it reports it: that rank's earlier communication may still be under way.
+"""
 _alive: weakref.WeakSet[JobRanks] = weakref.WeakSet()
 
 
 class JobRanks:
-    """The ranks of a job, for what their scripts do at the same time. All ranks must make it."""
+    """The ranks of a job, for operations of their scripts that take all of them. Every rank must create
+    it.
+    """
 
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -77,30 +80,30 @@ class JobRanks:
             return
         self._store.set(f"{self._name}/calls/{self.rank}", str(self._calls))
 
-    def summed(self, value: torch.Tensor, what: str, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    def summed(self, value: torch.Tensor, action: str, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Return a value summed over all ranks, on its device.
 
         Args:
-            what: what the ranks do, for people, with what to do if only some of them do it.
+            action: the ranks' action in words, with the remedy if only some ranks perform it.
 
         Raises:
-            PlanError: another rank has gone on without it.
+            PlanError: another rank has moved on without it.
         """
         # A copy even on the host: the script's own value must not change.
-        found = value.detach().to("cpu", copy=True)
-        work = dist.all_reduce(found, op=op, group=self._group, async_op=True)
-        self._wait(work, what)
-        return found.to(value.device)
+        total = value.detach().to("cpu", copy=True)
+        work = dist.all_reduce(total, op=op, group=self._group, async_op=True)
+        self._wait(work, action)
+        return total.to(value.device)
 
-    def meet(self, what: str) -> None:
+    def meet(self, action: str) -> None:
         """Wait until all ranks are here.
 
         Raises:
-            PlanError: another rank has gone on without it.
+            PlanError: another rank has moved on without it.
         """
-        self.summed(torch.zeros(1), what)
+        self.summed(torch.zeros(1), action)
 
-    def _wait(self, work: Any, what: str) -> None:
+    def _wait(self, work: Any, action: str) -> None:
         began = looked = time.monotonic()
         gone_since: float | None = None
         while not work.is_completed():
@@ -109,22 +112,24 @@ class JobRanks:
             if now - began < LOOKS_AFTER_S or now - looked < LOOKS_AFTER_S / 4:
                 continue
             looked = now
-            gone = self._gone_on()
-            if gone is None:
+            ahead_rank = self._gone_on()
+            if ahead_rank is None:
                 gone_since = None
             elif gone_since is None:
                 gone_since = now
             elif now - gone_since > SURE_AFTER_S:
-                raise PlanError(f"rank {gone[0]} {gone[1]} while rank {self.rank} waits for it in {what}")
+                raise PlanError(
+                    f"rank {ahead_rank[0]} {ahead_rank[1]} while rank {self.rank} waits for it in {action}"
+                )
         try:
             work.wait()
         except RuntimeError as error:
             raise PlanError(
-                f"another rank has left the job while rank {self.rank} waits in {what}"
+                f"another rank has left the job while rank {self.rank} waits in {action}"
             ) from error
 
     def _gone_on(self) -> tuple[int, str] | None:
-        """Return a rank that is ahead of this one, and what it does."""
+        """Return a rank that is ahead of this one, and its action."""
         for rank in range(self.world):
             if rank == self.rank:
                 continue
@@ -144,8 +149,8 @@ class JobRanks:
 
 def leave() -> None:
     """Tell ranks that wait for this one that it is leaving the job."""
-    for together in list(_alive):
-        together.left()
+    for job in list(_alive):
+        job.left()
 
 
 _aten = torch.ops.aten
@@ -162,10 +167,10 @@ _WHOLE = (
 _of_mesh: dict[DeviceMesh, JobRanks] = {}
 
 
-def read_whole(mesh: DeviceMesh, together: JobRanks) -> None:
+def read_whole(mesh: DeviceMesh, job: JobRanks) -> None:
     """Make numbers computed from DTensors of a mesh the same on all ranks from now on; those of other meshes
     stay as they are."""
-    _of_mesh[mesh] = together
+    _of_mesh[mesh] = job
     handlers: Any = DTensor._op_dispatcher._custom_op_handlers
     if _aten._local_scalar_dense.default in handlers:
         return
@@ -177,28 +182,26 @@ def read_whole(mesh: DeviceMesh, together: JobRanks) -> None:
 def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return ``item()`` of a DTensor."""
     (value,) = args
-    together = _of_mesh.get(value.device_mesh)
-    if together is None or all(placement.is_replicate() for placement in value.placements):
+    job = _of_mesh.get(value.device_mesh)
+    if job is None or all(placement.is_replicate() for placement in value.placements):
         return value._local_tensor.item()
-    together.meet(
-        "reading a sum or norm of parameters or gradients; read it on every rank, and print it on one"
-    )
+    job.meet("reading a sum or norm of parameters or gradients; read it on every rank, and print it on one")
     with torch.no_grad():
         return _replicated(value)._local_tensor.item()
 
 
 def _summed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return an operator's result, summed if it is a scalar of shares with a gradient."""
-    found = _as_pytorch(op, args, kwargs)
-    if not isinstance(found, DTensor) or found.dim() or not torch.is_grad_enabled():
-        return found
-    together = _of_mesh.get(found.device_mesh)
-    if together is None or not any(placement.is_partial() for placement in found.placements):
-        return found
+    result = _as_pytorch(op, args, kwargs)
+    if not isinstance(result, DTensor) or result.dim() or not torch.is_grad_enabled():
+        return result
+    job = _of_mesh.get(result.device_mesh)
+    if job is None or not any(placement.is_partial() for placement in result.placements):
+        return result
     if not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
-        return found
-    together.meet("a sum or norm of parameters or gradients; compute it on every rank, and print it on one")
-    return _replicated(found)
+        return result
+    job.meet("a sum or norm of parameters or gradients; compute it on every rank, and print it on one")
+    return _replicated(result)
 
 
 def _on_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -220,11 +223,11 @@ def _as_pytorch(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return dispatcher.wrap(local, sharding.output_spec)
 
 
-def _formatted(others: Callable[[DTensor, str], str]) -> Callable[[DTensor, str], str]:
+def _formatted(original: Callable[[DTensor, str], str]) -> Callable[[DTensor, str], str]:
     def formatted(value: DTensor, specification: str) -> str:
         """Format a value as f-strings show plain scalars."""
         if value.dim() or value.device_mesh not in _of_mesh:
-            return others(value, specification)
+            return original(value, specification)
         return format(value.detach().item(), specification)
 
     return formatted
@@ -245,7 +248,7 @@ _WHAT = "a sum or norm of parameters; compute it on every rank, and print it on 
 
 
 class SpreadValue(torch.Tensor):
-    """This rank's part of a parameter, or of what was computed from its single elements.
+    """This rank's part of a parameter, or of a value computed element by element from one.
 
     Attributes:
         together: the ranks that have the parts.
@@ -274,8 +277,8 @@ class SpreadValue(torch.Tensor):
                 return _elementwise(func, args, kwargs)
             if name in _JOINED and not kwargs and args[1:] in ((), (0,)):
                 return _joined(func, args[0])
-            if name in _REDUCTIONS and (found := _REDUCTIONS[name](func, args, kwargs)) is not None:
-                return found
+            if name in _REDUCTIONS and (reduced := _REDUCTIONS[name](func, args, kwargs)) is not None:
+                return reduced
             if name == "__deepcopy__":
                 return copy.deepcopy(_plain(args[0]).detach(), *args[1:])
             try:
@@ -287,7 +290,7 @@ class SpreadValue(torch.Tensor):
                     raise _refused(func, args, kwargs) from error
                 raise
         for value in result if isinstance(result, (tuple, list)) else (result,):
-            # What is no result of arithmetic has none, or is the parameter itself.
+            # A tensor that is no result of arithmetic has none, or is the parameter itself.
             if isinstance(value, torch.Tensor) and value.requires_grad and not isinstance(value, cls):
                 raise _refused(func, args, kwargs)
         return result
@@ -310,62 +313,63 @@ def spread_value(
     cut: Callable[[torch.Tensor], torch.Tensor],
 ) -> SpreadValue:
     """Return a rank's part of a parameter for scripts, given the number of ranks that have the same one."""
-    found = part.as_subclass(SpreadValue)
+    spread_part = part.as_subclass(SpreadValue)
     count = 1
     for size in whole:
         count *= size
-    found.together, found.share, found.count = together, 1.0 / copies, count
-    found.key, found.whole, found.cut = (key,), tuple(whole), cut
-    return found
+    spread_part.together, spread_part.share, spread_part.count = together, 1.0 / copies, count
+    spread_part.key, spread_part.whole, spread_part.cut = (key,), tuple(whole), cut
+    return spread_part
 
 
 def _plain(value: Any) -> Any:
     return value.as_subclass(torch.Tensor) if isinstance(value, SpreadValue) else value
 
 
-def _like(found: torch.Tensor, one: SpreadValue) -> SpreadValue:
-    value = found.as_subclass(SpreadValue)
-    value.together, value.share, value.count = one.together, one.share, one.count
-    value.key, value.whole, value.cut = one.key, one.whole, one.cut
+def _like(tensor: torch.Tensor, example: SpreadValue) -> SpreadValue:
+    value = tensor.as_subclass(SpreadValue)
+    value.together, value.share, value.count = example.together, example.share, example.count
+    value.key, value.whole, value.cut = example.key, example.whole, example.cut
     return value
 
 
 def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     parts = _parts(args, kwargs)
-    one = parts[0]
-    if any(part.key != one.key for part in parts):
+    example = parts[0]
+    if any(part.key != example.key for part in parts):
         raise _refused(func, args, kwargs)
-    args = tuple(_cut(value, one) for value in args)
-    found = func(*args, **kwargs)
-    share = one.share
-    if isinstance(share, torch.Tensor) and share.shape != found.shape:
-        share = share.reshape(found.shape)
-    value = _like(found, one)
+    args = tuple(_cut(value, example) for value in args)
+    result = func(*args, **kwargs)
+    share = example.share
+    if isinstance(share, torch.Tensor) and share.shape != result.shape:
+        share = share.reshape(result.shape)
+    value = _like(result, example)
     value.share = share
     return value
 
 
-def _cut(value: Any, one: SpreadValue) -> Any:
-    """Return what belongs to this rank's part of a tensor that is combined with it."""
-    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape == one.shape:
+def _cut(value: Any, example: SpreadValue) -> Any:
+    """Return this rank's part of a tensor that is combined with ``example``."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape == example.shape:
         return value
-    if not isinstance(value, SpreadValue) and tuple(value.shape) == one.whole and one.cut is not None:
-        return one.cut(value)
+    if not isinstance(value, SpreadValue) and tuple(value.shape) == example.whole and example.cut is not None:
+        return example.cut(value)
     raise PlanError(
-        f"{one.key[0]}, of which this rank has {tuple(one.shape)} under this plan, is combined with a tensor "
-        f"of shape {tuple(value.shape)}; tensors of the parameter's own shape {one.whole} are followed"
+        f"{example.key[0]}, of which this rank has {tuple(example.shape)} under this plan, is combined with "
+        f"a tensor of shape {tuple(value.shape)}; tensors of the parameter's own shape {example.whole} are "
+        "followed"
     )
 
 
 def _joined(func: Any, parts: Sequence[Any]) -> Any:
     if not all(isinstance(part, SpreadValue) and part.dim() == 1 for part in parts):
         raise _refused(func, (parts,), {})
-    found = _like(func([_plain(part) for part in parts]), parts[0])
-    found.share = torch.cat([torch.zeros_like(_plain(p).detach()) + p.share for p in parts])
-    found.count = sum(part.count for part in parts)
-    found.key = tuple(key for part in parts for key in part.key)
-    found.whole, found.cut = (found.count,), None
-    return found
+    joined = _like(func([_plain(part) for part in parts]), parts[0])
+    joined.share = torch.cat([torch.zeros_like(_plain(p).detach()) + p.share for p in parts])
+    joined.count = sum(part.count for part in parts)
+    joined.key = tuple(key for part in parts for key in part.key)
+    joined.whole, joined.cut = (joined.count,), None
+    return joined
 
 
 class _Sum(torch.autograd.Function):
@@ -392,48 +396,48 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         part, total = ctx.saved_tensors
-        one = part if ctx.order == 2.0 else part.sign() * part.abs() ** (ctx.order - 1.0)
+        slope = part if ctx.order == 2.0 else part.sign() * part.abs() ** (ctx.order - 1.0)
         scale = total ** (ctx.order - 1.0)
         # PyTorch's subgradient where all is zero.
-        return gradient * torch.where(scale == 0, 0.0, one / scale), None, None
+        return gradient * torch.where(scale == 0, 0.0, slope / scale), None, None
 
 
 def _sum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     if len(args) != 1 or kwargs:
         return None
-    found: torch.Tensor = _Sum.apply(_plain(args[0]), args[0])
-    return found
+    total: torch.Tensor = _Sum.apply(_plain(args[0]), args[0])
+    return total
 
 
 def _mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    found = _sum(func, args, kwargs)
-    return None if found is None else found / args[0].count
+    total = _sum(func, args, kwargs)
+    return None if total is None else total / args[0].count
 
 
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    asked = kwargs.pop("p", kwargs.pop("ord", args[1] if len(args) > 1 else None))
+    requested = kwargs.pop("p", kwargs.pop("ord", args[1] if len(args) > 1 else None))
     # Over some dims, or in another type.
     if any(value not in (None, False) for value in (*args[2:], *kwargs.values())):
         return None
     # For a matrix these are norms of another kind.
-    if func is torch.linalg.norm and asked is not None and len(args[0].whole) > 1:
+    if func is torch.linalg.norm and requested is not None and len(args[0].whole) > 1:
         return None
-    order = 2.0 if asked in (None, "fro") else asked
+    order = 2.0 if requested in (None, "fro") else requested
     if not isinstance(order, (int, float)) or not 0 < order < float("inf"):
         return None
-    found: torch.Tensor = _Norm.apply(_plain(args[0]), args[0], float(order))
-    return found
+    norm: torch.Tensor = _Norm.apply(_plain(args[0]), args[0], float(order))
+    return norm
 
 
 def _norms(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found = []
+    norms = []
     for value in args[0]:
         if not isinstance(value, SpreadValue):
             return None
         if (norm := _norm(None, (value, *args[1:]), kwargs)) is None:
             return None
-        found.append(norm)
-    return found
+        norms.append(norm)
+    return norms
 
 
 def _dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -442,9 +446,9 @@ def _dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
 
 def _distance(power: int) -> Callable[..., torch.Tensor | None]:
     def distance(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-        others = {name: value for name, value in kwargs.items() if value is not None}
-        reduction = others.pop("reduction", "mean")
-        if len(args) != 2 or others or reduction not in ("mean", "sum"):
+        options = {name: value for name, value in kwargs.items() if value is not None}
+        reduction = options.pop("reduction", "mean")
+        if len(args) != 2 or options or reduction not in ("mean", "sum"):
             return None
         difference = _elementwise(torch.sub, args, {})
         each = _elementwise(torch.abs if power == 1 else torch.square, (difference,), {})
@@ -473,9 +477,9 @@ def _parts(args: Any, kwargs: Any) -> list[SpreadValue]:
 
 
 def _refused(func: Any, args: Any, kwargs: Any) -> PlanError:
-    # Of an attribute (p.T) its getter is called.
-    of = getattr(func, "__self__", None)
-    name = of.__name__ if inspect.isgetsetdescriptor(of) else getattr(func, "__name__", str(func))
+    # For an attribute (p.T) this is its getter.
+    owner = getattr(func, "__self__", None)
+    name = owner.__name__ if inspect.isgetsetdescriptor(owner) else getattr(func, "__name__", str(func))
     keys = dict.fromkeys(key for part in _parts(args, kwargs) for key in part.key)
     return PlanError(
         f"the script computes {name} of {' and '.join([*keys][:2])}, of which ranks have parts under this "
@@ -492,25 +496,25 @@ _KEEPS: tuple[Callable[..., Any], ...] = (torch.stack, torch.Tensor.to)
 
 
 def _order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    given = kwargs.get("ord", kwargs.get("p", args[1] if len(args) > 1 else None))
-    return 2.0 if given is None or given == "fro" else float(given)
+    order = kwargs.get("ord", kwargs.get("p", args[1] if len(args) > 1 else None))
+    return 2.0 if order is None or order == "fro" else float(order)
 
 
 def _norm_over_ranks(value: torch.Tensor, order: float) -> _SpreadNorm:
     """Return this rank's share of a norm; nothing if the gradient is elsewhere."""
-    found = torch.linalg.vector_norm(value, order) if value.numel() else value.new_zeros(())
+    norm = torch.linalg.vector_norm(value, order) if value.numel() else value.new_zeros(())
     copies = getattr(value, "copies", 1)
     # The powers of all ranks are summed, so each of several copies contributes its fraction.
     if copies > 1 and order != float("inf"):
-        found = found / copies ** (1.0 / order)
-    return found.as_subclass(_SpreadNorm)
+        norm = norm / copies ** (1.0 / order)
+    return norm.as_subclass(_SpreadNorm)
 
 
 def spread(value: torch.Tensor, copies: int = 1) -> _SpreadGradient:
     """Return a gradient as :class:`_SpreadGradient`, given the number of ranks that have the same one."""
-    found = value.as_subclass(_SpreadGradient)
-    found.copies = copies
-    return found
+    gradient = value.as_subclass(_SpreadGradient)
+    gradient.copies = copies
+    return gradient
 
 
 class _SpreadGradient(torch.Tensor):

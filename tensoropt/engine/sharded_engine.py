@@ -4,7 +4,8 @@ With one micro-batch, a call builds an ordinary autograd graph. With several, fo
 happen inside the call (that is what saves the memory), the last backward starts the reductions, and the
 script's ``loss.backward()`` waits for them and scales their results: the calling convention is kept.
 
-A user's model run by a sharded plan: its parameters are DTensors over the engine's shards.
+:class:`ShardedModel` is a user's model run by a sharded plan: its parameters are DTensors over the engine's
+shards.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._new_buffers: dict[str, torch.Tensor] = {}
         self.counts = self._make_counts()
         self._in_backward = False
-        # Those whose backward has begun, and how many wait for theirs.
+        # The calls whose backward has begun, and the number that still wait for theirs.
         self._calls: list[CallAhead] = []
         self._waiting = 0
 
@@ -117,15 +118,15 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         ahead = self._lowered_for(evaluating).ahead
         if not ahead and not self.unsharded.goes_ahead and not self.strategy.scattered:
             return
-        again = {block: [spec for spec, is_again in of if is_again] for block, of in ahead.items()}
+        recomputed = {block: [spec for spec, is_again in specs if is_again] for block, specs in ahead.items()}
         behind = self.strategy.blocks.behind
         self.runtime.ahead = CallAhead(
-            self.runtime, behind, again, self._deliver, self._calls, self._copies_to_make()
+            self.runtime, behind, recomputed, self._deliver, self._calls, self._copies_to_make()
         )
         self._waiting += torch.is_grad_enabled()
 
     def _copies_to_make(self) -> UnshardedParameters | None:
-        """Return the unsharded copies that the next forward makes: those of a step in its first forward."""
+        """Return the unsharded copies that the next forward makes; None except in a step's first forward."""
         return self.unsharded if self.runtime.micro_batch == 0 else None
 
     def _deliver(self, name: str, gradient: torch.Tensor) -> None:
@@ -133,7 +134,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.unsharded.scattered(name)
 
     def _finish_ahead(self) -> None:
-        """Take in what is still under way when backward is over."""
+        """Take in the collectives that are still under way when backward is over."""
         while self._calls:
             self._calls.pop(0).finish()
         self._waiting = 0

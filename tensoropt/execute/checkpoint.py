@@ -4,7 +4,7 @@ They are built on ``torch.distributed.checkpoint``: parameters and optimizer sta
 model's own names and shapes, whatever plan lays them out, so the point on the frontier can change in
 mid-training.
 
-The part of a checkpoint beside the model's tensors: the state of the script's training.
+Beside the model's tensors, a checkpoint holds the training state of the script.
 
 It holds the settings of an optimizer's groups, by the names of the parameters in them; a scheduler; the
 number of steps made, on which dropout depends; and whatever the script adds.
@@ -30,7 +30,7 @@ from tensoropt.errors import PlanError
 
 _SETTINGS = "settings.pt"
 """The file in a checkpoint's folder that holds them."""
-_HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
+_KERNEL_SETTINGS = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 """Settings of a group that select its kernels: these stay the script's, which may run elsewhere."""
 
 
@@ -45,22 +45,25 @@ def _saved_settings(
     Raises:
         PlanError: something cannot be saved, or the optimizer has parameters without a name in the model.
     """
-    found: dict[str, Any] = {"step": parallel_of(model).engine.runtime.step, "extra": dict(extra or {})}
+    settings: dict[str, Any] = {"step": parallel_of(model).engine.runtime.step, "extra": dict(extra or {})}
     if optimizer is not None:
-        found["groups"] = [
-            {"names": names, **{k: v for k, v in group.items() if k not in _HOW and _can_be_read(v)}}
+        settings["groups"] = [
+            {
+                "names": names,
+                **{k: v for k, v in group.items() if k not in _KERNEL_SETTINGS and _can_be_read(v)},
+            }
             for group, names in zip(optimizer.param_groups, _names(model, optimizer), strict=True)
         ]
     if scheduler is not None:
-        found["scheduler"] = dict(scheduler.state_dict())
-    for what in ("extra", "scheduler"):
-        for key, value in found.get(what, {}).items():
+        settings["scheduler"] = dict(scheduler.state_dict())
+    for part in ("extra", "scheduler"):
+        for key, value in settings.get(part, {}).items():
             if not _can_be_read(value):
                 raise PlanError(
-                    f"{what} has {key}, {type(value).__name__}, which a checkpoint cannot hold; save "
+                    f"{part} has {key}, {type(value).__name__}, which a checkpoint cannot hold; save "
                     "numbers, texts, tensors, and lists and dicts of them"
                 )
-    return _written(found)
+    return _written(settings)
 
 
 def _written(value: Any) -> bytes:
@@ -96,17 +99,17 @@ def _load_settings(
                 stacklevel=3,
             )
         return {}
-    found = torch.load(file, map_location="cpu", weights_only=True)
-    if optimizer is not None and "groups" in found:
-        _load_groups(file, model, optimizer, found["groups"])
+    settings = torch.load(file, map_location="cpu", weights_only=True)
+    if optimizer is not None and "groups" in settings:
+        _load_groups(file, model, optimizer, settings["groups"])
     if scheduler is not None:
-        if "scheduler" not in found:
+        if "scheduler" not in settings:
             raise PlanError(
                 f"checkpoint {file.parent} holds no scheduler; pass it to save_checkpoint, or leave it out"
             )
-        scheduler.load_state_dict(found["scheduler"])
-    parallel_of(model).engine.runtime.step = found["step"]
-    extra: dict[str, Any] = found["extra"]
+        scheduler.load_state_dict(settings["scheduler"])
+    parallel_of(model).engine.runtime.step = settings["step"]
+    extra: dict[str, Any] = settings["extra"]
     return extra
 
 
@@ -118,44 +121,44 @@ def _load_groups(
     for number, names in enumerate(own):
         for name in names:
             if where.get(name) != number:
-                there = f"in group {where[name]}" if name in where else "in none"
+                location = f"in group {where[name]}" if name in where else "in none"
                 raise PlanError(
                     f"the optimizer has {name} in group {number}, but in checkpoint {file.parent} it is "
-                    f"{there}; make the optimizer's groups as they were"
+                    f"{location}; make the optimizer's groups as they were"
                 )
     missing = where.keys() - {name for names in own for name in names}
     if missing or len(own) != len(saved):
         also = f" and with {', '.join(sorted(missing)[:3])}" if missing else ""
         raise PlanError(
-            f"checkpoint {file.parent} was saved of an optimizer with {len(saved)} groups{also}, this one "
+            f"checkpoint {file.parent} was saved from an optimizer with {len(saved)} groups{also}, this one "
             f"has {len(own)}; make the optimizer's groups as they were"
         )
     for group, settings in zip(optimizer.param_groups, saved, strict=True):
         for key, value in settings.items():
             if key == "names":
                 continue
-            now = group.get(key)
+            current = group.get(key)
             # A rate that is a tensor stays the one that compiled steps know, on its device.
-            if isinstance(now, torch.Tensor):
-                now.copy_(torch.as_tensor(value))
+            if isinstance(current, torch.Tensor):
+                current.copy_(torch.as_tensor(value))
             else:
                 group[key] = value
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
     """Return the names of the parameters in each group of an optimizer."""
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = []
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = []
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            if id(parameter) not in known:
+            if id(parameter) not in name_of:
                 raise PlanError(
                     f"group {number} of the optimizer has a parameter of shape {tuple(parameter.shape)} "
-                    "that is none of the model, so that the checkpoint has no name for it; give it an "
-                    "optimizer of its own and save that by extra="
+                    "that is not the model's, so the checkpoint has no name for it; give it a separate "
+                    "optimizer and save that by extra="
                 )
-        found.append([known[id(parameter)] for parameter in group["params"]])
-    return found
+        names.append([name_of[id(parameter)] for parameter in group["params"]])
+    return names
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -165,7 +168,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
         ``{"KEY.FIELD": value}``, with DTensors if the parameter is one; the settings of groups are separate.
     """
     parallel = parallel_of(model)
-    found = {}
+    state = {}
     for key, parameter in parallel.parameter_keys().items():
         if not parallel.has_local(key):
             continue
@@ -173,8 +176,8 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
             like = parallel.is_state_of(parameter, field, value)
             # State that is not laid out like its parameter (Adam's step count) is the same on every rank and
             # saved as it is.
-            found[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value
-    return found
+            state[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value
+    return state
 
 
 def _load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -258,7 +261,7 @@ def load_checkpoint(
         scheduler: the scheduler of its learning rates; anything with ``load_state_dict()``.
 
     Returns:
-        What was saved as ``extra``.
+        The saved ``extra``.
 
     Raises:
         PlanError: there is no checkpoint, or it was saved from an optimizer with other groups or without a

@@ -1,6 +1,6 @@
 """Executable forms of strategies. This is the only place that distinguishes the kinds of strategies.
 
-Resolution of plans, as people pass them, to what running them takes.
+Plans, in any form in which people pass them, are resolved to what running them requires.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """The requirements of running a plan, in whatever form the plan was passed.
+    """The requirements for running a plan, in whatever form the plan was passed.
 
     Attributes:
         devices: the number of devices that it takes.
@@ -395,16 +395,16 @@ class ResolvedPlan:
         weights.fill_buffers()
         # Captured anew: plans have names only, and a model that is another one is refused at the first name
         # that does not fit.
-        again = functools.partial(
+        recapture = functools.partial(
             capture, weights.model, args, kwargs, loss=loss, mode=self.mode, dtype=self.compute_dtype
         )
-        captured = again()
+        captured = recapture()
         try:
             executable = self.bind(group_operators(refine_graph(captured.graph)))
         except PlanError:
             # A plan made on the meta device does not know masks that the model stores, and takes them as they
             # are.
-            unread = again(read_stored=False)
+            unread = recapture(read_stored=False)
             if unread.graph.operators == captured.graph.operators:
                 raise
             captured, executable = unread, self.bind(group_operators(refine_graph(unread.graph)))
@@ -418,17 +418,17 @@ class ResolvedPlan:
         # Plans are resolved before the job is joined, so that torchrun's variable may be all there is.
         rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
         if rank == 0:
-            other = "cuda" if device.type == "cpu" else "cpu"
+            planned_type = "cuda" if device.type == "cpu" else "cpu"
             warnings.warn(
                 f"the plan was made for {device_words(cluster)} of cluster {cluster.name}, but here it "
                 f"runs on {device.type}: the memory and time that the plan predicts are for other devices; "
-                f"pass device='{other}', or explore again for the devices that run it",
+                f"pass device='{planned_type}', or explore again for the devices that run it",
                 stacklevel=3,  # the script's call of parallelize
             )
 
 
 def resolve_plan(plan: str | os.PathLike[str] | Plan | AnyStrategy) -> ResolvedPlan:
-    """Return what running ``plan`` takes.
+    """Return the requirements for running ``plan``.
 
     Args:
         plan: a plan, its file, or a strategy of any kind.

@@ -1,4 +1,4 @@
-"""Initial weights that a function draws, one layer at a time.
+"""Draw initial weights with a function, one layer at a time.
 
 ``init_weights(module)`` is called for each module, as ``model.apply(init_weights)`` calls it, and with the
 same random numbers; but only what a call touches is in memory, and all else is on the meta device. Calls on
@@ -129,10 +129,10 @@ class Initialisation:
 
     def order(self, names: Collection[str]) -> list[str]:
         """Return ``names`` in the order in which :meth:`stream` yields them."""
-        found = {self._by_name[name]: name for name in names}
+        name_of = {self._by_name[name]: name for name in names}
         # `cells` has one order, and sorting keeps it among those that one call finishes.
-        known = [cell for cell in self.cells if cell in found]
-        return [found[cell] for cell in sorted(known, key=lambda cell: cell.visits[-1])]
+        cells = [cell for cell in self.cells if cell in name_of]
+        return [name_of[cell] for cell in sorted(cells, key=lambda cell: cell.visits[-1])]
 
     def stream(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, value) of tensors on the CPU, each as soon as no further call changes it.
@@ -140,8 +140,8 @@ class Initialisation:
         Every run yields the same values. Calls that touch none of ``names`` are left out, unless they draw
         numbers before a call that draws some of them: random numbers follow one another.
         """
-        wanted = {self._by_name[name]: name for name in names}
-        needed = {visit for cell in wanted for visit in cell.visits}
+        name_of = {self._by_name[name]: name for name in names}
+        needed = {visit for cell in name_of for visit in cell.visits}
         last = max(needed & self.drawing, default=-1)
         visits = sorted(needed | {visit for visit in self.drawing if visit < last})
         touched: dict[int, list[_Cell]] = {visit: [] for visit in visits}
@@ -162,9 +162,9 @@ class Initialisation:
             for cell in touched[visit]:
                 if cell.kept_after(visit, touched):
                     continue
-                if cell in wanted and visit == cell.visits[-1]:
+                if cell in name_of and visit == cell.visits[-1]:
                     # In one expression: a local name would keep the value alive while the next one is made.
-                    yield wanted[cell], alive.pop(cell).detach()
+                    yield name_of[cell], alive.pop(cell).detach()
                 else:
                     del alive[cell]
 
@@ -182,14 +182,14 @@ class Initialisation:
     def _call(self, visit: int, alive: dict[_Cell, torch.Tensor]) -> tuple[dict[_Cell, bool], bool]:
         """Call the function for one module, with ``alive`` in memory and all else on the meta device.
 
-        Updates ``alive`` if the function puts other tensors into the module. Returns what it touched, and
-        whether it drew random numbers.
+        Updates ``alive`` if the function puts other tensors into the module. Returns the cells that it
+        touched, and whether it drew random numbers.
         """
         module = self.modules[visit]
         with self._standing(alive) as standing, torch.no_grad():
             watch = _Watch({_key(value): cell for cell, value in standing.items()})
             try:
-                # What the function creates itself is on the meta device, like all else.
+                # Tensors that the function itself creates are on the meta device, like all others.
                 with watch, nullcontext() if alive else torch.device("meta"):
                     self.init_weights(module)
             except Exception as error:
@@ -201,20 +201,20 @@ class Initialisation:
             touched = dict(watch.touched)
             for cell, value in standing.items():
                 holder, key = cell.slots[0]
-                now = next((h[k] for h, k in cell.slots if h[k] is not value), holder[key])
-                if now is value and _key(now) in watch.cells:
+                replacement = next((h[k] for h, k in cell.slots if h[k] is not value), holder[key])
+                if replacement is value and _key(replacement) in watch.cells:
                     continue
                 # `module.weight = …` or `module.weight.data = …`: nothing is left of the one that stood
                 # there.
                 touched[cell] = True
-                if now is None or tuple(now.shape) != tuple(cell.own.shape):
-                    shape = None if now is None else tuple(now.shape)
+                if replacement is None or tuple(replacement.shape) != tuple(cell.own.shape):
+                    shape = None if replacement is None else tuple(replacement.shape)
                     raise PlanError(
                         f"init_weights gave {cell.names[0]} the shape {shape} instead of "
                         f"{tuple(cell.own.shape)}; it has to keep shapes"
                     )
                 if cell in alive:
-                    alive[cell] = now
+                    alive[cell] = replacement
                 else:
                     self._shadows[cell] = cell.make("meta")
             # This was not seen on the meta device: what was written there is lost.
@@ -257,6 +257,6 @@ def _cells(model: nn.Module) -> list[_Cell]:
                     continue
                 cell = cells.setdefault(id(value), _Cell(value))
                 cell.names.append(f"{path}.{name}" if path else name)
-                if not any(known is holder and key == name for known, key in cell.slots):
+                if not any(registered is holder and key == name for registered, key in cell.slots):
                     cell.slots.append((holder, name))
     return list(cells.values())

@@ -4,9 +4,9 @@ The model stays the object it was. Its parameters become DTensors over the engin
 becomes the engine's; optimizers, gradient clipping, ``state_dict`` and distributed checkpoints see ordinary
 (distributed) parameters.
 
-The common start of a job's ranks: the same weights, the same model, the same plan.
+The ranks of a job start with the same weights, the same model and the same plan.
 
-The job of which a process is a rank: its device, and its process group.
+A rank also needs its device and the job's process group.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tensoropt.plan import Plan
 from tensoropt.ranks.local_hardware import pin_process, unpin_process, why_no_gpu
 
 _FACTS = ("model", "plan", "seed", "sync_weights")
-"""What ranks compare before their weights."""
+"""The properties that ranks compare before their weights."""
 
 
-def _made_alike(
+def _with_common_weights(
     prepared: Prepared,
     prepare: Callable[[], Prepared],
     weights: WeightSource,
@@ -85,9 +85,9 @@ def _made_alike(
     return prepared
 
 
-def _tell_of_refusal(model: nn.Module, device: torch.device) -> None:
+def _report_refusal(model: nn.Module, device: torch.device) -> None:
     """Tell the other ranks that this one refuses its model, plan or weights: they would wait for it in
-    :func:`_made_alike`. The caller raises this rank's error.
+    :func:`_with_common_weights`. The caller raises this rank's error.
 
     Raises:
         PlanError: ranks have different models, which is the more informative error.
@@ -112,11 +112,11 @@ def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
     rows = gathered(torch.tensor([refuses, *hashes], dtype=torch.int64, device=device)).tolist()
     refused = [rank for rank, row in enumerate(rows) if row[0]]
     # A rank that refuses has nothing else to compare.
-    for column, what in enumerate(_FACTS[:1] if refused else _FACTS, start=1):
+    for column, fact in enumerate(_FACTS[:1] if refused else _FACTS, start=1):
         for rank, row in enumerate(rows):
             if row[column] != rows[0][column]:
                 raise PlanError(
-                    f"rank {rank} has another {what} than rank 0; every rank builds the same model and calls "
+                    f"rank {rank} has another {fact} than rank 0; every rank builds the same model and calls "
                     "parallelize with the same arguments"
                 )
     if refused and not refuses:
@@ -152,30 +152,32 @@ def rank_device(device: str | torch.device) -> torch.device:
         PlanError: the device is neither a CPU nor a GPU of this machine.
     """
     try:
-        found = torch.device(device)
+        own_device = torch.device(device)
     except RuntimeError as error:
         raise PlanError(
-            f"device {device!r} is none of PyTorch's ({error}); use cpu, cuda or cuda:N"
+            f"device {device!r} is unknown to PyTorch ({error}); use cpu, cuda or cuda:N"
         ) from None
-    if found.type not in _DEVICE_TYPES:
-        raise PlanError(f"plans run on cpu or cuda, not on {found.type}; pass device='cpu' or device='cuda'")
-    if found.type == "cpu":
-        return found
+    if own_device.type not in _DEVICE_TYPES:
+        raise PlanError(
+            f"plans run on cpu or cuda, not on {own_device.type}; pass device='cpu' or device='cuda'"
+        )
+    if own_device.type == "cpu":
+        return own_device
     reason = why_no_gpu()
     if reason:
         raise PlanError(f"this rank cannot run on a GPU: {reason}, or pass device='cpu'")
     seen = torch.cuda.device_count()
     local = os.environ.get("LOCAL_RANK")
-    if found.index is None:
+    if own_device.index is None:
         index = torch.cuda.current_device() if local is None else int(local)
-        found = torch.device("cuda", index)
-    if found.index >= seen:
+        own_device = torch.device("cuda", index)
+    if own_device.index >= seen:
         raise PlanError(
-            f"this rank has no GPU {found.index}: PyTorch sees {seen} here; start at most {seen} ranks per "
-            "host, or show it more GPUs (CUDA_VISIBLE_DEVICES)"
+            f"this rank has no GPU {own_device.index}: PyTorch sees {seen} here; start at most {seen} ranks "
+            "per host, or show it more GPUs (CUDA_VISIBLE_DEVICES)"
         )
-    torch.cuda.set_device(found)
-    return found
+    torch.cuda.set_device(own_device)
+    return own_device
 
 
 def _in_torchrun() -> bool:
@@ -295,14 +297,14 @@ def parallelize(
         if compares and resolved.devices > 1:
             _join_job(where)
             if dist.is_initialized():
-                _tell_of_refusal(model, where)
+                _report_refusal(model, where)
         raise
     resolved.warn_of_other_devices(where)
     if as_measured:
         pin_process(where.type)  # before gloo or NCCL start threads, which take it over
     _join_job(where)
     if prepared.executable.devices > 1 and dist.is_initialized() and compares:
-        prepared = _made_alike(prepared, prepare, weights, where, seed, sync=sync_weights)
+        prepared = _with_common_weights(prepared, prepare, weights, where, seed, sync=sync_weights)
     # After joining the job, as engines make their process groups when they are built.
     captured = prepared.captured
     parallel = prepared.executable.parallel_model(model, captured, prepared.values, where, seed)
@@ -315,9 +317,9 @@ def parallelize(
 def _default_device(model: nn.Module, resolved: ResolvedPlan) -> torch.device:
     """Return a model's default device: the one it is on or, for the meta device, the kind that its plan is
     for."""
-    found = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if found.type != "meta":
-        return found
+    model_device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if model_device.type != "meta":
+        return model_device
     cluster = resolved.cluster
     if cluster is None:
         raise PlanError(

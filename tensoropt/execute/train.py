@@ -52,7 +52,8 @@ class OtherDevicesError(PlanError):
 
 @dataclass(frozen=True)
 class _WeightSource:
-    """The source of weights; without either, the model's source makes them, whole, in every rank's memory.
+    """The source of weights; without a checkpoint or a function, the model's source makes them, whole, in
+    every rank's memory.
 
     Attributes:
         checkpoint, init_weights: as in :func:`tensoropt.execute.parallelize`.
@@ -348,8 +349,7 @@ def train(
 
 
 def beside_prediction(plan: Plan, kind: str | None = None) -> str:
-    """Return the words that follow a measurement: what the plan predicts, and whether that is for other
-    devices.
+    """Return the words after a measurement: the plan's prediction, and whether it is for other devices.
 
     Args:
         kind: the kind of GPUs that it ran on; None for CPU ranks.
@@ -368,6 +368,6 @@ def _largest(value: float, engine: Engine) -> float:
     """Return the largest of the ranks' values, on every rank."""
     if not engine.runtime.distributed:
         return value
-    found = torch.tensor(value, dtype=torch.float64, device=engine.runtime.device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return float(found)
+    largest = torch.tensor(value, dtype=torch.float64, device=engine.runtime.device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)

@@ -58,8 +58,8 @@ class _DistributedCheckpoint(_StoredWeights):
         super().__init__(path)
         self.reader = FileSystemReader(path)
         metadata = self.reader.read_metadata()
-        found = metadata.state_dict_metadata
-        self.entries = {k: v for k, v in found.items() if isinstance(v, TensorStorageMetadata)}
+        entries = metadata.state_dict_metadata
+        self.entries = {k: v for k, v in entries.items() if isinstance(v, TensorStorageMetadata)}
         # Nested dicts are written with their keys joined by dots; this tells `{"model": {"x": …}}` from a
         # model that has a module called "model".
         paths = metadata.planner_data or {}
@@ -105,7 +105,7 @@ class _Safetensors(_StoredWeights):
         try:
             return self._open(file, framework="pt", device="cpu")
         except Exception as error:
-            raise PlanError(f"{file} is no safetensors file ({error}); correct checkpoint=") from None
+            raise PlanError(f"{file} is not a safetensors file ({error}); correct checkpoint=") from None
 
     @property
     def names(self) -> Collection[str]:
@@ -131,10 +131,10 @@ def open_weights(path: str | os.PathLike[str]) -> _StoredWeights:
         return _DistributedCheckpoint(source)
     if (source.is_file() and source.suffix == _ENDING) or any(source.glob(f"*{_ENDING}")):
         return _Safetensors(source)
-    what = "has no weights that can be read" if source.exists() else "does not exist"
+    problem = "has no weights that can be read" if source.exists() else "does not exist"
     raise PlanError(
-        f"checkpoint {source} {what}; give a folder of torch.distributed.checkpoint (save_checkpoint writes "
-        "one), a file *.safetensors, or a folder of such files"
+        f"checkpoint {source} {problem}; give a folder of torch.distributed.checkpoint (save_checkpoint "
+        "writes one), a file *.safetensors, or a folder of such files"
     )
 
 
@@ -142,8 +142,8 @@ _REMEDY = "pass checkpoint= or init_weights=, or build the model on the CPU"
 
 
 class WeightSource:
-    """The values of a model's tensors by state-dict key: from files, otherwise drawn, otherwise the model's
-    own.
+    """The values of a model's tensors by state-dict key: from files if they have them, otherwise drawn,
+    otherwise the model's own.
 
     Args:
         model: the model, on any device; tensors on the meta device have no value of their own.
@@ -183,7 +183,9 @@ class WeightSource:
                         "checkpoint of this model, or pass init_weights= for what it lacks"
                     )
                 if value.is_meta:
-                    why = f"; checkpoint {self.stored.path} has it not" if self.stored is not None else ""
+                    why = (
+                        f"; checkpoint {self.stored.path} does not have it" if self.stored is not None else ""
+                    )
                     raise PlanError(f"{name} is on the meta device and has no value{why}; {_REMEDY}")
 
     def _stored_as(self, names: Iterable[str]) -> str | None:
@@ -286,14 +288,14 @@ class _Values(Mapping[str, torch.Tensor]):
 
     def _draw(self, name: str) -> torch.Tensor:
         assert self.source.drawn is not None
-        for found, value in self._stream:
-            if found == name:
+        for drawn_name, value in self._stream:
+            if drawn_name == name:
                 return value
             del value
         # Read in another order than their own, they are drawn from the beginning, which gives the same
         # values.
         self._stream = self.source.drawn.stream(self._drawn)
-        return next(value for found, value in self._stream if found == name)
+        return next(value for drawn_name, value in self._stream if drawn_name == name)
 
 
 class GraphValues(Mapping[str, torch.Tensor]):
@@ -307,9 +309,9 @@ class GraphValues(Mapping[str, torch.Tensor]):
         tensors = captured.graph.tensors.values()
         self.buffers = {}
         own = dict(_tensors(captured.model))
-        known = {name for names in source.names for name in names}
+        all_names = {name for names in source.names for name in names}
         for tensor in tensors:
-            if tensor.kind in ("parameter", "buffer") and tensor.key not in known:
+            if tensor.kind in ("parameter", "buffer") and tensor.key not in all_names:
                 raise PlanError(f"the model has no {tensor.kind} called {tensor.key}, which the plan needs")
             if tensor.kind == "buffer":
                 self.buffers[tensor.name] = own[str(tensor.key)].detach()
@@ -317,7 +319,7 @@ class GraphValues(Mapping[str, torch.Tensor]):
         if without:
             raise PlanError(
                 f"{len(without)} constants of the model have no value, since it was built on the meta "
-                "device and its code keeps tensors that are no buffers; make them buffers (register_buffer "
+                "device and its code keeps tensors that are not buffers; make them buffers (register_buffer "
                 "with persistent=False), or build the model on the CPU"
             )
         keys = {str(t.key): t.name for t in tensors if t.kind == "parameter"}
@@ -358,10 +360,10 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _names(model: nn.Module) -> list[tuple[str, ...]]:
     """Return the names of each tensor; tied ones have several."""
-    found: dict[int, list[str]] = {}
+    names_of: dict[int, list[str]] = {}
     for name, value in _tensors(model):
-        found.setdefault(id(value), []).append(name)
-    return [tuple(names) for names in found.values()]
+        names_of.setdefault(id(value), []).append(name)
+    return [tuple(names) for names in names_of.values()]
 
 
 def _not_saved(model: nn.Module) -> set[str]:

@@ -27,7 +27,7 @@ _LIMIT_S = 600
 
 
 def why_not() -> str:
-    """Say why this machine cannot have fake CUDA devices; empty if it can."""
+    """Return the reason why this machine cannot have fake CUDA devices; empty if it can."""
     if not sys.platform.startswith("linux"):
         return f"fake CUDA devices are compiled for Linux only, and this is {sys.platform}"
     if shutil.which("g++") is None:
@@ -53,8 +53,8 @@ def compiled(folder: Path) -> Path:
         return library
     folder.mkdir(parents=True, exist_ok=True)
     torch = _torch_folder()
-    with tempfile.TemporaryDirectory(dir=folder) as beside:
-        made = Path(beside) / library.name
+    with tempfile.TemporaryDirectory(dir=folder) as build_folder:
+        made = Path(build_folder) / library.name
         command = [
             "g++", "-std=c++20", "-O0", "-fPIC", "-shared",
             f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include", str(SOURCE), "-o", str(made),
@@ -70,14 +70,14 @@ def compiled(folder: Path) -> Path:
 
 
 def load(library: Path, devices: int = 1) -> None:
-    """Give this process so many CUDA devices, before PyTorch is imported; they stay.
+    """Give this process ``devices`` CUDA devices, before PyTorch is imported; they stay.
 
     Raises:
         TensorOptError: PyTorch has been imported already.
     """
     if "torch" in sys.modules:
         raise TensorOptError(
-            "fake CUDA devices have to be there before PyTorch is imported; start another process for them"
+            "fake CUDA devices must be loaded before PyTorch is imported; start another process for them"
         )
     os.environ["FAKE_CUDA_DEVICES"] = str(devices)
     ctypes.CDLL(str(library))
@@ -85,7 +85,7 @@ def load(library: Path, devices: int = 1) -> None:
 
 def _torch_folder() -> Path:
     # Importing PyTorch to ask it would be too early.
-    found = importlib.util.find_spec("torch")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent

@@ -9,7 +9,7 @@ Source: Cai et al., "TensorOpt: Exploring the Tradeoffs in Distributed DNN Train
 section 4.1 and Algorithm 1 (the names are the paper's). A point beats another if it needs no more memory and
 no more time and is not equal to it; of equal points the first is kept.
 
-A few points that stand for many: those whose selection loses the least hypervolume.
+:func:`representatives` selects a few points that stand for many: those that lose the least hypervolume.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def union(frontiers: Sequence[Frontier]) -> Frontier:
     if not frontiers:
         return Frontier(np.empty(0), np.empty(0), np.empty((0, 2), np.int32))
     sizes = [len(f) for f in frontiers]
-    which = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    frontier_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     index = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes])
     return reduce(
         np.concatenate([f.memory for f in frontiers]),
         np.concatenate([f.time for f in frontiers]),
-        np.stack([which, index], axis=1),
+        np.stack([frontier_of, index], axis=1),
     )
 
 
@@ -148,12 +148,12 @@ def merge(frontiers: Sequence[Points]) -> Frontier:
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
     sizes = [len(f.memory) for f in frontiers]
-    which = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    frontier_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     index = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes])
     return reduce(
         np.concatenate([np.asarray(f.memory, dtype=np.float64) for f in frontiers]),
         np.concatenate([np.asarray(f.time, dtype=np.float64) for f in frontiers]),
-        np.stack([which, index], axis=1),
+        np.stack([frontier_of, index], axis=1),
     )
 
 
@@ -196,7 +196,7 @@ def hypervolume(points: Points, reference: tuple[float, float]) -> float:
 
 
 def distance(points: Points, reference: Points) -> float:
-    """How far ``points`` fall short of ``reference``: the multiplicative epsilon indicator minus one.
+    """Return how far ``points`` fall short of ``reference``: the multiplicative epsilon indicator minus one.
 
     0.01 means that for every point of ``reference`` some point of ``points`` is at most 1 % worse in both
     costs (Zitzler et al. 2003; moocore). Zero costs are compared only with each other: a zero that is not
@@ -204,15 +204,15 @@ def distance(points: Points, reference: Points) -> float:
     """
     import moocore
 
-    ours, theirs = _matrix(points), _matrix(reference)
-    if not len(ours) or not len(theirs):
+    actual, theirs = _matrix(points), _matrix(reference)
+    if not len(actual) or not len(theirs):
         raise ValueError("the distance of an empty frontier is undefined")
     # moocore refuses values that are not positive, because the indicator divides by them.
-    if (ours > 0).all() and (theirs > 0).all():
-        return float(moocore.epsilon_mult(ours, ref=theirs)) - 1.0
+    if (actual > 0).all() and (theirs > 0).all():
+        return float(moocore.epsilon_mult(actual, ref=theirs)) - 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
         # 0 over 0 is 1, because nothing is lost; anything else over 0 stays inf.
-        ratio = np.where(ours[:, None] == theirs[None], 1.0, ours[:, None] / theirs[None])
+        ratio = np.where(actual[:, None] == theirs[None], 1.0, actual[:, None] / theirs[None])
     return float(ratio.max(axis=2).min(axis=0).max()) - 1.0
 
 

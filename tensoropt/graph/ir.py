@@ -120,7 +120,9 @@ def iter_refs(value: Any) -> Iterator[str]:
 
 
 def map_refs(value: Any, function: Callable[[str], Any]) -> Any:
-    """``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples keep their type."""
+    """Return ``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples keep their
+    type.
+    """
     if isinstance(value, Ref):
         return function(value.name)
     if isinstance(value, tuple):
@@ -179,11 +181,11 @@ class OperatorGraph:
     @cached_property
     def consumers(self) -> dict[str, tuple[Operator, ...]]:
         """The operators that read each tensor, each listed once and in order, by the tensor's name."""
-        found: dict[str, dict[str, Operator]] = {}
+        readers: dict[str, dict[str, Operator]] = {}
         for op in self.operators:
             for name in op.inputs():
-                found.setdefault(name, {})[op.name] = op
-        return {name: tuple(ops.values()) for name, ops in found.items()}
+                readers.setdefault(name, {})[op.name] = op
+        return {name: tuple(ops.values()) for name, ops in readers.items()}
 
     @cached_property
     def parameters(self) -> tuple[Tensor, ...]:

@@ -1,5 +1,4 @@
-"""The kinds of observed files, and how much of them is read: snapshots, traces (also gzip'd), results of
-verify."""
+"""Read observed files of all kinds: snapshots, traces (also gzip'd), results of verify."""
 
 from __future__ import annotations
 
@@ -79,10 +78,10 @@ def parse_observation(
 
 def _from_json(data: Any) -> Observation:
     if isinstance(data, Mapping) and data.get("schema") == SCHEMA:
-        found = verified_from(data)
-        if not found:
+        verified = verified_from(data)
+        if not verified:
             raise TensorOptError("no plan was verified in this file; run tensoropt verify PLAN --save DIR")
-        return Observation("results of verify", verified=found)
+        return Observation("results of verify", verified=verified)
     return read_profile(data)
 
 

@@ -82,12 +82,12 @@ class Observation:
     @property
     def fullest(self) -> ObservedMemory | None:
         """The memory of the device with the highest peak, the first of several."""
-        return max(self.memory, key=lambda one: one.peak_bytes, default=None)
+        return max(self.memory, key=lambda memory: memory.peak_bytes, default=None)
 
     @property
     def span(self) -> tuple[float, float]:
         """The first and the last time of anything observed."""
-        times = [t for one in self.memory for t in (one.times_s[:1], one.times_s[-1:])]
+        times = [t for memory in self.memory for t in (memory.times_s[:1], memory.times_s[-1:])]
         ends = np.array([e.end_s for e in self.events])
         starts = np.array([e.start_s for e in self.events])
         every = np.concatenate([*times, starts, ends]) if times or self.events else np.zeros(1)

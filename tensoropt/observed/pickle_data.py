@@ -79,26 +79,26 @@ class _Reader:
         """Execute all instructions. The usual kinds are handled here, as there are millions of them; a number
         that breaks off is noticed when the next instruction is looked for."""
         content, stack, marks, memo = self.content, self.stack, self.marks, self.memo
-        at = 0
+        position = 0
         for _ in range(most):
-            self.at = at
-            code = content[at]
-            at += 1
+            self.at = position
+            code = content[position]
+            position += 1
             if code == _BINGET:
-                stack.append(memo[content[at]])
-                at += 1
+                stack.append(memo[content[position]])
+                position += 1
             elif code == _LONG_BINGET:
-                stack.append(memo[int.from_bytes(content[at : at + 4], "little")])
-                at += 4
+                stack.append(memo[int.from_bytes(content[position : position + 4], "little")])
+                position += 4
             elif code == _BININT1:
-                stack.append(content[at])
-                at += 1
+                stack.append(content[position])
+                position += 1
             elif code == _BININT2:
-                stack.append(content[at] | content[at + 1] << 8)
-                at += 2
+                stack.append(content[position] | content[position + 1] << 8)
+                position += 2
             elif code == _BININT:
-                stack.append(int.from_bytes(content[at : at + 4], "little", signed=True))
-                at += 4
+                stack.append(int.from_bytes(content[position : position + 4], "little", signed=True))
+                position += 4
             elif code == _MEMOIZE:
                 memo[len(memo)] = stack[-1]
             elif code == _MARK:
@@ -111,9 +111,9 @@ class _Reader:
                 values = self._since_mark()
                 _container(stack, dict).update(zip(_keys(values[::2]), values[1::2], strict=True))
             elif code == _SHORT_TEXT:
-                end = at + 1 + content[at]
-                stack.append(content[at + 1 : end].decode("utf-8", "surrogatepass"))
-                at = end
+                end = position + 1 + content[position]
+                stack.append(content[position + 1 : end].decode("utf-8", "surrogatepass"))
+                position = end
             elif code == _APPENDS:
                 values = self._since_mark()
                 _container(stack, list).extend(values)
@@ -126,21 +126,21 @@ class _Reader:
                     raise ValueError("it ends amid a list")
                 return value
             else:
-                at = self._rare(code, at)
+                position = self._rare(code, position)
         raise PickleDataError(
             f"the pickle has more than {most} instructions; record fewer events, or shorter stacks"
         )
 
-    def _rare(self, code: int, at: int) -> int:
+    def _rare(self, code: int, position: int) -> int:
         """Execute any other instruction; return where the next one begins."""
         content, stack = self.content, self.stack
         if code in _CONSTANTS:
             stack.append(_CONSTANTS[code])
         elif code in _SIZED:
-            return self._sized(*_SIZED[code], at)
+            return self._sized(*_SIZED[code], position)
         elif code == _CODES["BINFLOAT"]:
-            stack.append(struct.unpack_from(">d", content, at)[0])
-            return at + 8
+            stack.append(struct.unpack_from(">d", content, position)[0])
+            return position + 8
         elif code in _TUPLES or code == _CODES["TUPLE"]:
             values = (
                 self._since_mark() if code not in _TUPLES else [stack.pop() for _ in range(_TUPLES[code])]
@@ -153,22 +153,22 @@ class _Reader:
             _container(stack, dict).update(zip(_keys([key]), [value], strict=True))
         elif code in (_BINPUT, _LONG_BINPUT):
             size = 1 if code == _BINPUT else 4
-            self.memo[int.from_bytes(content[at : at + size], "little")] = stack[-1]
-            return at + size
+            self.memo[int.from_bytes(content[position : position + size], "little")] = stack[-1]
+            return position + size
         elif code in _SKIPPED:
-            return at + _SKIPPED[code]
+            return position + _SKIPPED[code]
         else:
             name = NAMES.get(code, f"0x{code:02x}")
             raise PickleDataError(
                 f"the pickle asks for {name}, which is not data: only containers, texts and numbers are "
                 "read; give what torch.cuda.memory._dump_snapshot wrote"
             )
-        return at
+        return position
 
-    def _sized(self, size: int, kind: str, at: int) -> int:
+    def _sized(self, size: int, kind: str, position: int) -> int:
         """Read data that follows its length; no more is allocated than is there."""
-        begin = at + size
-        end = begin + int.from_bytes(self.content[at:begin], "little")
+        begin = position + size
+        end = begin + int.from_bytes(self.content[position:begin], "little")
         if kind == "integer" and end - begin > _MOST_INTEGER_BYTES:
             raise PickleDataError(
                 f"the pickle has an integer of {end - begin} bytes; at most {_MOST_INTEGER_BYTES} are read"
@@ -176,12 +176,12 @@ class _Reader:
         if end > len(self.content):
             self.at = len(self.content)
             raise IndexError(end)
-        found = self.content[begin:end]
+        data = self.content[begin:end]
         if kind == "text":
-            self.stack.append(found.decode("utf-8", "surrogatepass"))
+            self.stack.append(data.decode("utf-8", "surrogatepass"))
         else:
             integer = kind == "integer"
-            self.stack.append(int.from_bytes(found, "little", signed=True) if integer else found)
+            self.stack.append(int.from_bytes(data, "little", signed=True) if integer else data)
         return end
 
     def _since_mark(self) -> list[Any]:

@@ -39,19 +39,19 @@ def parse_json(content: bytes) -> Any:
     """
 
     def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is no number of JSON")
+        raise ValueError(f"{word} is not a JSON number")
 
     try:
         return json.loads(content, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise ProfileError(f"the file is no JSON ({str(error)[:100]}); export the trace again") from error
+        raise ProfileError(f"the file is not JSON ({str(error)[:100]}); export the trace again") from error
 
 
 def read_profile(data: Any) -> Observation:
-    """Return what a trace says about devices, memory and steps.
+    """Return the devices' actions, memory and steps in a trace.
 
     Raises:
-        ProfileError: the data are not a trace, or contain nothing of use here.
+        ProfileError: the data are not a trace, or contain nothing useful.
     """
     events = data.get("traceEvents") if isinstance(data, Mapping) else data
     if not isinstance(events, list) or not all(isinstance(e, Mapping) for e in events):
@@ -67,18 +67,18 @@ def read_profile(data: Any) -> Observation:
         raise ProfileError("the trace has no events with a time; profile at least one step")
     start_us = min(times)
     kernels = [e for e in timed if e.get("cat") in _KERNELS]
-    found = [_kernel(e, start_us) for e in kernels] or _outermost(timed, start_us)
+    actions = [_kernel(e, start_us) for e in kernels] or _outermost(timed, start_us)
     # When the GPU reached a step, if the trace says so: kernels run later than the host issues them.
     marks = _marks(timed, "gpu_user_annotation", start_us) or _marks(timed, "user_annotation", start_us)
     memory = _memory(instants, start_us)
-    if not found and not memory:
+    if not actions and not memory:
         raise ProfileError(
             "the trace has neither kernels nor operators nor memory; profile at least one step"
         )
     return Observation(
         "profiler trace",
         memory,
-        tuple(sorted(found, key=lambda e: e.start_s)),
+        tuple(sorted(actions, key=lambda e: e.start_s)),
         marks,
         notes=() if kernels else (NO_KERNELS,),
     )
@@ -113,8 +113,8 @@ def _kernel(event: Mapping[str, Any], start_us: float) -> ObservedEvent:
 def _outermost(timed: Sequence[Mapping[str, Any]], start_us: float) -> list[ObservedEvent]:
     """Return the operators on the host that lie within no other one."""
     ends: dict[str, float] = {}
-    found = []
-    # Of operators that begin together, the longest is outermost.
+    outermost = []
+    # The longest of operators that begin together is outermost.
     operators = [e for e in timed if e.get("cat") == "cpu_op"]
     for event in sorted(operators, key=lambda e: (e["ts"], -e.get("dur", 0))):
         lane, end_us = f"thread {_text(event.get('tid'))}", float(event["ts"]) + float(event.get("dur", 0))
@@ -122,29 +122,29 @@ def _outermost(timed: Sequence[Mapping[str, Any]], start_us: float) -> list[Obse
             ends[lane] = end_us
             name = _text(event.get("name", ""))
             category: Category = "communication" if _is_communication(name) else "compute"
-            found.append(ObservedEvent(name, lane, category, *_seconds(event, start_us)))
-    return found
+            outermost.append(ObservedEvent(name, lane, category, *_seconds(event, start_us)))
+    return outermost
 
 
 def _marks(timed: Sequence[Mapping[str, Any]], category: str, start_us: float) -> tuple[StepMark, ...]:
-    found: dict[str, StepMark] = {}
+    marks: dict[str, StepMark] = {}
     for event in timed:
         name = _text(event.get("name", ""))
         if event.get("cat") == category and name.startswith("ProfilerStep#"):
             start_s, duration_s = _seconds(event, start_us)
-            before = found.get(name)
+            before = marks.get(name)
             # A GPU's marks occur once per stream.
             start_s, end_s = (
                 (start_s, start_s + duration_s)
                 if before is None
                 else (min(start_s, before.start_s), max(start_s + duration_s, before.end_s))
             )
-            found[name] = StepMark(name, start_s, end_s)
-    return tuple(sorted(found.values(), key=lambda mark: mark.start_s))
+            marks[name] = StepMark(name, start_s, end_s)
+    return tuple(sorted(marks.values(), key=lambda mark: mark.start_s))
 
 
 def _memory(instants: Sequence[Mapping[str, Any]], start_us: float) -> tuple[ObservedMemory, ...]:
-    """Return what the profiler says is allocated on each device, a GPU's if it reports any."""
+    """Return the bytes that the profiler reports as allocated on each device, a GPU's if it reports any."""
     by_device: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in instants:
         args = event.get("args")
@@ -154,9 +154,9 @@ def _memory(instants: Sequence[Mapping[str, Any]], start_us: float) -> tuple[Obs
             if type(kind) is int and type(number) is int:
                 by_device.setdefault((kind, number), []).append((float(event["ts"]), float(total or 0)))
     gpus = {key: points for key, points in by_device.items() if key[0] == 1}
-    found = []
+    memories = []
     for (kind, number), points in sorted((gpus or by_device).items()):
         times, sizes = np.array(sorted(points)).T
         name = _DEVICES.get(kind, f"device type {kind}") + (f":{number}" if number >= 0 else "")
-        found.append(ObservedMemory(name, (times - start_us) * _MICRO, np.maximum(sizes, 0.0)))
-    return tuple(found)
+        memories.append(ObservedMemory(name, (times - start_us) * _MICRO, np.maximum(sizes, 0.0)))
+    return tuple(memories)

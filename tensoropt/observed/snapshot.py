@@ -42,18 +42,18 @@ def read_snapshot(data: Any) -> Observation:
         steps = _steps(data)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SnapshotError(
-            f"the pickle is no memory snapshot ({type(error).__name__}: {str(error)[:80]}); "
-            "write one with torch.cuda.memory._dump_snapshot"
+            f"the pickle is not a memory snapshot ({type(error).__name__}: {str(error)[:80]}); write one "
+            "with torch.cuda.memory._dump_snapshot"
         ) from error
     times = [time_us for trace in entries for *_, time_us in trace]
     clocked = None not in times
     start_us = min((time_us for time_us in times if time_us is not None), default=0)
-    found = tuple(
+    memories = tuple(
         _memory(number, trace, blocks.get(number, {}), start_us if clocked else None)
         for number, trace in enumerate(entries)
         if trace
     )
-    if not found:
+    if not memories:
         raise SnapshotError(
             "the snapshot has no history of allocations; call torch.cuda.memory._record_memory_history() "
             "before the steps"
@@ -62,7 +62,7 @@ def read_snapshot(data: Any) -> Observation:
     notes = ("sizes are those of the allocator's blocks, which round up what was asked for",)
     return Observation(
         "memory snapshot",
-        found,
+        memories,
         steps=tuple(marks) if clocked else (),
         clocked=clocked,
         notes=notes if clocked else (*notes, NO_CLOCK),
@@ -76,7 +76,7 @@ def _entry(entry: Mapping[str, Any]) -> _Entry:
     """Return (action, address, bytes, microseconds) of an entry of a trace."""
     action = entry["action"]
     if type(action) is not str:
-        raise TypeError("an action that is no text")
+        raise TypeError("an action that is not text")
     address, size, time_us = entry.get("addr", 0), entry.get("size", 0), entry.get("time_us")
     if time_us is not None and (type(time_us) is not int or not 0 <= time_us < 2**63):
         raise ValueError("a time that is none")
@@ -86,7 +86,7 @@ def _entry(entry: Mapping[str, Any]) -> _Entry:
 def _memory(
     device: int, entries: Sequence[_Entry], at_end: Mapping[int, int], start_us: int | None
 ) -> ObservedMemory:
-    """Return what is allocated on one device after every event of its trace."""
+    """Return the bytes allocated on one device after every event of its trace."""
     alive: dict[int, int] = {}
     before: dict[int, int] = {}
     changes: list[int] = []
@@ -105,32 +105,34 @@ def _memory(
         else:
             continue
         times.append(number if start_us is None or time_us is None else (time_us - start_us) * _MICRO)
-    there = sum(before.values()) + sum(size for at, size in at_end.items() if at not in alive)
+    initial_bytes = sum(before.values()) + sum(size for at, size in at_end.items() if at not in alive)
     # A clock that was set back must not make the curve turn back.
     ordered = np.maximum.accumulate(np.array([0.0, *times]))
-    return ObservedMemory(f"cuda:{device}", ordered, np.cumsum(np.array([there, *changes], dtype=float)))
+    return ObservedMemory(
+        f"cuda:{device}", ordered, np.cumsum(np.array([initial_bytes, *changes], dtype=float))
+    )
 
 
 def _blocks(segments: Sequence[Any]) -> dict[int, dict[int, int]]:
     """Return, for each device, the address and bytes of every block that is in use when the snapshot is
     taken."""
-    found: dict[int, dict[int, int]] = {}
+    blocks: dict[int, dict[int, int]] = {}
     for segment in segments:
-        of_device = found.setdefault(_count(segment.get("device", 0), 2**16), {})
+        of_device = blocks.setdefault(_count(segment.get("device", 0), 2**16), {})
         address = segment.get("address", 0)
         for block in _list(segment["blocks"]):
             size = _count(block["size"], MOST_BYTES)
-            at = block.get("address", address)  # of older snapshots blocks follow one another
+            start = block.get("address", address)  # of older snapshots blocks follow one another
             if block["state"] in _ACTIVE:
-                of_device[_count(at, 2**64)] = size
-            address = at + size
-    return found
+                of_device[_count(start, 2**64)] = size
+            address = start + size
+    return blocks
 
 
 def _steps(data: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     """Return the profiler's steps among the annotations that newer snapshots have."""
     begun: dict[str, int] = {}
-    found = []
+    steps = []
     for note in _list(data.get("external_annotations", [])):
         name, time_us = note["name"], note["time_us"]
         if not str(name).startswith("ProfilerStep#"):
@@ -138,8 +140,8 @@ def _steps(data: Mapping[str, Any]) -> list[tuple[str, int, int]]:
         if note["stage"] == "START":
             begun[name] = _count(time_us, 2**63)
         elif name in begun:
-            found.append((str(name), begun.pop(name), _count(time_us, 2**63)))
-    return sorted(found, key=lambda step: step[1])
+            steps.append((str(name), begun.pop(name), _count(time_us, 2**63)))
+    return sorted(steps, key=lambda step: step[1])
 
 
 def _count(value: Any, most: int) -> int:

@@ -5,7 +5,7 @@ The description of an operator, in one record that every stage uses.
 A family module (:mod:`tensoropt.ops.families`) describes its operators completely in its ``SPECS``:
 
 ===================  ============================================================================
-asked by             fields
+read by              fields
 ===================  ============================================================================
 capture              ``precision``
 sharding             ``rule``, ``localiser``, ``kernels``, ``samples``, ``random``, ``draws``,
@@ -79,7 +79,7 @@ class LocalCall:
 
 
 def literal(value: Any) -> Any:
-    """``value`` with torch literals resolved."""
+    """Return ``value`` with torch literals resolved."""
     if isinstance(value, TorchLiteral):
         return getattr(torch, value.name)
     if isinstance(value, (list, tuple)):
@@ -243,15 +243,13 @@ class OpSpec:
         precision: the precision in which it computes under mixed precision.
         flops: FLOP counters of the calls that it dispatches to, by their schema's name
             (``aten::_grouped_mm``), if PyTorch does not count them.
-        reserve: how many numbers cuDNN reserves for every step, unit and layer of it in training, by
-            overload; an estimate (:mod:`tensoropt.profiling.cuda_kernels`).
-        random: its own call draws random numbers, so it is compared in its localised form.
-        draws: whether a particular call draws random numbers, if PyTorch's tag says so for all calls.
-        batch_statistics: a split batch needs the statistics of the whole; micro-batches, which cannot see
-            each other, refuse it.
-        evaluated: the call as in ``model.eval()``.
-        counted_targets: a mean over targets that are not ignored, which are counted before the step.
-        linear: its operands, if it is linear in its input and has no kernel of ours.
+        reserve: the numbers that cuDNN reserves per step, unit and layer in training, by overload; an
+        estimate (:mod:`tensoropt.profiling.cuda_kernels`). random: its own call draws random numbers, so it
+        is compared in its localised form. draws: whether a particular call draws random numbers, if PyTorch's
+        tag says so for all calls. batch_statistics: a split batch needs the statistics of the whole;
+        micro-batches, which cannot see each other, refuse it. evaluated: the call as in ``model.eval()``.
+        counted_targets: a mean over targets that are not ignored, which are counted before the step. linear:
+        its operands, if it is linear in its input and has no kernel of ours.
     """
 
     targets: tuple[str, ...] = ()

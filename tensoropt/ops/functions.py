@@ -98,8 +98,8 @@ def set_tracing(tracing: bool) -> bool:
     return before
 
 
-class _Untold(torch.autograd.Function):
-    """An operator in a trace: its results have gradients, which are never computed there."""
+class _TracedOperator(torch.autograd.Function):
+    """An operator in a trace: its results have gradients, but these are never computed there."""
 
     @staticmethod
     def forward(ctx: Any, operator: Any, *tensors: torch.Tensor) -> Any:
@@ -109,8 +109,8 @@ class _Untold(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise CaptureError(
-            "forward takes gradients of what a torch.autograd.Function gives; a graph has one backward, that "
-            "of the loss: take that penalty out of forward, or leave the function out of what it "
+            "forward takes gradients of the results of a torch.autograd.Function; a graph has one backward, "
+            "that of the loss: take that penalty out of forward, or leave the function out of what it "
             "differentiates"
         )
 
@@ -124,10 +124,10 @@ def operator_of(call: FunctionCall) -> Any:
     """
     words = re.sub(r"\W", "_", call.cls.__qualname__.replace("<locals>", "")).strip("_")
     name = f"{re.sub('_+', '_', words)}_{_digest(call)}"
-    known = name in _calls
+    is_defined = name in _calls
     _calls[name] = call
     packet = getattr(torch.ops, FUNCTIONS)
-    if not known:
+    if not is_defined:
         _define(name, call)
     return getattr(packet, name).default
 
@@ -139,8 +139,8 @@ def _define(name: str, call: FunctionCall) -> None:
     _LIBRARY.define(f"{name}({operands}) -> {results}")
 
     def run(*tensors: torch.Tensor) -> Any:
-        now = _calls[name]
-        made = now.tensors_of(now.run(tensors))
+        current_call = _calls[name]
+        made = current_call.tensors_of(current_call.run(tensors))
         return made[0] if len(made) == 1 else tuple(made)
 
     def fake(*tensors: torch.Tensor) -> Any:
@@ -154,7 +154,7 @@ def _define(name: str, call: FunctionCall) -> None:
 
     def differentiated(*tensors: torch.Tensor) -> Any:
         return (
-            apply(_Untold, getattr(getattr(torch.ops, FUNCTIONS), name).default, *tensors)
+            apply(_TracedOperator, getattr(getattr(torch.ops, FUNCTIONS), name).default, *tensors)
             if _tracing
             else run(*tensors)
         )

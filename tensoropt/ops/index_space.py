@@ -261,12 +261,16 @@ class AtomGraph:
     def discoveries(self) -> dict[str, str]:
         """Map each target to what discovery learned about it, in words."""
         targets = self.graph.by_name
-        return {targets[name].target: str(found) for name, found in self.discovered.items()}
+        return {targets[name].target: str(discovery) for name, discovery in self.discovered.items()}
 
     def lost(self) -> dict[str, str]:
         """Map each target to the reason why it could not even be tried, in words."""
         targets = self.graph.by_name
-        return {targets[name].target: found.refused for name, found in self.discovered.items() if found.lost}
+        return {
+            targets[name].target: discovery.refused
+            for name, discovery in self.discovered.items()
+            if discovery.lost
+        }
 
     def atom_sizes(self, tensor: str) -> tuple[int, ...]:
         """The sizes of all atoms of a tensor, outermost first."""

@@ -32,7 +32,7 @@ class ShardContext(Protocol):
         ...
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-        """``value`` reduced over the group of ``axes``; not differentiable."""
+        """Return ``value`` reduced over the group of ``axes``; not differentiable."""
         ...
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The conversion of an operator, with a choice per mesh axis, into the call that computes one shard.
+"""Convert an operator, with a choice per mesh axis, into the call that computes one shard.
 
 Most operators run the same ATen call on smaller tensors. For the others, sizes and offsets are derived from
 local shapes, means divide by global counts, and operators that need their neighbours or their coordinate use
@@ -25,7 +25,9 @@ def localise(shard: OperatorShard) -> LocalCall:
     if not call.collectives or any(tensors[name].requires_grad for name in shard.op.outputs):
         return call
     # Nothing comes back to a tensor without a gradient (a teacher's batch norm).
-    return replace(call, collectives=tuple(one for one in call.collectives if not one.backward))
+    return replace(
+        call, collectives=tuple(collective for collective in call.collectives if not collective.backward)
+    )
 
 
 def _localised(shard: OperatorShard) -> LocalCall:

@@ -34,7 +34,7 @@ def resolve_overload(name: str) -> Callable[..., Any]:
     if namespace == FUNCTIONS and not hasattr(getattr(torch.ops, namespace), packet):
         raise OwnFunctionError(
             f"{packet.rpartition('_')[0]} is the model's own torch.autograd.Function, which a saved graph "
-            "names and does not hold; load the model first, or run explore on the model itself"
+            "names but does not contain; load the model first, or run explore on the model itself"
         )
     if not hasattr(getattr(torch.ops, namespace), packet) and namespace in _REGISTERED_BY:
         # Only when it is needed, because importing `transformers` takes seconds.

@@ -42,32 +42,32 @@ SPECS: tuple[OpSpec, ...] = tuple(spec for family in FAMILIES for spec in family
 
 
 def _by_target() -> dict[str, OpSpec]:
-    found: dict[str, OpSpec] = {}
+    specs: dict[str, OpSpec] = {}
     for spec in SPECS:
         for target in spec.targets:
-            assert target not in found, f"two specs speak of {target}"
-            found[target] = spec
-    return found
+            assert target not in specs, f"two specs speak of {target}"
+            specs[target] = spec
+    return specs
 
 
 def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
     """A field of the specs, by operator without overload; overloads must not contradict each other."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for spec in SPECS:
         value = field(spec)
         if value is None:
             continue
         for packet in (*map(packet_of, spec.targets), *spec.without_rule):
-            assert found.setdefault(packet, value) == value, f"two specs contradict each other on {packet}"
-    return found
+            assert values.setdefault(packet, value) == value, f"two specs contradict each other on {packet}"
+    return values
 
 
 def _kernels() -> dict[str, Kernel]:
-    found: dict[str, Kernel] = dict(SHARED_KERNELS)
+    kernels: dict[str, Kernel] = dict(SHARED_KERNELS)
     for spec in SPECS:
         for name, kernel in spec.kernels.items():
-            assert found.setdefault(name, kernel) is kernel, f"two kernels are called {name}"
-    return found
+            assert kernels.setdefault(name, kernel) is kernel, f"two kernels are called {name}"
+    return kernels
 
 
 BY_TARGET: Mapping[str, OpSpec] = _by_target()
@@ -145,8 +145,9 @@ def flops_of(schema: str) -> FlopCount | None:
 
 
 def reserve_of(target: str) -> int | None:
-    """How many numbers cuDNN reserves for every step, unit and layer; None for an operator that is not a
-    cuDNN layer."""
+    """Return how many numbers cuDNN reserves per step, unit and layer; None for an operator that is not a
+    cuDNN layer.
+    """
     return spec_of(target).reserve.get(target)
 
 

@@ -1,9 +1,9 @@
-"""Composing stages: for every amount of memory, the cuts and the stages' strategies that give the fastest
+"""Compose stages: for every amount of memory, the cuts and the stages' strategies that give the fastest
 pipeline.
 
 The step of :math:`p` stages and :math:`m` micro-batches is assumed to take :math:`\\sum_s f_s + (m - 1)
 \\max_s t_s + \\max_s e_s`: the first micro-batch passes all stages, each further one takes as long as the
-slowest stage, and after the last one a stage does the rest of its gradient reduction and its optimizer step
+slowest stage, and after the last one each stage finishes its gradient reduction and takes its optimizer step
 (GPipe and 1F1B; Narayanan et al., SC 2021, section 2.2; Zheng et al., Alpa, OSDI 2022, section 5.2). Its
 memory is that of the fullest stage.
 
@@ -29,12 +29,12 @@ had that many."""
 
 
 Place = TypeVar("Place", bound=Hashable)
-"""Where a stage begins or ends: a position, and the layout of what crosses it."""
+"""The start or end of a stage: a position, and the layout of the tensors that cross it."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The strategies that one stage may have, one row each.
+    """The strategies available to one stage, one per row.
 
     Attributes:
         memory: (n,) bytes on a rank, with the stage's micro-batches in flight.
@@ -49,7 +49,7 @@ class Offer:
     end_s: np.ndarray
 
     def within(self, cap: float) -> np.ndarray:
-        """Return the strategies that need no more than ``cap`` bytes and that none of these beats."""
+        """Return the strategies that need at most ``cap`` bytes and that no other of these beats."""
         (rows,) = np.nonzero(self.memory <= cap)
         costs = np.stack([self.first_s, self.further_s, self.end_s], axis=1)
         return rows[unbeaten(costs[rows])]
@@ -60,7 +60,7 @@ class Composition(Generic[Place]):
     """Stages that form a pipeline.
 
     Attributes:
-        stages: for each stage, where it begins and ends, and the row of its offer.
+        stages: for each stage, its start, its end, and the row of its offer.
         memory_bytes: the fullest stage's memory. time_s: seconds of the step by the formula above.
         exact: whether no label was dropped.
     """
@@ -72,8 +72,9 @@ class Composition(Generic[Place]):
 
 
 def unbeaten(costs: np.ndarray) -> np.ndarray:
-    """Return (k,) the rows of ``costs`` (n, d) that no other row beats or equals in every column; the first
-    of equal rows."""
+    """Return the indices (k,) of the rows of ``costs`` (n, d) that no other row beats or equals in every
+    column; of equal rows, that of the first.
+    """
     order = np.lexsort(costs.T[::-1])
     return order[_unbeaten_of_sorted(np.ascontiguousarray(costs[order], dtype=float))]
 
@@ -86,10 +87,10 @@ def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
     count = 0
     for row in range(costs.shape[0]):
         beaten = False
-        for other in range(count):
+        for earlier in range(count):
             beaten = True
             for column in range(costs.shape[1]):
-                if costs[kept[other], column] > costs[row, column]:
+                if costs[kept[earlier], column] > costs[row, column]:
                     beaten = False
                     break
             if beaten:
@@ -106,17 +107,16 @@ def compose(
     """Yield the compositions that no other beats in both memory and time, the fastest first.
 
     Args:
-        offers: for each stage, the offer between each pair of ends; stages connect where their ends are
-            equal.
-        step: the least share by which the memory of the next composition is smaller; 0 finds all.
+        offers: for each stage, the offer between each pair of places; consecutive stages share a place. step:
+        the least share by which the memory of the next composition is smaller; 0 finds all.
     """
     cap, before = inf, None
-    while (found := _fastest(offers, micro_batches, cap)) is not None:
-        memory = max(float(offers[s][ends].memory[row]) for s, (ends, row) in enumerate(found.stages))
+    while (composition := _fastest(offers, micro_batches, cap)) is not None:
+        memory = max(float(offers[s][ends].memory[row]) for s, (ends, row) in enumerate(composition.stages))
         # As fast with less memory: this beats the previous one.
-        if before is not None and found.time_s > before.time_s:
+        if before is not None and composition.time_s > before.time_s:
             yield before
-        before = replace(found, memory_bytes=memory)
+        before = replace(composition, memory_bytes=memory)
         cap = float(np.nextafter(memory, 0.0)) if not step else memory * (1.0 - step)
     if before is not None:
         yield before
@@ -124,8 +124,9 @@ def compose(
 
 @dataclass(frozen=True)
 class _Labels(Generic[Place]):
-    """The partial pipelines that reach one cut: (n, 3) seconds of first, slowest and longest end, and their
-    predecessors."""
+    """The partial pipelines that reach one cut: (n, 3) seconds of the first micro-batch, the slowest stage
+    and the longest end, and their predecessors.
+    """
 
     costs: np.ndarray
     came: tuple[tuple[tuple[Place, Place], int, int], ...]
@@ -134,7 +135,7 @@ class _Labels(Generic[Place]):
 def _fastest(
     offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, cap: float
 ) -> Composition[Place] | None:
-    """Return the fastest composition in which every stage keeps within ``cap`` bytes."""
+    """Return the fastest composition in which every stage needs at most ``cap`` bytes."""
     exact = True
     starts = dict.fromkeys(start for start, _ in offers[0])
     reached: list[dict[Place, _Labels[Place]]] = [{start: _Labels(np.zeros((1, 3)), ()) for start in starts}]
@@ -163,20 +164,20 @@ def _fastest(
     best: tuple[float, Place, int] | None = None
     for stop, labels in reached[-1].items():
         seconds = _step_s(labels.costs, micro_batches)
-        at = int(np.argmin(seconds))
-        if best is None or seconds[at] < best[0]:
-            best = float(seconds[at]), stop, at
+        best_row = int(np.argmin(seconds))
+        if best is None or seconds[best_row] < best[0]:
+            best = float(seconds[best_row]), stop, best_row
     if best is None:
         return None
-    time_s, where, at = best
+    time_s, where, best_row = best
     stages: list[tuple[tuple[Place, Place], int]] = []
     for at_cuts in reversed(reached[1:]):
-        ends, row, at = at_cuts[where].came[at]
+        ends, row, best_row = at_cuts[where].came[best_row]
         stages.insert(0, (ends, row))
         where = ends[0]
     return Composition(tuple(stages), 0.0, time_s, exact)
 
 
 def _step_s(costs: np.ndarray, micro_batches: int) -> np.ndarray:
-    """Return (n,) seconds of steps with so many micro-batches."""
+    """Return the seconds (n,) of steps of ``micro_batches`` micro-batches."""
     return costs[:, 0] + (micro_batches - 1) * costs[:, 1] + costs[:, 2]

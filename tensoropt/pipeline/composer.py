@@ -1,5 +1,6 @@
-"""Pipelines of one mesh and schedule: chooses ranges, searches them, composes them to stages and simulates
-the result."""
+"""Pipelines of one mesh and schedule: choose ranges, search them, compose them to stages, and simulate the
+result.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tensoropt.pipeline.stage_frontiers import (
     Range,
     StageFrontiers,
     StageOffer,
-    Stand,
+    StagePosition,
 )
 from tensoropt.pipeline.strategy import (
     PipelinedStrategy,
@@ -35,7 +36,7 @@ from tensoropt.pipeline.strategy import (
 Cut = tuple[int, CrossingWays | None]
 """A position, and the way in which tensors cross it."""
 _Offers = Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
-"""For each stage, its offer between each pair of ends."""
+"""The offers of each stage, by pairs of ends."""
 Composing = Callable[[Sequence[Mapping[tuple[Cut, Cut], Offer]], int], Iterator[Composition[Cut]]]
 """Composes stages, given the micro-batches; :func:`~tensoropt.pipeline.compose.compose` by default."""
 
@@ -55,11 +56,11 @@ class Crossings:
     everywhere_alike: bool = False
 
     def placements(self, axes: int) -> list[CrossingWays]:
-        """Return all the ways on a mesh with so many axes."""
+        """Return all the ways in which tensors may cross on a mesh of ``axes`` axes."""
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
-        """Return the ways in which tensors come into a stage and leave it."""
+        """Return the ways in which tensors may enter and leave a stage."""
         ways = self.placements(axes)
         pairs: list[Ends] = [
             (before, behind)
@@ -68,7 +69,7 @@ class Crossings:
         ]
         if first or last or not self.everywhere_alike:
             return pairs
-        return [(one, other) for one, other in pairs if one == other]
+        return [(entering, leaving) for entering, leaving in pairs if entering == leaving]
 
 
 class Composer:
@@ -77,7 +78,7 @@ class Composer:
     Args:
         frontiers: the frontiers of ranges at the places of that mesh.
         composing: the function that composes stages.
-        notes: collects remarks on what was left out.
+        notes: collects remarks on pipelines that were left out.
         per_place: stages at each place; by default the number that the search uses with this schedule.
         refused: is called with the reason why stages, or a pipeline composed of them, cannot run in the
             schedule; by default it makes a note.
@@ -111,10 +112,10 @@ class Composer:
         """Yield the composed pipelines, simulated.
 
         Args:
-            positions: for each stage, where it may begin; then where the last one ends.
+            positions: the positions where each stage may begin; then where the last one ends.
         """
         offers = self._offers(self._wanted(positions))
-        for alike in self._storing_alike(offers):
+        for alike in self._grouped_by_storage(offers):
             for composition in self.composing(alike, self.micro_batches):
                 if not composition.exact:
                     self.notes["pipelines: some compositions were left out"] = None
@@ -122,24 +123,26 @@ class Composer:
                     yield pipeline
 
     def _wanted(self, positions: Sequence[Sequence[int]]) -> list[dict[Range, list[Ends]]]:
-        """Return, for each stage, the ranges that it may be and how tensors may cross their ends."""
+        """Return, for each stage, the ranges that it may be, each with the ways in which tensors may cross
+        its ends.
+        """
         axes, learns = len(self.mesh.shape) - 1, self.frontiers.search.cutter.learns
-        found = []
+        ends_of_stages = []
         for stage in range(self.stages):
             ends = self.crossings.ends(axes, first=stage == 0, last=stage == self.stages - 1)
             ranges = itertools.product(positions[stage], positions[stage + 1])
-            found.append(
-                {(a, b): ends for a, b in ranges if a < b and learns(a, b) and self._runs(stage, a, b)}
+            ends_of_stages.append(
+                {(a, b): ends for a, b in ranges if a < b and learns(a, b) and self._can_run(stage, a, b)}
             )
-        return found
+        return ends_of_stages
 
-    def _runs(self, stage: int, start: int, stop: int) -> bool:
-        """Return whether the schedule can run a range as a stage, whatever its strategy."""
+    def _can_run(self, stage: int, start: int, stop: int) -> bool:
+        """Return whether the schedule can run a range as a stage, whatever the range's strategy."""
         if not schedule_named(self.schedule).apart:
             return True
         try:
             search = self.frontiers.search
-            check_apart(self.schedule, stage, search.cutter.stage(start, stop, search.again).graph)
+            check_apart(self.schedule, stage, search.cutter.stage(start, stop, search.duplicated).graph)
         except PlanError as refusal:
             self.refused(refusal)
             return False
@@ -148,37 +151,38 @@ class Composer:
     def _note_refusal(self, refusal: PlanError) -> None:
         self.notes[f"some pipelines were left out: {refusal}"] = None
 
-    def _offers(self, wanted: Sequence[Mapping[Range, Sequence[Ends]]]) -> _Offers:
+    def _offers(self, ends_of_stages: Sequence[Mapping[Range, Sequence[Ends]]]) -> _Offers:
         """Return the offers of each stage; this searches the ranges."""
         # Places with the same kind of devices share their frontiers, so all that they need is searched in one
         # go.
-        asked: dict[StageFrontiers, dict[Range, dict[Ends, set[int]]]] = {}
-        for place, flights, of_stage in zip(self.place_of, self.in_flight, wanted, strict=True):
-            of_kind = asked.setdefault(self.frontiers.at(place), {})
+        searches: dict[StageFrontiers, dict[Range, dict[Ends, set[int]]]] = {}
+        for place, flights, of_stage in zip(self.place_of, self.in_flight, ends_of_stages, strict=True):
+            of_kind = searches.setdefault(self.frontiers.at(place), {})
             for where, ends in of_stage.items():
-                for one in ends:
-                    of_kind.setdefault(where, {}).setdefault(one, set()).add(flights)
-        for frontiers, of_kind in asked.items():
+                for end in ends:
+                    of_kind.setdefault(where, {}).setdefault(end, set()).add(flights)
+        for frontiers, of_kind in searches.items():
             frontiers.find(of_kind)
         blocking = self.frontiers.prices.cluster.device_type == "cpu"
-        at = self.place_of
+        place_of = self.place_of
         offers: list[dict[tuple[Cut, Cut], StageOffer]] = []
-        for stage, of_stage in enumerate(wanted):
-            before, behind = (at[n] if 0 <= n < self.stages else None for n in (stage - 1, stage + 1))
-            stand = Stand(before, at[stage], behind, self.per_place, blocking)
-            frontiers, room = self.frontiers.at(at[stage]), self.frontiers.prices.room(at[stage])
+        for stage, of_stage in enumerate(ends_of_stages):
+            before, behind = (place_of[n] if 0 <= n < self.stages else None for n in (stage - 1, stage + 1))
+            stand = StagePosition(before, place_of[stage], behind, self.per_place, blocking)
+            frontiers, room = self.frontiers.at(place_of[stage]), self.frontiers.prices.room(place_of[stage])
             own: dict[tuple[Cut, Cut], StageOffer] = {}
             for (start, stop), ends in of_stage.items():
-                for one in ends:
-                    offer = frontiers.offer((start, stop), one, self.in_flight[stage], stand)
+                for end in ends:
+                    offer = frontiers.offer((start, stop), end, self.in_flight[stage], stand)
                     if offer is not None and (offer := _within(offer, room)) is not None:
-                        own[(start, one[0]), (stop, one[1])] = offer
+                        own[(start, end[0]), (stop, end[1])] = offer
             offers.append(own)
         return offers
 
-    def _storing_alike(self, offers: _Offers) -> Iterator[_Offers]:
-        """Yield the offers, grouped by how the stages store shared parameters: within a group all stages
-        store them alike."""
+    def _grouped_by_storage(self, offers: _Offers) -> Iterator[_Offers]:
+        """Yield the offers, grouped by how stages store the parameters that they share: within a group all
+        stages store them in the same way.
+        """
         shared = self.frontiers.search.cutter.graph.shared
         stored = [
             {
@@ -187,14 +191,21 @@ class Composer:
             }
             for place, of_stage in zip(self.place_of, offers, strict=True)
         ]
-        for way in _ways_to_store([[of for rows in one.values() for of in rows] for one in stored]):
+        for way in _ways_to_store(
+            [
+                [layouts_of_strategy for rows in layouts_of.values() for layouts_of_strategy in rows]
+                for layouts_of in stored
+            ]
+        ):
             left = []
-            for of_stage, known in zip(offers, stored, strict=True):
+            for of_stage, layouts in zip(offers, stored, strict=True):
                 rows = {
                     ends: [
                         i
-                        for i, of in enumerate(known[ends])
-                        if all(of.get(name, layout) == layout for name, layout in way.items())
+                        for i, layouts_of_strategy in enumerate(layouts[ends])
+                        if all(
+                            layouts_of_strategy.get(name, layout) == layout for name, layout in way.items()
+                        )
                     ]
                     for ends in of_stage
                 }
@@ -210,7 +221,7 @@ class Composer:
             strategy = PipelinedStrategy(
                 search.cutter.graph,
                 tuple(start for _, (start, _), _ in chosen[1:]),
-                search.again,
+                search.duplicated,
                 tuple(own.strategy(where, row) for own, where, row in chosen),
                 self.schedule,
                 self.places,
@@ -220,38 +231,38 @@ class Composer:
             self.refused(refusal)
             return None
         alone = [own.evaluation(where, row) for own, where, row in chosen]
-        found = assemble(strategy, alone, self.frontiers.prices)
-        if not fits(found, self.frontiers.prices):
+        evaluation = assemble(strategy, alone, self.frontiers.prices)
+        if not fits(evaluation, self.frontiers.prices):
             self.notes[TOO_LARGE] = None
             return None
-        return found
+        return evaluation
 
 
 def _stages_per_place(schedule: str) -> int:
-    """Return how many stages a place has in the pipelines that the search looks for."""
+    """Return the number of stages per place in the pipelines that the search looks for."""
     return 2 if schedule_named(schedule).several else 1
 
 
 def _within(offer: StageOffer, room: float) -> StageOffer | None:
-    """Return the strategies that need at most so many bytes; None if there are none."""
-    at = np.nonzero(offer.memory <= room)[0].tolist()
-    if len(at) == len(offer.rows):
+    """Return the strategies that need at most ``room`` bytes; None if there are none."""
+    rows = np.nonzero(offer.memory <= room)[0].tolist()
+    if len(rows) == len(offer.rows):
         return offer
-    return offer.part(at) if at else None
+    return offer.part(rows) if rows else None
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
-    """Return the ways to store the parameters that several stages use for which each of these stages has a
+    """Return the ways to store the parameters that several stages use, for which each of these stages has a
     strategy.
 
     Args:
-        of_stages: for each stage and strategy, which parameters it stores where.
+        of_stages: for each stage and strategy, the layout of each stored parameter.
     """
-    found: list[dict[str, Layout]] = [{}]
+    ways: list[dict[str, Layout]] = [{}]
     for name in dict.fromkeys(n for rows in of_stages for of in rows for n in of):
         users = [{of[name] for of in rows if name in of} for rows in of_stages]
         users = [layouts for layouts in users if layouts]
         if len(users) > 1:
             common = sorted(set.intersection(*users))
-            found = [{**way, name: layout} for way in found for layout in common]
-    return found
+            ways = [{**way, name: layout} for way in ways for layout in common]
+    return ways

@@ -1,6 +1,6 @@
 """Costs of the stages of a pipeline at one place of a job's mesh, while the other places do the same.
 
-The places of a pipeline: a cluster in equal parts, one after another.
+The places of a pipeline are equal parts of a cluster, one after another.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...
     Raises:
         ClusterError: the devices do not divide into so many equal parts of whole link levels.
     """
-    found = []
+    meshes = []
     for inner in _place_of(cluster, places).meshes(most_axes):
         axes = [(size, name) for size, name in zip(inner.shape, inner.names, strict=True) if size > 1]
-        found.append(
+        meshes.append(
             Mesh(shape=(places, *(size for size, _ in axes)), names=(STAGE_AXIS, *(name for _, name in axes)))
         )
-    return tuple(found)
+    return tuple(meshes)
 
 
 def degrees_of(cluster: Cluster) -> tuple[int, ...]:
-    """Return the numbers of places into which a cluster can be divided."""
-    found = []
+    """Return the pipeline degrees of a cluster: the numbers of places into which it can be divided."""
+    degrees = []
     for places in range(2, cluster.device_count + 1):
         if cluster.device_count % places == 0:
             try:
                 _place_of(cluster, places)
             except ClusterError:
                 continue
-            found.append(places)
-    return tuple(found)
+            degrees.append(places)
+    return tuple(degrees)
 
 
 def kinds_at(cluster: Cluster, places: int) -> tuple[tuple[DeviceKind, ...], ...]:
@@ -71,8 +71,8 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
     devices = cluster.device_count
     if places < 2 or devices % places:
         raise ClusterError(
-            f"{devices} devices are not in {places} equal parts of a pipeline; give a divisor of the number "
-            "of devices that is at least 2"
+            f"{devices} devices cannot be divided into {places} equal parts of a pipeline; give a divisor "
+            "of the number of devices that is at least 2"
         )
     part = cluster.subset(devices // places)
     # A level may not divide into parts of this size, such as 3 devices of a node of 4.
@@ -115,11 +115,11 @@ class PlaceCommunication:
         return self.job.source(kind, self._axes(axes))
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return the additional seconds when ranks come from ``work_s`` of work."""
+        """Return the additional seconds of collectives whose ranks come from ``work_s`` of work."""
         return self.job.arriving_s(self._axes(axes), work_s, num_bytes)
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """Return the additional seconds that ``work_s`` of work takes afterwards."""
+        """Return the additional seconds that the ``work_s`` of work after a collective takes."""
         return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
@@ -181,8 +181,8 @@ class PipelinePrices:
         sources = sources_at(costs, mesh.shape[0])
         if all(source is costs for source in sources):
             return made(costs)
-        known = {id(source): made(source) for source in sources}
-        return made(costs, [known[id(source)] for source in sources])
+        compute_of = {id(source): made(source) for source in sources}
+        return made(costs, [compute_of[id(source)] for source in sources])
 
     def at(self, place: int) -> PipelinePrices:
         """Return the prices at one place: those of its own kinds of devices."""
@@ -193,12 +193,13 @@ class PipelinePrices:
         """The names of the kinds of devices at each place; empty if all places have the same kinds."""
         if not self.of_places:
             return ()
-        places = (one.cluster.device_kinds for one in self.of_places)
+        places = (source.cluster.device_kinds for source in self.of_places)
         return tuple(" + ".join(kind.name for kind in kinds) for kinds in places)
 
     def room(self, place: int) -> float:
-        """Return the bytes of memory of a place's device, the least of its kinds; unlimited if all places
-        have the same kinds, as one budget then covers all of them."""
+        """Return the bytes of memory of a place's devices, the least of its kinds; unlimited if all places
+        have the same kinds, as one budget then covers all of them.
+        """
         return float(self.at(place).cluster.memory_bytes) if self.of_places else inf
 
     def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
@@ -237,7 +238,8 @@ class PipelinePrices:
 
     def message_s(self, source: int, target: int, size: float) -> float:
         """Return the seconds of a message from each rank at one place to its counterpart at another, all sent
-        at once; 0 within a place."""
+        at once; 0 within a place.
+        """
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place
@@ -253,10 +255,10 @@ class PipelinePrices:
         """Return how many ranks share a link of the level that a message crosses."""
         level = self.cluster.crossing_level(first, second)
         inner = 1
-        for one in reversed(self.cluster.levels):
-            if one.name == level.name:
+        for candidate in reversed(self.cluster.levels):
+            if candidate.name == level.name:
                 break
-            inner *= one.size
+            inner *= candidate.size
         # Ranks of a place that leave one child of the level together, divided by that child's number of
         # links.
         return max(min(self.devices_per_place, inner) / level.link_count, 1.0)

@@ -28,7 +28,7 @@ from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import Owned
 
 TOO_LARGE = "pipelines: some whose places need more than their devices have were left out"
-"""The note about them."""
+"""The note about pipelines that were left out because they need too much memory."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PipelineEvaluation:
         memory: (places, 5) the peak of tensors on a rank of each place, by kind as in
             :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         time_s: seconds of the step.
-        loads: how each place spends the step.
+        loads: the load of each place.
         kinds: the names of the kinds of devices at each place, if places differ in them.
     """
 
@@ -71,7 +71,7 @@ class PipelineEvaluation:
 
     @property
     def busiest(self) -> _PlaceLoad:
-        """The load of the place that computes and waits for communication the longest."""
+        """The load of the place that spends the most time computing and waiting for communication."""
         return self.loads[self.busiest_place]
 
     @property
@@ -92,15 +92,15 @@ class PipelineEvaluation:
 
     @property
     def constants(self) -> np.ndarray:
-        """(places,) bytes of the constants that the stages of each place read."""
-        found = np.zeros(len(self.memory))
+        """The bytes of the constants that the stages of each place read, (places,)."""
+        totals = np.zeros(len(self.memory))
         for number, stage in enumerate(self.strategy.stages):
-            found[self.strategy.place_of(number)] += stage.graph.atoms.graph.constant_bytes
-        return found
+            totals[self.strategy.place_of(number)] += stage.graph.atoms.graph.constant_bytes
+        return totals
 
     @property
     def peaks(self) -> np.ndarray:
-        """(places,) bytes of tensors and constants on a rank of each place."""
+        """The bytes of tensors and constants on a rank of each place, (places,)."""
         return np.asarray(self.memory.sum(axis=1) + self.constants)
 
     @property
@@ -123,8 +123,8 @@ class PipelineEvaluation:
         """Return the memory curve of a rank of the fullest place: when each action begins, and (5,) bytes by
         kind from then on."""
         place, (actions, starts) = self.fullest, self._fullest_actions()
-        found = memory_of_actions(self.strategy, self.stages, place, actions)
-        return [(start, kinds) for start, (_, kinds) in zip(starts, found, strict=True)]
+        curve = memory_of_actions(self.strategy, self.stages, place, actions)
+        return [(start, kinds) for start, (_, kinds) in zip(starts, curve, strict=True)]
 
     def sent_by(self, rank: int) -> Counter[Collective]:
         """Return the collectives that one rank issues in a step."""
@@ -135,10 +135,10 @@ def stage_works(strategy: PipelinedStrategy) -> list[dict[str, Workload]]:
     """Return, for each stage, the workload of each group's configuration."""
     return [
         {
-            name: workload(one.graph, configuration, one.mesh)
-            for name, configuration in one.configurations.items()
+            name: workload(stage.graph, configuration, stage.mesh)
+            for name, configuration in stage.configurations.items()
         }
-        for one in strategy.stages
+        for stage in strategy.stages
     ]
 
 
@@ -154,17 +154,19 @@ def evaluate_pipeline(
         works, facts: for each stage, those of its groups' configurations.
     """
     stages = []
-    for number, (one, of_stage, known) in enumerate(zip(strategy.stages, works, facts, strict=True)):
+    for number, (stage, of_stage, facts_of_stage) in enumerate(
+        zip(strategy.stages, works, facts, strict=True)
+    ):
         at_place = prices.at(strategy.place_of(number))
-        own = at_place.of_stage(one.graph, one.mesh)
-        stages.append(evaluate_strategy(one, of_stage, known, own, at_place.overlap))
+        own = at_place.of_stage(stage.graph, stage.mesh)
+        stages.append(evaluate_strategy(stage, of_stage, facts_of_stage, own, at_place.overlap))
     return assemble(strategy, stages, prices)
 
 
-def fits(found: PipelineEvaluation, prices: PipelinePrices) -> bool:
+def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:
     """Return whether each place keeps within the memory of its own kinds of devices, if places differ in
     them."""
-    return all(peak <= prices.room(place) for place, peak in enumerate(found.peaks.tolist()))
+    return all(peak <= prices.room(place) for place, peak in enumerate(evaluation.peaks.tolist()))
 
 
 def assemble(
@@ -174,7 +176,7 @@ def assemble(
     *,
     communicating_apart: bool = False,
 ) -> PipelineEvaluation:
-    """Return the evaluation of a pipelined strategy, given the simulated steps of its stages.
+    """Return the evaluation of a pipelined strategy, composed of the simulated steps of its stages.
 
     Args:
         communicating_apart: whether all gathers and reductions overlap other stages' work, as other systems
@@ -235,7 +237,7 @@ def _seconds(
     if number:
         before = strategy.place_of(number - 1)
         back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
-    found = StageSeconds(
+    seconds = StageSeconds(
         forward=_three(parts.forward_s[0]),
         backward=_three(parts.backward_s[0]),
         sync_s=float(parts.end_s[0]),
@@ -244,8 +246,8 @@ def _seconds(
     )
     scattering, slower = _three(parts.scattering_s[0]), prices.at(place).overlap.slower
     if communicating_apart:
-        return found.communicating_apart(scattering, slower)
-    return found.gathering_early().reducing_behind(scattering, float(parts.reducing_s[0]), slower)
+        return seconds.communicating_apart(scattering, slower)
+    return seconds.gathering_early().reducing_behind(scattering, float(parts.reducing_s[0]), slower)
 
 
 def _three(seconds: np.ndarray) -> tuple[float, float, float]:
@@ -254,7 +256,7 @@ def _three(seconds: np.ndarray) -> tuple[float, float, float]:
 
 
 def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (places, 2) seconds of collectives, all and exposed, and (places,) seconds of computation."""
+    """Return (places, 2) seconds of collectives, total and exposed, and (places,) seconds of computation."""
     communication, compute = np.zeros((strategy.places, 2)), np.zeros(strategy.places)
     for number, stage in enumerate(stages):
         place, metrics = strategy.place_of(number), stage.metrics
@@ -264,8 +266,9 @@ def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[n
 
 
 def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Return the seconds to sum the gradients of parameters that several stages use, after all else is
-    done."""
+    """Return the seconds needed to sum the gradients of parameters that several stages use, at the end of the
+    step.
+    """
     seconds = 0.0
     for name in strategy.tied:
         if strategy.graph.atoms.graph.tensors[name].requires_grad:
@@ -278,8 +281,9 @@ def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
 
 
 def _results_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
-    """Return the seconds until all ranks have the model's results and the new values of buffers that they
-    read."""
+    """Return the seconds until all ranks have the model's results and the new values of the buffers that they
+    read.
+    """
     tensors = strategy.graph.atoms.graph.tensors
     names = (*strategy.sent_buffers, *strategy.graph.atoms.graph.outputs)
     sizes = [tensors[name].bytes for name in names]

@@ -1,6 +1,7 @@
-"""The memory of a pipeline's ranks: what micro-batches keep, what messages hold, what actions need.
+"""The memory of a pipeline's ranks: tensors that micro-batches keep, message buffers, and the needs of
+actions.
 
-When the places of a pipeline allocate buffers for what they receive, and when what they sent has surely
+The module determines when places allocate buffers for messages, and when their own messages have surely
 arrived.
 
 PyTorch's schedules with one stage per place ask for a message just before they need it. Those with several
@@ -8,17 +9,16 @@ ask for it as soon as it is under way by a count of turns, which the places take
 be allocated long before it is used. The same PyTorch code that lowers such schedules for a run lowers them
 here.
 
-The memory of a backward that is taken apart: first the gradients of a stage's inputs, later those of its
-parameters.
+A backward may be taken apart: first the gradients of a stage's inputs, later those of its parameters.
 
 PyTorch's schedules of that kind run autograd's graph twice. The first run keeps all that the second needs:
-what forward kept, and the gradients of the results of operators that read parameters. What comes after the
-last of these operators is not needed a second time.
+what forward kept, and the gradients of the results of operators that read parameters. Operators after the
+last of these are not needed a second time.
 
-The owners of the bytes on the fullest rank of a pipeline, action by action.
+The owners of the bytes on the fullest rank are listed action by action.
 
 Bytes are attributed to a stage and a micro-batch: the memory of a pipeline is composed of its stages' own
-figures, which do not say what is alive tensor by tensor.
+figures, which do not list the tensors alive.
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ class Receipt(NamedTuple):
 def receipts(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[tuple[Receipt, ...], ...], ...]:
-    """Return, for each place and action, the messages that are asked for after the previous action.
+    """Return, for each place and action, the messages that are requested after the previous action.
 
     Raises:
         PlanError: such a pipeline cannot be run.
     """
     actions = place_actions(name, places, per_place, micro_batches)
     if not schedule_named(name).several:
-        return tuple(tuple(_needed(name, places, per_place, one) for one in own) for own in actions)
+        return tuple(tuple(_needed(name, places, per_place, action) for action in own) for own in actions)
     return _early(name, places, per_place, actions)
 
 
 def _needed(name: str, places: int, per_place: int, action: Action) -> tuple[Receipt, ...]:
-    """Return what an action has to wait for, if another place sends it."""
+    """Return the messages that an action has to wait for."""
     kind, stage, micro_batch = action
     sender = stage - 1 if kind == "F" else stage + 1
     if kind == "W" or not 0 <= sender < places * per_place:
         return ()
-    own, other = (stage_place(name, places, one) for one in (stage, sender))
-    return () if own == other else (Receipt(kind != "F", stage, micro_batch),)
+    own, other_place = (stage_place(name, places, number) for number in (stage, sender))
+    return () if own == other_place else (Receipt(kind != "F", stage, micro_batch),)
 
 
 def _early(
@@ -100,52 +100,52 @@ def _early(
         "W": _ComputationType.BACKWARD_WEIGHT,
     }
     words = {kind: letter for letter, kind in kinds.items()}
-    taken = {}
+    consumers = {}
     micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
     for place, own in enumerate(actions):
         theirs = [_Action(action.stage, kinds[action.kind], action.micro_batch) for action in own]
-        taken[place] = _add_reduce_grad(_add_unshard_reshard([*theirs]), micro_batches)  # type: ignore[arg-type]
+        consumers[place] = _add_reduce_grad(_add_unshard_reshard([*theirs]), micro_batches)  # type: ignore[arg-type]
     lowered = _add_send_recv(
-        taken,  # type: ignore[arg-type]
+        consumers,  # type: ignore[arg-type]
         stage_to_rank=lambda stage: stage_place(name, places, stage),
         num_stages=places * per_place,
     )
-    found = []
+    early = []
     for place in range(places):
         rows: list[tuple[Receipt, ...]] = []
-        asked: list[Receipt] = []
-        for one in lowered[place]:
-            if one.computation_type in (_ComputationType.RECV_F, _ComputationType.RECV_B):
-                assert one.microbatch_index is not None
-                back = one.computation_type == _ComputationType.RECV_B
-                asked.append(Receipt(back, one.stage_index, one.microbatch_index))
-            elif one.computation_type in words:
-                rows.append(tuple(asked))
-                asked = []
-        found.append(tuple(rows))
-    return tuple(found)
+        requested: list[Receipt] = []
+        for operation in lowered[place]:
+            if operation.computation_type in (_ComputationType.RECV_F, _ComputationType.RECV_B):
+                assert operation.microbatch_index is not None
+                back = operation.computation_type == _ComputationType.RECV_B
+                requested.append(Receipt(back, operation.stage_index, operation.microbatch_index))
+            elif operation.computation_type in words:
+                rows.append(tuple(requested))
+                requested = []
+        early.append(tuple(rows))
+    return tuple(early)
 
 
 def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
-    """Return, for each micro-batch of a stage, the micro-batches whose gradients, sent back by the stage,
-    have surely reached the previous stage once the input of this forward has arrived from there.
+    """Return, for each micro-batch of a stage, the earlier micro-batches whose gradients the previous stage
+    has surely received by the time this micro-batch's forward input arrives.
 
-    What a stage sends after a backward proves that it had received the input of this backward. A schedule
-    that waits for what it sends has waited for all of it.
+    A message that a stage sends after a backward proves that it had received the input of that backward. A
+    schedule that waits for its own messages has waited for all of them.
     """
     if not stage:
         return {}
     # The stage whose messages prove it: the sender of the gradient, or its receiver.
-    told = stage if schedule_named(name).waits else stage - 1
-    own = next(of for of in actions if any(action.stage == told for action in of))
-    found, taken, reported = {}, list[int](), 0
+    witness = stage if schedule_named(name).waits else stage - 1
+    own = next(actions_at for actions_at in actions if any(action.stage == witness for action in actions_at))
+    reached, received, reported = {}, list[int](), 0
     for action in own:
-        if action.stage == told and action.kind in "BI":
-            taken.append(action.micro_batch)
-        elif action.stage == told and action.kind == "F":
-            found[action.micro_batch] = tuple(taken[reported:])
-            reported = len(taken)
-    return found
+        if action.stage == witness and action.kind in "BI":
+            received.append(action.micro_batch)
+        elif action.stage == witness and action.kind == "F":
+            reached[action.micro_batch] = tuple(received[reported:])
+            reported = len(received)
+    return reached
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class _SplitBackward:
     """The bytes of one micro-batch of a stage on one rank during a split backward.
 
     Attributes:
-        inputs_bytes: the most bytes alive while the gradients of what arrived are made.
+        inputs_bytes: the most bytes alive while the gradients of arriving tensors are made.
         between_bytes: the bytes kept until the gradients of parameters are made.
         weights_bytes: the most bytes alive while these are made.
     """
@@ -177,26 +177,26 @@ def _split_backward(strategy: Strategy, evaluation: Evaluation) -> _SplitBackwar
     groups = {group.name: group for group in strategy.graph.groups}
     waiting, most, needed = 0.0, between, between
     of_parameters = _of_parameters_alone(strategy)
-    for at in range(schedule.forward_end, schedule.last):
-        moment = schedule.moments[at]
+    for event in range(schedule.forward_end, schedule.last):
+        moment = schedule.moments[event]
         group = groups.get(moment.group)
-        work = float(simulator.workspace[at, 0])
+        work = float(simulator.workspace[event, 0])
         if moment.kind == "compute" and group is not None:
             # The gradients of its parameters are made later.
             work = max(work - sum(weights_of.get(group.name, ())), 0.0)
         if group is not None and group.name in of_parameters:
             continue  # it has no part in the gradients of what arrived
-        most = max(most, between + float(transient[at]) + work + waiting)
+        most = max(most, between + float(transient[event]) + work + waiting)
         if moment.kind == "compute" and group is not None and (size := of_group.get(group.name)):
             if not waiting:
-                needed = float(kept[at]) - _kept_behind(strategy, evaluation, group)
+                needed = float(kept[event]) - _kept_behind(strategy, evaluation, group)
             waiting += size
     left = needed + waiting
     # Operator by operator: a waiting gradient is freed once those of its parameters are made and added.
-    gone, weights = 0.0, left
+    released, weights = 0.0, left
     for name, size in of_group.items():
-        weights = max(weights, left - gone + max(weights_of[name]))
-        gone += size
+        weights = max(weights, left - released + max(weights_of[name]))
+        released += size
     return _SplitBackward(most, left, weights)
 
 
@@ -210,30 +210,30 @@ def _kept_behind(strategy: Strategy, evaluation: Evaluation, group: Group) -> in
     if len(facts.calls) != len(group.operators) or last == len(group.operators) - 1:
         return 0
     before = facts.calls[last - 1].kept_bytes if last else 0
-    # Of the tensors it made, its results are for the other operators, the rest (statistics) for its own
-    # backward.
+    # The results of a group are for other operators; its other tensors (statistics) are for its own backward.
     own = min(facts.calls[last].kept_bytes - before, _written(strategy, group, group.operators[last]))
     return facts.kept_bytes - facts.calls[last].kept_bytes + own
 
 
 def _weights(strategy: Strategy) -> dict[str, list[float]]:
-    """Return, for each group, the bytes of the gradients that operators give to parameters, or to what is
-    made from parameters alone."""
+    """Return, for each group, the bytes of the gradients that operators give to parameters, or to tensors
+    made from parameters alone.
+    """
     learning, with_parameters = _learning(strategy)
-    found: dict[str, list[float]] = {}
+    by_group: dict[str, list[float]] = {}
     for op in with_parameters:
         configuration = strategy.configurations[strategy.graph.group_of[op.name].name]
-        found.setdefault(configuration.group.name, []).extend(
+        by_group.setdefault(configuration.group.name, []).extend(
             prod(local_shape(strategy.atoms(n), configuration.layout(n), strategy.mesh, None))
             * strategy.tensor(n).element_bytes
             for n in op.inputs()
             if n in learning
         )
-    return found
+    return by_group
 
 
 def _of_parameters_alone(strategy: Strategy) -> frozenset[str]:
-    """Return the groups that read only parameters and what is made from them."""
+    """Return the groups that read only parameters and tensors made from them."""
     learning, _ = _learning(strategy)
     return frozenset(g.name for g in strategy.graph.groups if g.writes and learning.issuperset(g.writes))
 
@@ -242,20 +242,21 @@ def waiting_bytes(strategy: Strategy) -> dict[str, int]:
     """Return, for each group, the bytes of the gradients of results that wait until parameter gradients are
     made from them.
 
-    These are the gradients of every operator that reads a parameter, or something made from parameters alone,
-    beside something else.
+    These are the gradients of every operator that combines a parameter, or a tensor made from parameters
+    alone, with another tensor.
     """
-    found: dict[str, int] = {}
+    by_group: dict[str, int] = {}
     for op in _learning(strategy)[1]:
         group = strategy.graph.group_of[op.name]
-        found[group.name] = found.get(group.name, 0) + _written(strategy, group, op)
-    return found
+        by_group[group.name] = by_group.get(group.name, 0) + _written(strategy, group, op)
+    return by_group
 
 
 def _learning(strategy: Strategy) -> tuple[frozenset[str], tuple[Operator, ...]]:
-    """Return (trained parameters and what is made from them alone; the operators where these meet something
-    else)."""
-    graph, found = strategy.graph.atoms.graph, list[Operator]()
+    """Return (trained parameters and the tensors made from them alone; the operators that combine these with
+    other tensors).
+    """
+    graph, operators = strategy.graph.atoms.graph, list[Operator]()
     fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
     learning = {tensor.name for tensor in graph.parameters if tensor.requires_grad}
     for op in graph.operators:
@@ -263,12 +264,12 @@ def _learning(strategy: Strategy) -> tuple[frozenset[str], tuple[Operator, ...]]
             if all(name in learning or name in fixed for name in op.inputs()):
                 learning.update(op.outputs)
             else:
-                found.append(op)
-    return frozenset(learning), tuple(found)
+                operators.append(op)
+    return frozenset(learning), tuple(operators)
 
 
 def _written(strategy: Strategy, group: Group, op: Operator) -> int:
-    """Return the bytes of what an operator of a group makes."""
+    """Return the bytes of the tensors that an operator of a group makes."""
     layouts = strategy.configurations[group.name].placed(op.name, strategy.graph.atoms, strategy.mesh, None)
     return sum(
         prod(layouts.write_shape(number)) * strategy.tensor(name).element_bytes
@@ -277,18 +278,18 @@ def _written(strategy: Strategy, group: Group, op: Operator) -> int:
 
 
 MemoryLedger = list[dict[tuple[str, str, str, str], float]]
-"""For each action, the bytes beside what lasts, by (stage, its micro-batch, what, kind)."""
+"""For each action, the bytes in addition to the lasting ones, by (stage, its micro-batch, label, kind)."""
 
 
 def memory_of_places(
     strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
 ) -> np.ndarray:
-    """Return (places, 5) the peak on a rank of each place by kind; the first of several peaks."""
-    found = []
+    """Return the peak on a rank of each place by kind, (places, 5); of several peaks, the first."""
+    peaks = []
     for place, own in enumerate(actions):
         curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own)])
-        found.append(curve[curve.sum(axis=1).argmax()])
-    return np.array(found)
+        peaks.append(curve[curve.sum(axis=1).argmax()])
+    return np.array(peaks)
 
 
 def memory_of_actions(
@@ -298,12 +299,12 @@ def memory_of_actions(
     actions: Sequence[Action],
     ledger: MemoryLedger | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
-    """Yield (5,) the most bytes alive on a rank of a place, by kind, in each of its actions and after the
+    """Yield the most bytes alive on a rank of a place, by kind (5,), in each of its actions and after the
     last one.
 
     The parameters, gradients and optimizer state of its stages last; what micro-batches keep between their
-    forward and their backward comes and goes; an action needs memory of its own, beside the buffers for what
-    is to be received and for what was sent and may not have arrived yet.
+    forward and their backward comes and goes; an action needs memory of its own, beside the buffers for
+    expected messages and for sent messages that may not have arrived yet.
 
     Args:
         actions: all actions of the place, in order.
@@ -312,56 +313,56 @@ def memory_of_actions(
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
     lasting[3:] = 0.0
-    alive = _Alive(strategy, stages, place)
+    alive = _TransientMemory(strategy, stages, place)
     kept: dict[tuple[int, int], float] = {}
     for number, action in enumerate(actions):
         before = alive.kept
         needed = alive.begin(number, action)
         if ledger is not None:
-            of = action.stage, action.micro_batch
-            kept[of] = kept.get(of, 0.0) + alive.kept - before
+            key = action.stage, action.micro_batch
+            kept[key] = kept.get(key, 0.0) + alive.kept - before
             ledger.append(_entries(kept, action, needed, alive))
         transient = needed + alive.on_the_way + alive.trailing
         yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, transient])
         before = alive.kept
         alive.end(action)
         if ledger is not None:
-            kept[of] += alive.kept - before
-            if not kept[of]:
+            kept[key] += alive.kept - before
+            if not kept[key]:
                 # A step may have thousands of micro-batches, but few are in flight.
-                del kept[of]
+                del kept[key]
     end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
     if ledger is not None:
         parts = {n: float(stages[n].metrics.parts.end_bytes[0]) for n in numbers}
-        what = "reductions and optimizer"
-        ledger.append({(f"stage {n}", f"stage {n}", what, "transient"): size for n, size in parts.items()})
+        label = "reductions and optimizer"
+        ledger.append({(f"stage {n}", f"stage {n}", label, "transient"): size for n, size in parts.items()})
     yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, end])
 
 
 def _entries(
-    kept: dict[tuple[int, int], float], action: Action, needed: float, alive: _Alive
+    kept: dict[tuple[int, int], float], action: Action, needed: float, alive: _TransientMemory
 ) -> dict[tuple[str, str, str, str], float]:
-    """Return what is alive in an action beside what lasts."""
-    found = {
+    """Return the entries of the ledger for an action: all memory alive in it, except the lasting one."""
+    entries = {
         (f"stage {stage}", f"micro-batch {micro_batch}", "kept for backward", "kept"): size
         for (stage, micro_batch), size in kept.items()
     }
-    of = f"stage {action.stage}", f"micro-batch {action.micro_batch}"
-    what = "needed in forward" if action.kind == "F" else "needed in backward"
-    found[*of, what, "transient"] = needed
-    found["", "messages", "to come, and sent and not surely come", "transient"] = alive.on_the_way
-    found["", "gradients", "on their way to their shards", "transient"] = alive.trailing
-    return found
+    owner = f"stage {action.stage}", f"micro-batch {action.micro_batch}"
+    label = "needed in forward" if action.kind == "F" else "needed in backward"
+    entries[*owner, label, "transient"] = needed
+    entries["", "messages", "to come, and sent and not surely come", "transient"] = alive.on_the_way
+    entries["", "gradients", "on their way to their shards", "transient"] = alive.trailing
+    return entries
 
 
-class _Alive:
+class _TransientMemory:
     """The memory of a rank that comes and goes during a step.
 
     Attributes:
         kept: bytes that micro-batches keep between their actions.
-        on_the_way: bytes of buffers for what is to be received, of what was sent, and of the new values of
-            buffers, which replace the old ones when the step is over.
-        trailing: bytes of gradients of the last backward, until the next one is over.
+        on_the_way: bytes of buffers for expected messages, of sent messages, and of the new values of
+        buffers, which replace the old ones when the step is over. trailing: bytes of gradients of the last
+        backward, until the next one is over.
     """
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int):
@@ -373,7 +374,7 @@ class _Alive:
         # The last bytes that a schedule that waits has sent.
         self._sent = 0.0
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
-        self._asked = receipts(strategy.schedule, *shape)[place]
+        self._expected = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
         # Some gradients of what arrived may share a storage, which is then sent several times.
@@ -391,16 +392,17 @@ class _Alive:
             self._split = {n: _split_backward(strategy.stages[n], stages[n]) for n in self.at_place if n}
 
     def begin(self, number: int, action: Action) -> float:
-        """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; what it
-        takes over is not counted elsewhere any more."""
+        """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; memory
+        that it takes over is no longer counted elsewhere.
+        """
         kind, stage, micro_batch = action
-        self.on_the_way += sum(map(self._room, self._asked[number]))
+        self.on_the_way += sum(map(self._room, self._expected[number]))
         parts, shared = self._parts[stage], self._shared(stage)
         between = float(parts.between_bytes[0]) - shared
         if kind == "F":
             if stage and stage - 1 not in self.at_place:
                 self.on_the_way -= self._arriving[stage]
-            self._let_go(stage, micro_batch)
+            self._release_arrived(stage, micro_batch)
             return float(parts.forward_bytes[0]) - shared
         if kind in "BI" and stage < self.last:
             # Received by message, or taken from the next stage at this place.
@@ -425,7 +427,7 @@ class _Alive:
             if micro_batch == self._micro_batches - 1:
                 self.on_the_way += self._buffers[stage]
         elif kind == "I":
-            # Nobody waits for a gradient of the first stage: all of its backward comes later.
+            # No stage waits for a gradient of the first stage: all of its backward comes later.
             self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]
         if kind in "BI" and stage:
             back = self._back[stage]
@@ -433,15 +435,18 @@ class _Alive:
             if self.schedule.waits:
                 self._sent = back
         if kind != "F":
-            of = self._parts[stage].trailing_bytes[0]
-            self.trailing = 0.0 if kind == "I" else float(of[int(micro_batch == self._micro_batches - 1)])
+            trailing = self._parts[stage].trailing_bytes[0]
+            self.trailing = (
+                0.0 if kind == "I" else float(trailing[int(micro_batch == self._micro_batches - 1)])
+            )
 
     def _room(self, receipt: Receipt) -> float:
         return self._coming_back[receipt.stage] if receipt.back else self._arriving[receipt.stage]
 
     def _with_gradients(self, stage: int, needed: float) -> float:
-        """Return the bytes of a backward, which begins with all gradients that come back beside all that was
-        kept."""
+        """Return the bytes of a backward, which begins with all gradients that come back, in addition to
+        everything kept.
+        """
         return max(needed, float(self._parts[stage].between_bytes[0]) + self._coming_back[stage])
 
     def _shared(self, stage: int) -> float:
@@ -449,8 +454,8 @@ class _Alive:
         as long."""
         return self._arriving[stage] if stage - 1 in self.at_place else 0.0
 
-    def _let_go(self, stage: int, micro_batch: int) -> None:
-        """Release what was sent and has arrived by now."""
+    def _release_arrived(self, stage: int, micro_batch: int) -> None:
+        """Release the sent messages that have arrived by now."""
         if self.schedule.waits:
             self.on_the_way -= self._sent
             self._sent = 0.0
@@ -474,18 +479,19 @@ _LASTING = ("parameters", "gradients", "optimizer state")
 def owned_by_place(
     strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, actions: Sequence[Action]
 ) -> list[Owned]:
-    """Return everything that a rank of a place has alive, each with the points of its memory curve between
-    which it is alive."""
+    """Return everything alive on a rank of a place, each with the points of its memory curve between which it
+    is alive.
+    """
     ledger: MemoryLedger = []
     points = len(list(memory_of_actions(strategy, stages, place, actions, ledger)))
     words = [f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]
     words.append("the end of the step")
-    found: list[Owned] = []
+    owned: list[Owned] = []
     for number in strategy.stages_at(place):
         sizes = stages[number].metrics.memory[0].tolist()
-        for what, kind, size in zip(_LASTING, MEMORY_KINDS, sizes, strict=False):
+        for label, kind, size in zip(_LASTING, MEMORY_KINDS, sizes, strict=False):
             if size:
-                found.append((f"stage {number}", f"stage {number}", what, kind, size, 0, points, "", ""))
+                owned.append((f"stage {number}", f"stage {number}", label, kind, size, 0, points, "", ""))
     alive: dict[tuple[str, str, str, str], tuple[int, float]] = {}
     for point, sizes_at in enumerate([*ledger, {}]):
         # A change of size starts another row.
@@ -493,8 +499,8 @@ def owned_by_place(
             if sizes_at.get(key, 0.0) != size:
                 del alive[key]
                 until = words[point] if point < points else "the end of the step"
-                found.append((*key, size, first, point, words[first], until))
+                owned.append((*key, size, first, point, words[first], until))
         for key, size in sizes_at.items():
             if size and key not in alive:
                 alive[key] = point, size
-    return found
+    return owned

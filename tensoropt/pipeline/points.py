@@ -1,7 +1,7 @@
 """Pipelined strategies as points of a frontier: their figures, their part of a plan file, and the timeline of
 all stages.
 
-A pipeline has no place in the tables of one mesh, so its point has a record of its plan and its step.
+The tables of one mesh do not contain pipelines, so a pipeline's point has a record of its plan and its step.
 
 Conversion of pipelined strategies to plan files and back.
 """
@@ -59,8 +59,8 @@ def plan_part(
     operators: dict[str, OperatorPlan] = {}
     parameters: dict[str, ParameterPlan] = {}
     stages, recomputed = [], []
-    for begin, one in zip(begins, strategy.stages, strict=True):
-        data = strategy_to_dict(one)
+    for begin, of_stage in zip(begins, strategy.stages, strict=True):
+        data = strategy_to_dict(of_stage)
         stages.append(
             StagePlan(
                 begins=begin,
@@ -71,18 +71,18 @@ def plan_part(
             )
         )
         recomputed += data["recomputed"]
-        for group in one.graph.groups:
+        for group in of_stage.graph.groups:
             if not is_crossing(group):
                 micro, *labels = data["groups"][group.name]
                 members = tuple(op.name for op in group.operators)
                 plan = OperatorPlan(axes=dict(zip(axes, labels, strict=True)), micro=micro, members=members)
                 operators.setdefault(group.name, plan)
-        for name, layout in one.stored.items():
+        for name, layout in of_stage.stored.items():
             stored = tuple(layout_names(layout))
             parameters.setdefault(name, ParameterPlan(key=str(tensors[name].key), stored=stored))
     info = PipelineInfo(
         schedule=strategy.schedule,
-        again=tuple(sorted(strategy.again)),
+        again=tuple(sorted(strategy.duplicated)),
         stages=tuple(stages),
         peak_bytes=peak_bytes,
         kinds=kinds,
@@ -152,7 +152,7 @@ def pipelined_space(
 
 
 def pipelined_point(
-    found: PipelineEvaluation,
+    evaluation: PipelineEvaluation,
     mesh: Mesh,
     *,
     space: int,
@@ -162,22 +162,24 @@ def pipelined_point(
     """Return a simulated pipeline as a point of space ``space``, with nothing proven about it.
 
     Args:
-        additive: memory and time as a search summed them; by default as simulated.
+        additive: the memory and time that a search summed; by default the simulated ones.
     """
-    fullest = found.memory[found.fullest]
-    constants = float(found.constants[found.fullest])
-    seconds = np.sum([stage.metrics.sources[0] for stage in found.stages], axis=0)
+    fullest = evaluation.memory[evaluation.fullest]
+    constants = float(evaluation.constants[evaluation.fullest])
+    seconds = np.sum([stage.metrics.sources[0] for stage in evaluation.stages], axis=0)
     whole = float(seconds.sum()) or 1.0
-    sent = found.sent_by(found.fullest * found.strategy.devices_per_place)
-    busiest = found.busiest
-    memory, time_s = additive or (found.memory_bytes, found.time_s)
+    sent = evaluation.sent_by(evaluation.fullest * evaluation.strategy.devices_per_place)
+    busiest = evaluation.busiest
+    memory, time_s = additive or (evaluation.memory_bytes, evaluation.time_s)
     return Point.of(
-        memory_bytes=found.memory_bytes,
-        time_s=found.time_s,
+        memory_bytes=evaluation.memory_bytes,
+        time_s=evaluation.time_s,
         **vars(busiest),
         hidden_s=max(busiest.communication_s - busiest.exposed_s, 0.0),
-        idle_s=found.idle_s,
-        sent_bytes=max(sent_bytes(found.sent_by(rank), mesh.shape) for rank in range(found.strategy.devices)),
+        idle_s=evaluation.idle_s,
+        sent_bytes=max(
+            sent_bytes(evaluation.sent_by(rank), mesh.shape) for rank in range(evaluation.strategy.devices)
+        ),
         additive_memory_bytes=memory,
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),
@@ -186,50 +188,55 @@ def pipelined_point(
         collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(sent.items())),
         sources={name: float(x) / whole for name, x in zip(SOURCES, seconds, strict=True) if x},
         planner=planner,
-        pipeline=_record(found, mesh),
+        pipeline=_record(evaluation, mesh),
     )
 
 
-def _record(found: PipelineEvaluation, mesh: Mesh) -> PipelineRecord:
-    peaks = tuple(float(size) for size in found.peaks)
-    curve = ((start_s, *kinds.tolist()) for start_s, kinds in found.memory_curve())
+def _record(evaluation: PipelineEvaluation, mesh: Mesh) -> PipelineRecord:
+    peaks = tuple(float(size) for size in evaluation.peaks)
+    curve = ((start_s, *kinds.tolist()) for start_s, kinds in evaluation.memory_curve())
     return replace(
-        plan_part(found.strategy, mesh.names[1:], peaks, found.kinds),
+        plan_part(evaluation.strategy, mesh.names[1:], peaks, evaluation.kinds),
         overlap=_OVERLAP,
-        loads=tuple((load.compute_s, load.communication_s) for load in found.loads),
-        **_computed(found),
-        recording=Recording.of(_rows(found), _events(found), curve, found.owners()),
+        loads=tuple((load.compute_s, load.communication_s) for load in evaluation.loads),
+        **_computed(evaluation),
+        recording=Recording.of(_rows(evaluation), _events(evaluation), curve, evaluation.owners()),
     )
 
 
-def _computed(found: PipelineEvaluation) -> dict[str, Any]:
-    """Return what a rank of the busiest place computes in a step: (group, module, target, seconds) of each
-    group of operators, and the seconds of recomputation and of the optimizer.
+def _computed(evaluation: PipelineEvaluation) -> dict[str, Any]:
+    """Return the computation of a rank of the busiest place: (group, module, target, seconds) of each group
+    of operators, and the seconds of recomputation and of the optimizer.
 
     The rest of the place's computation time is copies, additions, and the slow-down of computation during
     communication.
     """
     groups: list[tuple[str, str, str, float]] = []
     again_s = optimizer_s = 0.0
-    for number, (stage, one) in enumerate(zip(found.stages, found.strategy.stages, strict=True)):
-        if found.strategy.place_of(number) != found.busiest_place:
+    for number, (stage, strategy) in enumerate(
+        zip(evaluation.stages, evaluation.strategy.stages, strict=True)
+    ):
+        if evaluation.strategy.place_of(number) != evaluation.busiest_place:
             continue
         seconds: dict[str, float] = {}
         for owner in stage.batch.owners:
             for effect in owner.effects.at(0).effects:
-                when, taken = effect.when, effect.local_s * (1 if effect.when.once else one.micro_batches)
+                when, seconds_of_effect = (
+                    effect.when,
+                    effect.local_s * (1 if effect.when.once else strategy.micro_batches),
+                )
                 if when.phase == "optimizer" and when.what == "step":
-                    optimizer_s += taken
+                    optimizer_s += seconds_of_effect
                 elif owner.kind == "group" and when.what == "compute":
                     if when.phase == "again":
-                        again_s += taken
+                        again_s += seconds_of_effect
                     else:
-                        seconds[owner.name] = seconds.get(owner.name, 0.0) + taken
+                        seconds[owner.name] = seconds.get(owner.name, 0.0) + seconds_of_effect
         # The simulated step may be that of an equal stage, whose groups have other names.
-        for simulated, group in zip(stage.batch.graph.groups, one.graph.groups, strict=True):
-            taken, anchor = seconds.get(simulated.name, 0.0), group.anchor
-            if taken and not is_crossing(group):
-                groups.append((group.name, anchor.module, anchor.target, taken))
+        for simulated, group in zip(stage.batch.graph.groups, strategy.graph.groups, strict=True):
+            seconds_of_effect, anchor = seconds.get(simulated.name, 0.0), group.anchor
+            if seconds_of_effect and not is_crossing(group):
+                groups.append((group.name, anchor.module, anchor.target, seconds_of_effect))
     return {"computed": tuple(groups), "again_s": again_s, "optimizer_s": optimizer_s}
 
 
@@ -237,42 +244,46 @@ _Event = tuple[str, str, float, float, str, str]
 """The fields of a :class:`~tensoropt.simulate.recording.TimelineEvent`."""
 
 
-def _events(found: PipelineEvaluation) -> Iterator[_Event]:
+def _events(evaluation: PipelineEvaluation) -> Iterator[_Event]:
     """Yield all actions and messages, the end of the step at each place, and what follows when all are
     done."""
-    for h in (*found.times.happenings, *found.times.closing):
+    for h in (*evaluation.times.happenings, *evaluation.times.closing):
         phase, stage = _PHASES[h.kind], f"stage {h.stage}"
         whose = stage if h.micro_batch == NO_MICRO_BATCH else f"micro-batch {h.micro_batch}, {stage}"
         lane = "device" if h.kind in "FBIWO" else "link"
         yield f"{phase} of {whose}", f"{lane} {h.place}", h.start_s, h.end_s - h.start_s, phase, stage
-    after_s = found.time_s - found.times.total_s
+    after_s = evaluation.time_s - evaluation.times.total_s
     if after_s > 0:
-        last = len(found.stages) - 1
-        place = found.strategy.place_of(last)
+        last = len(evaluation.stages) - 1
+        place = evaluation.strategy.place_of(last)
         name = "results to all ranks, gradients of tied parameters"
-        yield name, f"link {place}", found.times.total_s, after_s, "communication", f"stage {last}"
+        yield name, f"link {place}", evaluation.times.total_s, after_s, "communication", f"stage {last}"
 
 
-def _rows(found: PipelineEvaluation) -> list[OperatorRow]:
-    """Return a row for every stage: what it stores, and its seconds in the schedule of all micro-batches."""
+def _rows(evaluation: PipelineEvaluation) -> list[OperatorRow]:
+    """Return a row for every stage: its stored tensors, and its seconds in the schedule of all
+    micro-batches.
+    """
     rows = []
-    for number, (stage, one) in enumerate(zip(found.stages, found.strategy.stages, strict=True)):
+    for number, (stage, strategy) in enumerate(
+        zip(evaluation.stages, evaluation.strategy.stages, strict=True)
+    ):
         parts, memory = stage.metrics.parts, stage.metrics.memory[0]
-        groups = [group for group in one.graph.groups if not is_crossing(group)]
+        groups = [group for group in strategy.graph.groups if not is_crossing(group)]
         rows.append(
             OperatorRow(
                 group=f"stage {number}",
                 members=tuple(group.name for group in groups),
                 module=groups[0].anchor.module if groups else "",
-                configuration={"stage": str(found.strategy.place_of(number))},
-                options=(*(f"recomputes {region.name}" for region in one.recomputed),),
+                configuration={"stage": str(evaluation.strategy.place_of(number))},
+                options=(*(f"recomputes {region.name}" for region in strategy.recomputed),),
                 parameters_bytes=int(memory[0]),
                 gradients_bytes=int(memory[1]),
                 state_bytes=int(memory[2]),
                 kept_bytes=int(parts.between_bytes[0]),
                 transient_bytes=int(parts.within_bytes[0]),
-                forward_s=_of_all(parts.forward_s[0], one.micro_batches),
-                backward_s=_of_all(parts.backward_s[0], one.micro_batches),
+                forward_s=_over_micro_batches(parts.forward_s[0], strategy.micro_batches),
+                backward_s=_over_micro_batches(parts.backward_s[0], strategy.micro_batches),
                 communication_s=float(stage.metrics.communication_s[0]),
                 source="",
             )
@@ -280,7 +291,7 @@ def _rows(found: PipelineEvaluation) -> list[OperatorRow]:
     return rows
 
 
-def _of_all(seconds: np.ndarray, micro_batches: int) -> float:
-    """Return the seconds of all micro-batches, given those of the first, of those between and of the last."""
+def _over_micro_batches(seconds: np.ndarray, micro_batches: int) -> float:
+    """Return the seconds of all micro-batches, given those of the first, of each between and of the last."""
     first, between, last = (float(x) for x in seconds)
     return last if micro_batches == 1 else first + (micro_batches - 2) * between + last

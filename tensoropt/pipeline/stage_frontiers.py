@@ -1,5 +1,5 @@
-"""Frontiers of stages: the possible costs of each range of a model on the mesh of a pipeline's place, each
-kind of range searched once.
+"""Frontiers of stages: the possible costs of each range of a model on the mesh of a pipeline's place; ranges
+that look alike are searched once.
 
 Ranges that look alike (as many equal blocks, with the same ends of the model) share their tables, their
 searches and the simulated strategies. The layout of a tensor that crosses a cut is a boundary condition of a
@@ -40,13 +40,13 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
 
 CrossingWays = tuple[str, ...]
-"""How tensors cross a cut: one of :data:`CROSSINGS` for each axis of a place."""
+"""The ways in which tensors cross a cut: one of :data:`CROSSINGS` for each axis of a place."""
 CROSSINGS = ("batch", "second", "whole")
 """Split along the batch, split along the next dim (the sequence of a language model), or whole."""
 Range = tuple[int, int]
 """The groups of a stage: its first group, and the first group of the next stage."""
 Ends = tuple[CrossingWays | None, CrossingWays | None]
-"""How tensors enter a range and leave it; None at an end of the model."""
+"""The ways in which tensors enter a range and leave it; None at an end of the model."""
 
 LOSS = 3e-3
 """The share of a frontier's hypervolume that may be lost by simulating only some strategies; an
@@ -55,7 +55,7 @@ assumption."""
 
 @dataclass(frozen=True)
 class Thoroughness:
-    """How thoroughly to search.
+    """Settings for the thoroughness of a search.
 
     Attributes:
         gap: the gap up to which whole frontiers are tracked; None for outlines of them, a few scalar problems
@@ -71,8 +71,8 @@ class Thoroughness:
 
     def flights(self, in_flight: Iterable[int]) -> tuple[int, ...]:
         """Return the numbers of micro-batches in flight for which frontiers are tracked."""
-        found = set(in_flight)
-        return tuple(sorted(found if self.in_flight else {1 << (k - 1).bit_length() for k in found}))
+        counts = set(in_flight)
+        return tuple(sorted(counts if self.in_flight else {1 << (k - 1).bit_length() for k in counts}))
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class _StageFrontier:
     Attributes:
         tables: the cost tables of the first of these ranges.
         evaluations: the evaluations of all strategies, part by part, in order.
-        ends: for each strategy, how tensors come and leave.
-        sent: by these ends, the bytes that a rank sends on for each micro-batch, and those that it sends
-            back.
+        ends: for each strategy, the ways in which tensors enter and leave.
+        sent: by these ends, the bytes that a rank sends to the next stage for each micro-batch, and those
+            that it sends back.
     """
 
     tables: CostTables
@@ -93,35 +93,36 @@ class _StageFrontier:
     sent: Mapping[Ends, tuple[float, float]]
 
     def memory(self, in_flight: int) -> np.ndarray:
-        """Return (n,) bytes on a rank that keeps something of so many micro-batches at once."""
-        parts = (one.metrics.parts for one in self.evaluations)
+        """Return the bytes on a rank, (n,), that keeps tensors of ``in_flight`` micro-batches at once."""
+        parts = (evaluation.metrics.parts for evaluation in self.evaluations)
         return np.concatenate(
             [
-                of.lasting_bytes
-                + np.maximum((in_flight - 1) * of.between_bytes + of.within_bytes, of.end_bytes)
-                for of in parts
+                part.lasting_bytes
+                + np.maximum((in_flight - 1) * part.between_bytes + part.within_bytes, part.end_bytes)
+                for part in parts
             ]
         )
 
     def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return (n,) seconds of a micro-batch, forward and backward, and (n,) seconds after the last one.
+        """Return the seconds of a micro-batch, forward and backward, (n,), and the seconds after the last
+        one, (n,).
 
         Args:
-            slower: how much longer computing takes beside communication, as a share.
+            slower: the share by which communication slows down computation.
         """
-        parts = [one.metrics.parts for one in self.evaluations]
-        _, between_s, last_s = np.concatenate([of.forward_s + of.backward_s for of in parts]).T
+        parts = [evaluation.metrics.parts for evaluation in self.evaluations]
+        _, between_s, last_s = np.concatenate([part.forward_s + part.backward_s for part in parts]).T
         # Gradients go to their shards while other micro-batches have their turn.
-        hidden_s = np.concatenate([of.scattering_s[:, 1] for of in parts]) / (1.0 + slower)
+        hidden_s = np.concatenate([part.scattering_s[:, 1] for part in parts]) / (1.0 + slower)
         between_s = between_s - hidden_s
-        return between_s, np.concatenate([of.end_s for of in parts]) + last_s - between_s
+        return between_s, np.concatenate([part.end_s for part in parts]) + last_s - between_s
 
     def at(self, row: int) -> tuple[Evaluation, int]:
         """Return the part that has a strategy, and the strategy's row there."""
-        for one in self.evaluations:
-            if row < one.batch.count:
-                return one, row
-            row -= one.batch.count
+        for evaluation in self.evaluations:
+            if row < evaluation.batch.count:
+                return evaluation, row
+            row -= evaluation.batch.count
         raise IndexError("no strategy of this frontier has that number")
 
 
@@ -132,14 +133,18 @@ class StageOffer(Offer):
     rows: np.ndarray
 
     def part(self, chosen: Sequence[int]) -> StageOffer:
-        """Return an offer of some of the strategies."""
-        at = list(chosen)
+        """Return an offer of only the chosen strategies."""
+        indices = list(chosen)
         return StageOffer(
-            self.memory[at], self.first_s[at], self.further_s[at], self.end_s[at], self.rows[at]
+            self.memory[indices],
+            self.first_s[indices],
+            self.further_s[indices],
+            self.end_s[indices],
+            self.rows[indices],
         )
 
 
-class Stand(NamedTuple):
+class StagePosition(NamedTuple):
     """The position of a stage in a schedule.
 
     Attributes:
@@ -160,16 +165,16 @@ class StageSearch:
     """The search for the stages of a model's pipelines, on the places of one mesh.
 
     Attributes:
-        again: activations that stages make themselves.
+        duplicated: activations that stages compute themselves instead of receiving them.
         mesh: the whole job's mesh; its first axis is the pipeline.
         restriction: the restriction of the whole model's groups on a place.
-        restricted: returns a stage's tables with only what may be chosen; None if everything may be.
+        restricted: returns a stage's tables restricted to the permitted choices; None to permit everything.
     """
 
     problem: Problem
     settings: Settings
     cutter: Cutter
-    again: frozenset[str]
+    duplicated: frozenset[str]
     mesh: Mesh
     micro_batches: int
     restriction: Restriction
@@ -184,58 +189,60 @@ class StageFrontiers:
         self.search, self.costs = search, costs
         self.prices = PipelinePrices.of(costs, search.mesh)
         self.sizes = (search.micro_batches, *search.mesh.shape[1:])
-        # By look: the first of the ranges that have it, its templates and its frontier.
+        # For each look: the first of the ranges that have it, its templates and its frontier.
         self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
         self.frontier: dict[str, _StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
         self._strategies: dict[tuple[Range, int], Strategy] = {}
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
-    def find(self, wanted: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
-        """Search ranges.
+    def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
+        """Search ranges, and keep their frontiers.
 
         Args:
-            wanted: for each range, the ends that it may have, each with the numbers of micro-batches in
+            requests: for each range, the ends that it may have, each with the numbers of micro-batches in
                 flight.
         """
-        asked: dict[str, dict[Ends, set[int]]] = {}
-        for (start, stop), of_range in wanted.items():
+        searches: dict[str, dict[Ends, set[int]]] = {}
+        for (start, stop), of_range in requests.items():
             look = self._known_look(start, stop)
             for ends, flights in of_range.items():
-                asked.setdefault(look, {}).setdefault(ends, set()).update(flights)
+                searches.setdefault(look, {}).setdefault(ends, set()).update(flights)
         works = {
             work.key: work
-            for look in asked
+            for look in searches
             for template in self.first[look][2].values()
             for work in template.works
         }
         self.costs.find_facts_of(works.values())
         self.costs.measure(works)
-        for look, of_look in asked.items():
+        for look, of_look in searches.items():
             self.frontier[look] = self._search(look, of_look)
 
-    def offer(self, where: Range, ends: Ends, in_flight: int, stand: Stand) -> StageOffer | None:
+    def offer(self, where: Range, ends: Ends, in_flight: int, stand: StagePosition) -> StageOffer | None:
         """Return the offer of a stage that consists of this range; None if it has no strategy.
 
         Args:
-            in_flight: micro-batches from which it keeps something at the same time.
+            in_flight: micro-batches of which it keeps tensors at the same time.
         """
-        found = self.frontier[self.look[where]]
-        if found is None:
+        frontier = self.frontier[self.look[where]]
+        if frontier is None:
             return None
-        rows = np.array([at for at, own in enumerate(found.ends) if own == ends], dtype=np.int64)
+        rows = np.array(
+            [index for index, ends_of_row in enumerate(frontier.ends) if ends_of_row == ends], dtype=np.int64
+        )
         if not len(rows):
             return None
-        each_s, end_s = found.seconds(self.prices.overlap.slower)
+        each_s, end_s = frontier.seconds(self.prices.overlap.slower)
         messages_s = sum(
             self.prices.message_s(stand.place, to, size)
-            for to, size in zip((stand.behind, stand.before), found.sent[ends], strict=True)
+            for to, size in zip((stand.behind, stand.before), frontier.sent[ends], strict=True)
             if to is not None
         )
         waiting_s = messages_s if stand.blocking else 0.0
         # A place's stages take turns and share its memory: all are assumed to be equally large.
         return StageOffer(
-            found.memory(in_flight)[rows] * stand.per_place,
+            frontier.memory(in_flight)[rows] * stand.per_place,
             each_s[rows] + messages_s,
             (each_s[rows] + waiting_s) * stand.per_place,
             end_s[rows],
@@ -244,7 +251,7 @@ class StageFrontiers:
 
     def stage(self, where: Range) -> Stage:
         """Return the stage of a range."""
-        return self.search.cutter.stage(*where, self.search.again)
+        return self.search.cutter.stage(*where, self.search.duplicated)
 
     def strategy(self, where: Range, row: int) -> Strategy:
         """Return a row of a range's frontier as a strategy of that range."""
@@ -253,32 +260,35 @@ class StageFrontiers:
         return self._strategies[where, row]
 
     def _strategy(self, where: Range, row: int) -> Strategy:
-        found = self.frontier[self.look[where]]
-        assert found is not None
+        frontier = self.frontier[self.look[where]]
+        assert frontier is not None
         part = self.stage(where)
-        names = _renamed(found.tables.graph, part.graph)
-        tables = _of_other(found.tables, part, names, self.search.problem.micro)
-        of, at = found.at(row)
-        known: dict[str, str] = dict(names.items())
-        choice = {known[name]: int(column[at]) for name, column in of.choices.items()}
-        options: dict[object, int] = {known[name]: int(column[at]) for name, column in of.options.items()}
+        names = _renamed(frontier.tables.graph, part.graph)
+        tables = _under_names(frontier.tables, part, names, self.search.problem.micro)
+        evaluation, row_there = frontier.at(row)
+        name_of: dict[str, str] = dict(names.items())
+        choice = {name_of[name]: int(column[row_there]) for name, column in evaluation.choices.items()}
+        options: dict[object, int] = {
+            name_of[name]: int(column[row_there]) for name, column in evaluation.options.items()
+        }
         return tables.strategy(choice, options)
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
-        """Return, for each row of a range's frontier, how it stores those of the named parameters that the
-        range uses."""
+        """Return, for each given row of a range's frontier, the layouts of those of the named parameters that
+        the range uses.
+        """
         used = {n for group in self.stage(where).graph.groups for n in (*group.parameters, *group.shared)}
-        asked = [name for name in names if name in used]
-        if not asked:
+        used_names = [name for name in names if name in used]
+        if not used_names:
             return [{} for _ in rows]
         strategies = (self.strategy(where, int(row)) for row in rows)
-        return [{name: one.stored[name] for name in asked} for one in strategies]
+        return [{name: strategy.stored[name] for name in used_names} for strategy in strategies]
 
     def evaluation(self, where: Range, row: int) -> Evaluation:
         """Return the simulated figures of a row."""
-        found = self.frontier[self.look[where]]
-        assert found is not None
-        return only(*found.at(row))
+        frontier = self.frontier[self.look[where]]
+        assert frontier is not None
+        return only(*frontier.at(row))
 
     # -- searching ----------------------------------------------------------------------------------
 
@@ -290,7 +300,7 @@ class StageFrontiers:
             keys = group_keys(part.graph, micro)
             self.look[where] = look = _look(part, keys, self.search.restriction)
             if look not in self.first:
-                limit = _of_stage(self.search.restriction, part)
+                limit = _restriction_of_stage(self.search.restriction, part)
                 self.first[look] = (
                     part,
                     micro,
@@ -298,12 +308,12 @@ class StageFrontiers:
                 )
         return self.look[where]
 
-    def _search(self, look: str, wanted: Mapping[Ends, Iterable[int]]) -> _StageFrontier | None:
+    def _search(self, look: str, requests: Mapping[Ends, Iterable[int]]) -> _StageFrontier | None:
         part, micro, outlined = self.first[look]
         templates = with_facts(outlined, self.costs.facts_of)
         offered = {region.name for region in offered_regions(self.search.problem, self.search.settings)}
         regions = [region for region in find_regions(part.graph) if region.name in offered]
-        # What is kept counts once per micro-batch in flight, so two tables give those for any number.
+        # Kept tensors count once per micro-batch in flight, so two tables give those for any number.
         one, two = (
             TableBuilder(
                 part.graph,
@@ -311,15 +321,15 @@ class StageFrontiers:
                 templates,
                 self.prices.of_stage(part.graph, self.sizes, in_flight),
                 regions,
-                _of_stage(self.search.restriction, part),
+                _restriction_of_stage(self.search.restriction, part),
                 arrays,
             ).build()
             for in_flight, arrays in zip((1, 2), self.arrays, strict=True)
         )
         chosen: list[tuple[Mapping[str, int], Mapping[object, int]]] = []
         ends_of: list[Ends] = []
-        for ends, flights in wanted.items():
-            allowed = self._crossing_so(part, micro, one, ends)
+        for ends, flights in requests.items():
+            allowed = self._crossing_configurations(part, micro, one, ends)
             seen: set[object] = set()
             for in_flight in self.search.thoroughness.flights(flights):
                 for choice, options in self._tracked(_with_in_flight(one, two, in_flight), allowed):
@@ -353,12 +363,13 @@ class StageFrontiers:
         rows = np.asarray(representatives(points, self.search.thoroughness.candidates, LOSS)).tolist()
         return [(frontier.strategy(row), frontier.options(row)) for row in rows]
 
-    def _crossing_so(
+    def _crossing_configurations(
         self, part: Stage, micro: Mapping[str, AxisStrategy], tables: CostTables, ends: Ends
     ) -> dict[str, int]:
-        """Return the configuration of each group by which a tensor crosses: the requested way on every axis
-        where the tensor has a dim that divides evenly, otherwise whole."""
-        found = {}
+        """Return the configuration of each group through which a tensor crosses: the requested way on every
+        axis where the tensor has a dim that divides evenly, otherwise whole.
+        """
+        configurations = {}
         before, behind = ends
         for names, group_named, placement in (
             (part.arriving, arriving_group, before),
@@ -370,18 +381,19 @@ class StageFrontiers:
                 choices = tables.templates[group.name].choices
                 labels = [tables.labels(group.name, index) for index in range(len(choices))]
                 batch = micro[group.name].label
-                known = {"batch": str(batch) if batch.splits else "none", "second": "d1", "whole": "none"}
-                wanted = tuple(known[one] for one in placement)
-                if wanted not in labels:
-                    wanted = tuple("none" if one == "d1" else one for one in wanted)
-                if wanted not in labels:
-                    wanted = ("none",) * len(placement)
-                found[group.name] = labels.index(wanted)
-        return found
+                label_of = {"batch": str(batch) if batch.splits else "none", "second": "d1", "whole": "none"}
+                axis_labels = tuple(label_of[way] for way in placement)
+                if axis_labels not in labels:
+                    axis_labels = tuple("none" if way == "d1" else way for way in axis_labels)
+                if axis_labels not in labels:
+                    axis_labels = ("none",) * len(placement)
+                configurations[group.name] = labels.index(axis_labels)
+        return configurations
 
     def _sent(self, part: Stage, strategy: Strategy) -> tuple[float, float]:
-        """Return the bytes that a rank sends on for each micro-batch, and those of the gradients that it
-        sends back."""
+        """Return the bytes that a rank sends to the next stage for each micro-batch, and those of the
+        gradients that it sends back.
+        """
         tensors = self.search.cutter.source.tensors
         on = sum(crossing_bytes(strategy, departing_group(name), name) for name in part.departing)
         back = sum(
@@ -393,7 +405,7 @@ class StageFrontiers:
 
 
 def _renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
-    """Map the variables of one graph to those of another graph that looks alike."""
+    """Return a map from the variables of one graph to those of another graph that looks alike."""
     pairs = [
         (make(a), make(b))
         for make, ours, theirs in (
@@ -406,11 +418,12 @@ def _renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
     return dict(pairs)
 
 
-def _of_other(
+def _under_names(
     tables: CostTables, part: Stage, names: Mapping[Variable, Variable], micro: Mapping[str, AxisStrategy]
 ) -> CostTables:
-    """Return the tables of a stage under the names of one that looks alike; without edges, which only
-    searches need."""
+    """Return the tables of a stage under the names of another that looks alike; without edges, which only
+    searches need.
+    """
     regions = {region.name: region for region in find_regions(part.graph)}
     group_of = {region.groups[0]: region for region in regions.values()}
     return replace(
@@ -443,47 +456,49 @@ def _look(part: Stage, keys: Mapping[str, str], restriction: Restriction) -> str
     restrictions."""
     numbers: dict[str, int] = {}
     position = {group.name: number for number, group in enumerate(part.graph.groups)}
-    found: list[object] = []
+    key_parts: list[object] = []
     for group in part.graph.groups:
         names = [n for op in group.operators for n in (*op.inputs(), *op.outputs)]
         wires = [numbers.setdefault(name, len(numbers)) for name in names]
-        found.append((keys[group.name], wires, restriction.about(group)))
-    found.append([numbers[name] for name in (*part.graph.hubs, *part.graph.shared)])
-    found.append([numbers[name] for name in part.graph.atoms.graph.outputs if name in numbers])
-    found.append([[position[name] for name in region.groups] for region in find_regions(part.graph)])
-    found.append([[position[name] for name in names if name in position] for names in restriction.together])
-    return hashlib.sha256(repr(found).encode()).hexdigest()
+        key_parts.append((keys[group.name], wires, restriction.about(group)))
+    key_parts.append([numbers[name] for name in (*part.graph.hubs, *part.graph.shared)])
+    key_parts.append([numbers[name] for name in part.graph.atoms.graph.outputs if name in numbers])
+    key_parts.append([[position[name] for name in region.groups] for region in find_regions(part.graph)])
+    key_parts.append(
+        [[position[name] for name in names if name in position] for names in restriction.together]
+    )
+    return hashlib.sha256(repr(key_parts).encode()).hexdigest()
 
 
-def _of_stage(restriction: Restriction, part: Stage) -> Restriction:
-    """Return the part of a whole model's restriction that applies to a stage."""
+def _restriction_of_stage(restriction: Restriction, part: Stage) -> Restriction:
+    """Return a whole model's restriction, reduced to one stage."""
     names = {group.name for group in part.graph.groups}
-    together = (tuple(name for name in one if name in names) for one in restriction.together)
+    colocated = (tuple(name for name in group_names if name in names) for group_names in restriction.together)
     return replace(
         restriction,
         kept={name: kept for name, kept in restriction.kept.items() if name in names},
-        together=tuple(one for one in together if len(one) > 1),
+        together=tuple(group_names for group_names in colocated if len(group_names) > 1),
         combined={name: left for name, left in restriction.combined.items() if name in names},
     )
 
 
 def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTables:
-    """Return the tables for so many micro-batches in flight, given those for one and for two."""
+    """Return the tables for ``in_flight`` micro-batches in flight, given those for one and for two."""
     if in_flight == 1:
         return one
-    known: dict[int, tuple[np.ndarray, ...]] = {}
+    extended: dict[int, tuple[np.ndarray, ...]] = {}
 
-    def memory(of: VariableTable, with_two: VariableTable) -> tuple[np.ndarray, ...]:
+    def memory(variable: VariableTable, with_two: VariableTable) -> tuple[np.ndarray, ...]:
         # Groups that look alike still share their arrays.
-        if id(of.memory) not in known:
-            columns = zip(of.memory, with_two.memory, strict=True)
-            known[id(of.memory)] = tuple(_extended(x, y, in_flight) for x, y in columns)
-        return known[id(of.memory)]
+        if id(variable.memory) not in extended:
+            columns = zip(variable.memory, with_two.memory, strict=True)
+            extended[id(variable.memory)] = tuple(_extended(x, y, in_flight) for x, y in columns)
+        return extended[id(variable.memory)]
 
-    def table(of: EdgeTable, with_two: EdgeTable) -> np.ndarray:
-        if id(of.table) not in known:
-            known[id(of.table)] = (_extended(of.table, with_two.table, in_flight),)
-        return known[id(of.table)][0]
+    def table(edge: EdgeTable, with_two: EdgeTable) -> np.ndarray:
+        if id(edge.table) not in extended:
+            extended[id(edge.table)] = (_extended(edge.table, with_two.table, in_flight),)
+        return extended[id(edge.table)][0]
 
     return replace(
         one,
@@ -495,7 +510,9 @@ def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTab
 
 
 def _extended(one: np.ndarray, two: np.ndarray, in_flight: int) -> np.ndarray:
-    """Extend the line through the values for one and for two; what is impossible stays impossible."""
+    """Return the values for ``in_flight`` micro-batches, on the line through those for one and for two; the
+    impossible stays impossible.
+    """
     each = np.subtract(two, one, out=np.zeros_like(one), where=np.isfinite(one))
     return one + (in_flight - 1) * each
 
@@ -509,14 +526,14 @@ class PlaceFrontiers:
         costs: the costs of all kinds of devices in the cluster.
 
     Attributes:
-        search: the part that is the same at all places.
+        search: the part of the search that all places share.
         prices: the prices of the whole job.
     """
 
     def __init__(self, search: StageSearch, costs: CostSource):
         sources = sources_at(costs, search.mesh.shape[0])
-        known = {id(s): StageFrontiers(search, s) for s in {id(s): s for s in sources}.values()}
-        self._places = [known[id(source)] for source in sources]
+        frontiers_of = {id(s): StageFrontiers(search, s) for s in {id(s): s for s in sources}.values()}
+        self._places = [frontiers_of[id(source)] for source in sources]
         self.search = search
         uniform = sources[0] is costs
         self.prices = self._places[0].prices if uniform else PipelinePrices.of(costs, search.mesh)

@@ -1,14 +1,14 @@
-"""Cutting a model into stages: positions where few bytes are alive, and the graph of each stage.
+"""Cut a model into stages: positions where few bytes are alive, and the graph of each stage.
 
-A stage is a range of groups. What an earlier stage has made arrives in it, and what later stages need departs
-from it, both through operators of its graph (:mod:`tensoropt.ops.families.stages`); a tensor that a later
-stage needs passes through all stages between. The groups, their atoms and the ways in which they split are
-those of the whole graph, so that a stage is a graph like any other: the code that configures, prices,
+A stage is a range of groups. Tensors from earlier stages arrive in it, and tensors that later stages need
+depart from it, both through operators of its graph (:mod:`tensoropt.ops.families.stages`); a tensor that a
+later stage needs passes through all stages between. The groups, their atoms and the ways in which they split
+are those of the whole graph, so that a stage is a graph like any other: the code that configures, prices,
 searches, simulates and lowers models handles it.
 
-The places where a model may be cut, and cuts that balance the stages.
+The module also finds the places where a model may be cut, and cuts that balance the stages.
 
-The choice between making a tensor again in each stage and sending it: whichever takes less time.
+A tensor is either made again in each stage or sent, whichever takes less time.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Stage:
 
     Attributes:
         graph: the graph of the stage alone.
-        arriving, departing: the tensors that come from the previous stage and go to the next one, in the
-            order in which they are sent.
+        arriving, departing: the tensors that come from the previous stage, and those that go to the next one,
+            in the order in which they are sent.
     """
 
     graph: GroupGraph
@@ -58,22 +58,25 @@ class Stage:
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
         """Return the strategy by which each group of the stage follows the batch, given those of the whole
-        graph."""
+        graph.
+        """
         crossed = {crossing_tensor(group) for group in self.graph.groups if group.name not in whole}
         # Passing all tensors of a large model for each of its stages would take longer than all else here.
         places = {
-            name: one.placements[name] for one in whole.values() for name in crossed & one.placements.keys()
+            name: strategy.placements[name]
+            for strategy in whole.values()
+            for name in crossed & strategy.placements.keys()
         }
-        found = {}
+        strategies = {}
         for group in self.graph.groups:
             if group.name in whole:
-                found[group.name] = whole[group.name]
+                strategies[group.name] = whole[group.name]
             else:
                 crossing = crossing_tensor(group)
-                found[group.name] = next(
+                strategies[group.name] = next(
                     s for s in group.strategies if s.placements[crossing] == places[crossing]
                 )
-        return found
+        return strategies
 
 
 def crossing_tensor(group: Group) -> str:
@@ -83,7 +86,7 @@ def crossing_tensor(group: Group) -> str:
 
 
 def is_crossing(group: Group) -> bool:
-    """Return whether a group computes nothing, and stands for what is received or sent."""
+    """Return whether a group computes nothing, and only represents a received or sent tensor."""
     return group.anchor.target in (ARRIVE, DEPART)
 
 
@@ -110,7 +113,7 @@ class Cutter:
         self.maker = {n: g for g in graph.groups for op in g.operators for n in op.outputs}
         self.readers: dict[str, list[Group]] = {}
         self._made: dict[tuple[int, int, frozenset[str]], Stage] = {}
-        self._whole_again: dict[frozenset[str], frozenset[str]] = {}
+        self._with_all_makers: dict[frozenset[str], frozenset[str]] = {}
         for group in graph.groups:
             for name in group.reads:
                 assert self.place[self.maker[name].name] < self.place[group.name], (
@@ -121,24 +124,24 @@ class Cutter:
     # -- what crosses -------------------------------------------------------------------------------
 
     @cached_property
-    def can_be_made_again(self) -> frozenset[str]:
+    def duplicable(self) -> frozenset[str]:
         """Activations that any stage can make itself: those that depend only on inputs, buffers and
         constants, without a gradient or random numbers (masks, tables of positions)."""
-        tensors, found = self.source.tensors, set[str]()
+        tensors, names = self.source.tensors, set[str]()
         changed = set(self.source.mutations.values())
         for group in self.graph.groups:
             made = [n for op in group.operators for n in op.outputs]
             if (
                 not (group.parameters or group.shared)
-                and found.issuperset(group.reads)
+                and names.issuperset(group.reads)
                 and not any(tensors[n].requires_grad for n in made)
                 and changed.isdisjoint(made)
                 and not any(draws_numbers(op) for op in group.operators)
             ):
-                found.update(made)
-        return frozenset(found)
+                names.update(made)
+        return frozenset(names)
 
-    def made_again_bytes(self, name: str) -> int:
+    def duplication_bytes(self, name: str) -> int:
         """Return the bytes read and written, unsplit, to make a tensor in another stage."""
         return sum(
             self.source.tensors[n].bytes
@@ -148,45 +151,47 @@ class Cutter:
         )
 
     def makers_of(self, names: Iterable[str]) -> list[Group]:
-        """Return the groups that make tensors from inputs alone, in execution order."""
-        found: dict[str, Group] = {}
+        """Return the groups that make the named tensors from inputs alone, in execution order."""
+        makers: dict[str, Group] = {}
         waiting = list(names)
         while waiting:
             group = self.maker[waiting.pop()]
-            if group.name not in found:
-                found[group.name] = group
+            if group.name not in makers:
+                makers[group.name] = group
                 waiting += group.reads
-        return sorted(found.values(), key=lambda group: self.place[group.name])
+        return sorted(makers.values(), key=lambda group: self.place[group.name])
 
-    def _with_makers(self, again: frozenset[str]) -> frozenset[str]:
-        """Return the tensors of a stage that makes some tensors again: these, and all that is made on the way
-        to them.
+    def _with_makers(self, duplicated: frozenset[str]) -> frozenset[str]:
+        """Return all tensors that a stage makes itself: the given ones, and those made on the way to them.
 
-        A stage that is sent a tensor cannot make it a second time.
+        A stage that receives a tensor cannot make it a second time.
         """
-        if again not in self._whole_again:
-            groups = self.makers_of(again)
-            self._whole_again[again] = again.union(
+        if duplicated not in self._with_all_makers:
+            groups = self.makers_of(duplicated)
+            self._with_all_makers[duplicated] = duplicated.union(
                 n for g in groups for op in g.operators for n in op.outputs
             )
-        return self._whole_again[again]
+        return self._with_all_makers[duplicated]
 
-    def crossing(self, cut: int, again: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    def crossing(self, cut: int, duplicated: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """Return the activations that are made before a cut and read after it.
 
         Args:
-            again: the activations that stages make themselves, with those that these are made from.
+            duplicated: the activations that stages make themselves, and those from which they are made.
         """
-        again = self._with_makers(again)
+        duplicated = self._with_makers(duplicated)
         return tuple(
             name
             for name, readers in self.readers.items()
-            if name not in again and self.place[self.maker[name].name] < cut <= self.place[readers[-1].name]
+            if name not in duplicated
+            and self.place[self.maker[name].name] < cut <= self.place[readers[-1].name]
         )
 
     def crossing_bytes(self, cut: int) -> int:
-        """Return the bytes of the whole batch that cross a cut, if stages make what they can themselves."""
-        return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.can_be_made_again))
+        """Return the bytes of the whole batch that cross a cut, if stages make all tensors that they can
+        themselves.
+        """
+        return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.duplicable))
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
@@ -232,17 +237,17 @@ class Cutter:
 
     # -- stages -------------------------------------------------------------------------------------
 
-    def stages(self, cuts: Sequence[int], again: frozenset[str] = frozenset()) -> tuple[Stage, ...]:
+    def stages(self, cuts: Sequence[int], duplicated: frozenset[str] = frozenset()) -> tuple[Stage, ...]:
         """Return the stages between cuts, in order.
 
         Args:
             cuts: ascending.
-            again: activations that stages make themselves instead of receiving them.
+            duplicated: activations that stages make themselves instead of receiving them.
 
         Raises:
             PlanError: the graph cannot be cut so; the message names the cut.
         """
-        for name in again - self.can_be_made_again:
+        for name in duplicated - self.duplicable:
             raise PlanError(
                 f"{name} depends on parameters or random numbers, so that it cannot be made again"
             )
@@ -258,27 +263,30 @@ class Cutter:
                 )
             if not self.learns(start, stop):
                 raise PlanError(f"the stage that begins with {where} has no trained parameters; move its cut")
-        return tuple(self.stage(start, stop, again) for start, stop in pairwise(ends))
+        return tuple(self.stage(start, stop, duplicated) for start, stop in pairwise(ends))
 
-    def stage(self, start: int, stop: int, again: frozenset[str] = frozenset()) -> Stage:
+    def stage(self, start: int, stop: int, duplicated: frozenset[str] = frozenset()) -> Stage:
         """Return the stage of the groups from ``start`` up to ``stop``; it is made once."""
-        key = start, stop, again
+        key = start, stop, duplicated
         if key not in self._made:
-            self._made[key] = self._stage(start, stop, again)
+            self._made[key] = self._stage(start, stop, duplicated)
         return self._made[key]
 
-    def _stage(self, start: int, stop: int, again: frozenset[str]) -> Stage:
-        arriving = self.crossing(start, again) if start else ()
-        departing = self.crossing(stop, again) if stop < len(self.graph.groups) else ()
-        own, again = self.graph.groups[start:stop], self._with_makers(again)
+    def _stage(self, start: int, stop: int, duplicated: frozenset[str]) -> Stage:
+        arriving = self.crossing(start, duplicated) if start else ()
+        departing = self.crossing(stop, duplicated) if stop < len(self.graph.groups) else ()
+        own, duplicated = self.graph.groups[start:stop], self._with_makers(duplicated)
         before = {
-            n for group in own for n in group.reads if n in again and self.place[self.maker[n].name] < start
+            n
+            for group in own
+            for n in group.reads
+            if n in duplicated and self.place[self.maker[n].name] < start
         }
         return _StageBuilder(self.graph, [*self.makers_of(before), *own], arriving, departing).build()
 
 
 class _StageBuilder:
-    """Builds the graph of one stage from some groups of the whole graph."""
+    """A builder of the graph of one stage from some groups of the whole graph."""
 
     def __init__(
         self, graph: GroupGraph, groups: Sequence[Group], arriving: Sequence[str], departing: Sequence[str]
@@ -291,14 +299,22 @@ class _StageBuilder:
         """Return the stage."""
         graph = self._operators()
         crossing = [op for op in graph.operators if op.target in (ARRIVE, DEPART)]
-        known = self.whole.atoms
-        spaces = {op.name: known.spaces[op.name] for op in graph.operators if op.name in known.spaces}
+        whole_atoms = self.whole.atoms
+        spaces = {
+            op.name: whole_atoms.spaces[op.name] for op in graph.operators if op.name in whole_atoms.spaces
+        }
         spaces |= {op.name: self._space(op) for op in crossing}
         inner = {op.inputs()[0]: op.outputs[0] for op in crossing}
         inner |= {outer: name for name, outer in inner.items()}
-        atoms = {n: known.atoms[n] if n in known.atoms else known.atoms[inner[n]] for n in graph.tensors}
+        atoms = {
+            n: whole_atoms.atoms[n] if n in whole_atoms.atoms else whole_atoms.atoms[inner[n]]
+            for n in graph.tensors
+        }
         refined = AtomGraph(
-            graph, spaces, atoms, {n: known.discovered[n] for n in known.discovered if n in spaces}
+            graph,
+            spaces,
+            atoms,
+            {n: whole_atoms.discovered[n] for n in whole_atoms.discovered if n in spaces},
         )
         return Stage(self._groups(refined), self.arriving, self.departing)
 
@@ -377,7 +393,7 @@ class _StageBuilder:
             )
             for group in drafts
         )
-        found = GroupGraph(
+        grouped = GroupGraph(
             atoms,
             groups,
             tuple(name for name, by in readers.items() if len(by) > 1),
@@ -386,7 +402,7 @@ class _StageBuilder:
         )
         names = {group.name for group in groups}
         regions = tuple(region for region in find_regions(self.whole) if names.issuperset(region.groups))
-        return replace(found, regions=tuple((region.name, region.groups) for region in regions))
+        return replace(grouped, regions=tuple((region.name, region.groups) for region in regions))
 
     @staticmethod
     def _parameters(group: Group) -> tuple[str, ...]:
@@ -395,7 +411,7 @@ class _StageBuilder:
         return tuple(dict.fromkeys(n for op in group.operators for n in op.inputs() if n in own))
 
     def _crossing(self, op: Operator, atoms: AtomGraph) -> Group:
-        """Return the group of what arrives or departs: in any placement."""
+        """Return the group of an arriving or departing tensor, which may have any placement."""
         (outer,), (made,) = op.inputs(), op.outputs
         space, learns = atoms.spaces[op.name], atoms.graph.tensors[made].requires_grad
         choices: list[tuple[Label, int, int]] = [(WHOLE, REPLICATE, REPLICATE)]
@@ -425,17 +441,18 @@ class _StageBuilder:
 
 
 def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
-    """Return (groups,) FLOP of each group, forward and backward, unsplit; every group counts at least a
-    little."""
-    found = []
+    """Return the FLOP of each group, forward and backward, unsplit, (groups,); every group counts at least a
+    little.
+    """
+    flops = []
     for group in graph.groups:
         facts = costs.facts_of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
-        found.append(facts.forward_flops + facts.backward_flops + 1.0)
-    return np.array(found)
+        flops.append(facts.forward_flops + facts.backward_flops + 1.0)
+    return np.array(flops)
 
 
 def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
-    """Return (groups,) bytes of the parameters that each group uses."""
+    """Return the bytes of the parameters that each group uses, (groups,)."""
     tensors = graph.atoms.graph.tensors
     return np.array([float(sum(tensors[n].bytes for n in (*g.parameters, *g.shared))) for g in graph.groups])
 
@@ -447,10 +464,10 @@ def block_cuts(cutter: Cutter) -> list[int]:
 
 
 def dealt(blocks: int, stages: int, *, ends: bool = True) -> list[int]:
-    """Return how many repeated blocks each stage gets.
+    """Return the number of repeated blocks of each stage.
 
-    If the blocks do not divide evenly, what precedes the first block counts as a block, and so does what
-    follows the last (Llama 3, arXiv 2407.21783, section 3.3.2); if that does not divide either, earlier
+    If the blocks do not divide evenly, the part before the first block counts as a block, and so does the
+    part after the last (Llama 3, arXiv 2407.21783, section 3.3.2); if that does not divide either, earlier
     stages get one more.
 
     Args:
@@ -466,7 +483,7 @@ def _ends_count(blocks: int, stages: int) -> bool:
 
 
 def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
-    """Return the cuts that give each stage the number of repeated blocks that :func:`dealt` says.
+    """Return the cuts that give each stage the number of repeated blocks from :func:`dealt`.
 
     Raises:
         PlanError: there are fewer blocks than stages, or the model cannot be cut between them.
@@ -482,15 +499,16 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
     before = [
         sum(sizes[: stage + 1]) - (ends and _ends_count(len(blocks), stages)) for stage in range(stages)
     ]
-    found = tuple(starts[count] for count in before[:-1])
-    if unfit := [cutter.graph.groups[cut].name for cut in found if cut not in cutter.cuts]:
+    cuts = tuple(starts[count] for count in before[:-1])
+    if unfit := [cutter.graph.groups[cut].name for cut in cuts if cut not in cutter.cuts]:
         raise PlanError(f"no stage can begin with {unfit[0]}; give another number of stages than {stages}")
-    return found
+    return cuts
 
 
 def has_ends(cutter: Cutter) -> bool:
-    """Return whether a model of repeated blocks has parts before the first and after the last block that can
-    be stages of their own."""
+    """Return whether the parts of a model before the first and after the last repeated block can be
+    stages.
+    """
     blocks = find_regions(cutter.graph)
     if not blocks:
         return False
@@ -499,25 +517,25 @@ def has_ends(cutter: Cutter) -> bool:
 
 
 def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *, ends: bool = True) -> int:
-    """Return how many stages a place should have, two or more, by the bubble and by how evenly the blocks are
-    dealt; 1 if there are too few blocks for two.
+    """Return the number of stages per place, two or more, that balances the bubble against uneven blocks; 1
+    if there are too few blocks for two.
 
     A step of equal stages takes :math:`1 + (p - 1) / (v m)` times as long as the computation, with :math:`v`
     stages on each of :math:`p` places (Narayanan et al., SC 2021, section 2.2); the fullest place takes its
     share of the blocks.
 
     Args:
-        ends: whether what precedes and what follows the blocks may count as a block each (:func:`has_ends`).
+        ends: whether the parts before and after the blocks may count as a block each (:func:`has_ends`).
     """
-    known = [(1.0, 1)]
+    candidates = [(1.0, 1)]
     for count in range(2, most + 1):
         stages = places * count
         if blocks + 2 * (ends and _ends_count(blocks, stages)) >= stages:
             sizes = dealt(blocks, stages, ends=ends)
             fullest = max(sum(sizes[place::places]) for place in range(places)) * places / sum(sizes)
             step = fullest * (1.0 + (places - 1) / (count * micro_batches))
-            known.append((step, count))
-    return min(known[1:] or known)[1]
+            candidates.append((step, count))
+    return min(candidates[1:] or candidates)[1]
 
 
 def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
@@ -530,23 +548,24 @@ def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
 
 
 def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, ...]:
-    """Return, for each source, how fast its devices compute the whole model, unsplit: models per second."""
+    """Return the number of times per second that each source's devices compute the whole model, unsplit."""
     works = [workload(graph, Configuration(group, (group.unsplit,)), (1,)) for group in graph.groups]
-    known: dict[int, float] = {}
+    speed_of: dict[int, float] = {}
     for source in sources:
-        if id(source) not in known:
+        if id(source) not in speed_of:
             compute = source.compute()
-            known[id(source)] = 1.0 / sum(sum(compute.seconds(w, source.facts_of(w))) for w in works)
-    return tuple(known[id(source)] for source in sources)
+            speed_of[id(source)] = 1.0 / sum(sum(compute.seconds(w, source.facts_of(w))) for w in works)
+    return tuple(speed_of[id(source)] for source in sources)
 
 
 def balanced(
     weights: np.ndarray, positions: Sequence[int], stages: int, strengths: Sequence[float] = ()
 ) -> tuple[int, ...]:
-    """Return the cuts that make the heaviest stage lightest; the first of equals. Empty if there are too few.
+    """Return the cuts that make the heaviest stage lightest; of equal ones, the first. Empty if there are too
+    few positions.
 
     Args:
-        weights: (groups,) of the quantity to balance.
+        weights: (groups,) the quantity to balance.
         positions: where stages may begin, ascending.
         strengths: for each stage, the number that divides its weight, such as the speed of its devices; 1 by
             default.
@@ -572,8 +591,8 @@ def balanced(
     return best.get(len(weights), (inf, ()))[1]
 
 
-def cheaper_again(cutter: Cutter, costs: CostSource) -> frozenset[str]:
-    """Return the tensors that any stage can make for itself in less time than it takes to send them once.
+def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
+    """Return the tensors that any stage makes for itself in less time than it takes to send them once.
 
     Making a tensor takes as long as its FLOP at the device's peak or its bytes at the memory's bandwidth,
     whichever is longer; sending it takes as long as its bytes over the outermost link. Both are for the whole
@@ -582,18 +601,18 @@ def cheaper_again(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     """
     device, levels = costs.cluster.device, costs.cluster.levels
     if not levels:
-        return cutter.can_be_made_again
+        return cutter.duplicable
     link = levels[0].link
     peak = max(device.flops.values())
     tensors = cutter.source.tensors
-    found = set()
-    for name in cutter.can_be_made_again:
+    cheaper = set()
+    for name in cutter.duplicable:
         makers = cutter.makers_of([name])
         flops = sum(
             costs.facts_of(workload(cutter.graph, Configuration(group, (group.unsplit,)), (1,))).forward_flops
             for group in makers
         )
-        making_s = max(flops / peak, cutter.made_again_bytes(name) / device.memory_bandwidth)
+        making_s = max(flops / peak, cutter.duplication_bytes(name) / device.memory_bandwidth)
         if making_s <= tensors[name].bytes / link.bandwidth_bytes_per_s:
-            found.add(name)
-    return frozenset(found)
+            cheaper.add(name)
+    return frozenset(cheaper)

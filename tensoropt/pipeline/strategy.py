@@ -1,8 +1,8 @@
 """A pipelined strategy: a sharded strategy for each stage, and the schedule in which micro-batches pass
 them.
 
-The orders in which the places of a pipeline compute: GPipe, 1F1B, interleaved 1F1B, and two zero-bubble
-schedules.
+The schedules are the orders in which the places of a pipeline compute: GPipe, 1F1B, interleaved 1F1B, and two
+    zero-bubble schedules.
 
 These are the schedules of ``torch.distributed.pipelining``, which runs them; here they are plain data, from
 which times and peaks of memory follow without a job. GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et
@@ -10,15 +10,16 @@ al., SOSP 2019 (PipeDream), with a flush at the end of a step. Interleaved 1F1B:
 section 2.2. Zero bubble: Qi et al., ICLR 2024 (arXiv 2401.10241), ZB-H1 interleaved; the V shape: Qi et al.,
 NeurIPS 2024 (arXiv 2405.15362), ZB-V.
 
-Which stages can have their backward taken apart: first the gradients of what arrived, later those of the
-parameters.
+Zero-bubble schedules take a stage's backward apart: first the gradients of arriving tensors, later those of
+the parameters. Not every stage allows this.
 
 PyTorch's split backward (``torch.distributed.pipelining._backward``, 2.13) knows the nodes of autograd's
-graph on a path from what arrived to what departs. For each parameter it looks for the first of these nodes
+graph on a path from arriving to departing tensors. For each parameter it looks for the first of these nodes
 above it, keeps the gradients that reach them, and continues from there later. It finds the whole gradient if
-there is exactly one such node. With several nodes it gave wrong gradients, and it never sees what reaches the
-results without passing any of them, such as a transposed weight that departs for a later stage: that gradient
-is lost. PyTorch raises no error in either case, so the decision is made here, from the stage's graph.
+there is exactly one such node. With several nodes it gave wrong gradients, and it never sees a value that
+reaches the results without passing any of them, such as a transposed weight that departs for a later stage:
+that gradient is lost. PyTorch raises no error in either case, so the decision is made here, from the stage's
+graph.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class _Schedule:
-    """A way to bring micro-batches through a pipeline.
+    """A schedule: the way in which micro-batches pass through a pipeline.
 
     Attributes:
         words: a description for people.
         several: whether a place has several stages.
         apart: whether gradients of parameters are made apart from those of the stage's inputs.
         back_and_forth: whether the second half of the stages runs back from the last place to the first.
-        waits: whether it waits for what it sends before it asks for the next forward or sends the next
-            gradient; the other schedules wait at the end of a step.
-        order: (place, places, stages of a place, micro-batches) -> the actions of the place, in order.
+        waits: whether it waits for its messages to be sent before it requests the next forward's input or
+        sends the next gradient; the other schedules wait at the end of a step. order: (place, places, stages
+        of a place, micro-batches) -> the actions of the place, in order.
     """
 
     words: str
@@ -144,11 +145,13 @@ def _zero_bubble(place: int, places: int, per_place: int, micro_batches: int) ->
 
 
 def _v_shaped(place: int, places: int, per_place: int, micro_batches: int) -> Iterator[Action]:
-    return (action for action in _v(place, places, micro_batches) if action.micro_batch < micro_batches)
+    return (
+        action for action in _v_pattern(place, places, micro_batches) if action.micro_batch < micro_batches
+    )
 
 
-def _v(place: int, places: int, micro_batches: int) -> Iterator[Action]:
-    """Yield the whole pattern, which takes at least 2 p - 1 micro-batches."""
+def _v_pattern(place: int, places: int, micro_batches: int) -> Iterator[Action]:
+    """Yield the actions of a place for the whole V pattern, which takes at least 2 p - 1 micro-batches."""
     down, up = place, 2 * places - 1 - place
     count = max(2 * places - 1, micro_batches)
     done: dict[tuple[str, int], int] = {}
@@ -214,7 +217,7 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
     """Refuse a pipeline that PyTorch's schedule of this name does not run.
 
     Raises:
-        PlanError: the message says what would be right.
+        PlanError: the message says what the schedule requires.
     """
     schedule = schedule_named(name)
     if places < 2:
@@ -240,15 +243,16 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """Return the most micro-batches from which a stage keeps something at once: those whose forward is over
-    or running, and whose backward is not over."""
-    own = next(of for of in actions if any(action.stage == stage for action in of))
+    """Return the most micro-batches of which a stage keeps tensors at once: those whose forward is over or
+    running, and whose backward is not over.
+    """
+    own = next(actions_at for actions_at in actions if any(action.stage == stage for action in actions_at))
     ends = "W" if any(action.kind == "W" for action in own) else "B"
-    now = most = 0
+    in_flight = most = 0
     for action in own:
         if action.stage == stage and action.kind in ("F", ends):
-            now += 1 if action.kind == "F" else -1
-            most = max(most, now)
+            in_flight += 1 if action.kind == "F" else -1
+            most = max(most, in_flight)
     return most
 
 
@@ -274,11 +278,11 @@ def place_actions(
 
 
 @dataclass(frozen=True)
-class Unfit:
-    """A parameter whose gradient is not found by a backward that is taken apart.
+class UnfitParameter:
+    """A parameter whose gradient is wrong or missing if its stage's backward is taken apart.
 
     Attributes:
-        why: what happens to it, in words that follow its name.
+        why: the reason, in words that follow its name.
     """
 
     parameter: str
@@ -298,30 +302,33 @@ def check_apart(schedule: str, number: int, graph: GroupGraph) -> None:
     if number and (unfit := unfit_parameter(graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
-            f"if one operator alone brings it together with what arrived; of {unfit.parameter} in stage "
+            f"only if a single operator combines it with arriving tensors; for {unfit.parameter} in stage "
             f"{number}, {unfit.why}; use 1f1b or interleaved_1f1b"
         )
 
 
-def unfit_parameter(graph: GroupGraph) -> Unfit | None:
-    """Return a parameter of a stage (any but the first) whose gradient cannot be made apart; None for most
-    stages."""
+def unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
+    """Return a parameter of a stage (any but the first) whose gradient cannot be made separately; None for
+    most stages.
+    """
     number = id(graph)
-    known = _KNOWN.get(number)
-    if known is None or known[0]() is not graph:
+    cached = _KNOWN.get(number)
+    if cached is None or cached[0]() is not graph:
         # An id may be reused after the graph is gone.
-        found = _Ways(graph).unfit()
-        known = weakref.ref(graph, lambda _: _KNOWN.pop(number, None)), found
-        _KNOWN[number] = known
-    return known[1]
+        unfit = _GradientPaths(graph).unfit()
+        cached = weakref.ref(graph, lambda _: _KNOWN.pop(number, None)), unfit
+        _KNOWN[number] = cached
+    return cached[1]
 
 
-_KNOWN: dict[int, tuple[weakref.ref[GroupGraph], Unfit | None]] = {}
+_KNOWN: dict[int, tuple[weakref.ref[GroupGraph], UnfitParameter | None]] = {}
 _MEETINGS: dict[Hashable, int] = {}
-"""How many of an operator's nodes meet its operands (:func:`_meetings`), by what the operator computes."""
+"""The number of an operator's nodes that meet its operands (:func:`_meetings`), by the operator's
+computation.
+"""
 
 
-class _Ways:
+class _GradientPaths:
     """The paths that gradients take through one stage."""
 
     def __init__(self, graph: GroupGraph):
@@ -341,15 +348,15 @@ class _Ways:
         """Return the results of an operator that have a gradient."""
         return [name for name in op.outputs if self.tensors[name].requires_grad]
 
-    def unfit(self) -> Unfit | None:
-        """Return the first parameter whose gradient cannot be made apart."""
+    def unfit(self) -> UnfitParameter | None:
+        """Return the first parameter whose gradient cannot be made separately; None if there is none."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and (why := self._why_not(tensor.name)):
-                return Unfit(tensor.name, why)
+                return UnfitParameter(tensor.name, why)
         return None
 
     def _why_not(self, parameter: str) -> str:
-        """Say why a parameter's gradient cannot be made apart; empty if it can."""
+        """Return the reason why a parameter's gradient cannot be made separately; empty if it can."""
         made, waiting, meeting = {parameter}, [parameter], dict[str, Operator]()
         while waiting:
             for op in self.readers.get(waiting.pop(), ()):
@@ -360,27 +367,28 @@ class _Ways:
                     meeting[op.name] = op
                     continue
                 if op.target == DEPART:
-                    return f"{op.inputs()[0]}, which is made of it and of nothing that arrived, departs"
+                    return f"{op.inputs()[0]}, which is made from it and from no arriving tensor, departs"
                 if not set(grown).isdisjoint(self.source.outputs):
-                    return "the loss is made of it and of nothing that arrived"
+                    return "the loss is made from it and from no arriving tensor"
                 new = [name for name in grown if name not in made]
                 made.update(new)
                 waiting += new
         count = sum(self._meetings(op, made) for op in meeting.values())
         if count > 1:
             names = ", ".join(meeting)
-            return f"it is read {count} times (by {names}), itself or what is made of it"
+            return f"it, or a tensor made from it, is read {count} times (by {names})"
         return ""
 
     def _meetings(self, op: Operator, made: Collection[str]) -> int:
-        """Count the nodes that autograd makes for an operator and that are the first to meet something of
-        ``made``."""
+        """Return the number of nodes that autograd makes for an operator and that are the first to meet a
+        tensor of ``made``.
+        """
         numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
         looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
         # By number instead of name, so that equal operators of all layers share an entry.
-        given = [repr(map_refs(each, numbers.__getitem__)) for each in (op.args, *op.kwargs.values())]
+        operands = [repr(map_refs(each, numbers.__getitem__)) for each in (op.args, *op.kwargs.values())]
         of_operands = tuple((m, c, t.shape, t.dtype, t.requires_grad) for m, c, t in looks)
-        key = op.target, *given, *op.kwargs, of_operands
+        key = op.target, *operands, *op.kwargs, of_operands
         if key not in _MEETINGS:
             _MEETINGS[key] = self._probed(op, made)
         return _MEETINGS[key]
@@ -400,19 +408,20 @@ class _Ways:
                 for tensor in (self.tensors[name],)
             }
             # Each operand gets a node of its own, which comes before everything that reads it.
-            given = {name: leaf.view_as(leaf) for name, leaf in leaves.items()}
-            args, kwargs = call.arguments(given.__getitem__)
+            entered = {name: leaf.view_as(leaf) for name, leaf in leaves.items()}
+            args, kwargs = call.arguments(entered.__getitem__)
             result = bind(call, SingleDevice())(*args, **kwargs)
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         roots = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
-        own = [given[name].grad_fn for name in given if name in made]
-        carried = [given[name].grad_fn for name in given if name in self.carried]
-        return _first_to_meet(roots, own, carried)
+        own = [entered[name].grad_fn for name in entered if name in made]
+        carrying = [entered[name].grad_fn for name in entered if name in self.carried]
+        return _first_to_meet(roots, own, carrying)
 
 
-def _first_to_meet(roots: Sequence[object], own: Sequence[object], carried: Sequence[object]) -> int:
-    """Count the nodes on the paths up from ``carried`` that are also the first on the paths up from
-    ``own``."""
+def _first_to_meet(roots: Sequence[object], own: Sequence[object], carrying: Sequence[object]) -> int:
+    """Return the number of nodes on the paths up from ``carrying`` that are also the first on the paths up
+    from ``own``.
+    """
     above: dict[object, list[object]] = {}
     waiting, seen = list(roots), set(roots)
     while waiting:
@@ -435,7 +444,7 @@ def _first_to_meet(roots: Sequence[object], own: Sequence[object], carried: Sequ
                     left.append(node)
         return reached, met
 
-    closure, _ = upwards([node for node in carried if node is not None], ())
+    closure, _ = upwards([node for node in carrying if node is not None], ())
     _, met = upwards([node for node in own if node is not None], closure)
     return len(met)
 
@@ -450,7 +459,7 @@ class PipelinedStrategy:
     Attributes:
         graph: the whole model.
         cuts: positions among the graph's groups at which the stages after the first begin.
-        again: activations that stages make themselves instead of receiving them.
+        duplicated: activations that stages compute themselves instead of receiving them.
         stages: the strategy of each stage, all on equal meshes with the same number of micro-batches.
         schedule: one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
         places: the number of parts of the devices; the number of stages is a multiple of it.
@@ -462,7 +471,7 @@ class PipelinedStrategy:
 
     graph: GroupGraph
     cuts: tuple[int, ...]
-    again: frozenset[str]
+    duplicated: frozenset[str]
     stages: tuple[Strategy, ...]
     schedule: str
     places: int
@@ -505,20 +514,21 @@ class PipelinedStrategy:
                 )
 
     def _check_apart(self) -> None:
-        """Refuse strategies that a split backward cannot run: it runs its nodes twice, each time for a part
-        of their results."""
+        """Refuse strategies that a split backward cannot run: it runs its nodes twice, each time for some of
+        their results.
+        """
         for number, strategy in enumerate(self.stages):
             moves = any(any(strategy.steps(edge)) for edge in strategy.edges() if edge.kind != "output")
             if moves or strategy.recomputed:
-                what = (
+                operation = (
                     "recomputes a block"
                     if strategy.recomputed
                     else "passes collectives in forward or backward"
                 )
                 raise PlanError(
-                    f"the schedule {self.schedule} takes backward apart, so that stages pass no collectives "
-                    f"within a micro-batch and recompute nothing, but stage {number} {what}; use 1f1b or "
-                    "interleaved_1f1b"
+                    f"the schedule {self.schedule} takes backward apart, so stages must pass no collectives "
+                    f"within a micro-batch and recompute nothing, but stage {number} {operation}; use 1f1b "
+                    "or interleaved_1f1b"
                 )
             # Kept for the stages' own graphs, which plans with the same cuts share, so each is checked once.
             check_apart(self.schedule, number, self.parts[number].graph)
@@ -526,7 +536,7 @@ class PipelinedStrategy:
     @cached_property
     def parts(self) -> tuple[Stage, ...]:
         """The graphs of the stages."""
-        return (self.cutter or Cutter(self.graph)).stages(self.cuts, self.again)
+        return (self.cutter or Cutter(self.graph)).stages(self.cuts, self.duplicated)
 
     @property
     def mesh(self) -> AxisSizes:
@@ -566,15 +576,16 @@ class PipelinedStrategy:
     @cached_property
     def sent_buffers(self) -> Mapping[str, int]:
         """The buffers that a step changes at one place and other places read, each with the place that makes
-        its new value, which it sends to all at the end of the step."""
-        found = {}
+        its new value and sends it to all at the end of the step.
+        """
+        makers = {}
         for name, new in self.graph.atoms.graph.mutations.items():
             graphs = [part.graph.atoms.graph for part in self.parts]
             maker = next(self.place_of(s) for s, graph in enumerate(graphs) if new in graph.producer)
             readers = {self.place_of(s) for s, graph in enumerate(graphs) if name in graph.consumers}
             if readers - {maker}:
-                found[name] = maker
-        return found
+                makers[name] = maker
+        return makers
 
     def holders(self, name: str) -> tuple[int, ...]:
         """Return the stages that use a parameter."""
@@ -582,13 +593,14 @@ class PipelinedStrategy:
 
 
 def pipelined_to_dict(strategy: PipelinedStrategy) -> dict[str, Any]:
-    """Return a strategy as plain data: the schedule, the groups with which stages begin, the strategy of each
-    stage."""
+    """Return a strategy as plain data: the schedule, the first group of each stage, the strategy of each
+    stage.
+    """
     return {
         "schedule": strategy.schedule,
         "places": strategy.places,
         "begins": [strategy.graph.groups[cut].name for cut in strategy.cuts],
-        "again": sorted(strategy.again),
+        "again": sorted(strategy.duplicated),
         "stages": [strategy_to_dict(stage) for stage in strategy.stages],
     }
 
@@ -604,13 +616,13 @@ def pipelined_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Pipelined
     begins, stages = data.get("begins"), data.get("stages")
     if not isinstance(begins, Sequence) or not isinstance(stages, Sequence) or len(stages) != len(begins) + 1:
         raise PlanError("the plan's pipeline does not say with which operators its stages begin")
-    cuts, again = tuple(map(cutter.beginning, begins)), frozenset(data.get("again", ()))
-    parts = cutter.stages(cuts, again)
+    cuts, duplicated = tuple(map(cutter.beginning, begins)), frozenset(data.get("again", ()))
+    parts = cutter.stages(cuts, duplicated)
     return PipelinedStrategy(
         graph,
         cuts,
-        again,
-        tuple(strategy_from_dict(one, part.graph) for one, part in zip(stages, parts, strict=True)),
+        duplicated,
+        tuple(strategy_from_dict(stage, part.graph) for stage, part in zip(stages, parts, strict=True)),
         str(data.get("schedule")),
         int(data.get("places", len(stages))),
     )

@@ -1,7 +1,8 @@
 """A pipeline's step over time: the actions of all places, each as soon as its place is free and its input has
 arrived.
 
-The messages between the ranks of a pipeline in a step, beside those among the ranks of one stage.
+The module also lists the messages between the ranks of different stages, in addition to the collectives
+within a stage.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
 
 _PIPELINE = 0
-"""The axis of a job's mesh along which its stages lie, counted as people do, without the micro-batch axis."""
+"""The axis of a job's mesh along which its stages lie, numbered as in messages to people, without the
+micro-batch axis.
+"""
 
 
 def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
@@ -33,8 +36,9 @@ def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
-    """Return the bytes of one micro-batch of what arrives or departs by a group, on one rank of the stage;
-    without ``inner`` on the fullest rank."""
+    """Return the bytes of one micro-batch of the tensor that arrives or departs through a group, on one rank
+    of the stage; without ``inner`` on the fullest rank.
+    """
     layout = strategy.configurations[group].layout(name)
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
@@ -42,8 +46,9 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return the bytes that a rank of a stage sends on for each micro-batch; with ``learning`` those that
-    come back."""
+    """Return the bytes that a rank of a stage sends to the next stage for each micro-batch; with ``learning``
+    those that come back.
+    """
     tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
     return sum(
         crossing_bytes(own, departing_group(name), name)
@@ -53,8 +58,9 @@ def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool =
 
 
 def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return the bytes that a rank of a stage receives for each micro-batch; with ``learning`` those it sends
-    back."""
+    """Return the bytes that a rank of a stage receives for each micro-batch; with ``learning`` those that it
+    sends back.
+    """
     tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
     return sum(
         crossing_bytes(own, arriving_group(name), name)
@@ -86,43 +92,43 @@ def sent_by_rank(
     Args:
         of_stage: for each stage, the collectives among its ranks; axes are those of its own mesh, from 0.
     """
-    inner, found = rank % strategy.devices_per_place, Counter[Collective]()
+    inner, sent = rank % strategy.devices_per_place, Counter[Collective]()
     place, source = rank // strategy.devices_per_place, strategy.graph.atoms.graph
     for stage in strategy.stages_at(place):
-        for one, count in of_stage[stage].items():
-            found[one._replace(axes=tuple(axis + 1 for axis in one.axes))] += count
-        found += _messages(strategy, stage, rank, inner)
+        for collective, count in of_stage[stage].items():
+            sent[collective._replace(axes=tuple(axis + 1 for axis in collective.axes))] += count
+        sent += _messages(strategy, stage, rank, inner)
     for name in strategy.tied:
         if source.tensors[name].requires_grad and source.training:
             for stage in strategy.holders(name):
                 if strategy.place_of(stage) == place:
                     size = stored_bytes(strategy.stages[stage], name, inner)
-                    found[Collective("all_reduce", (_PIPELINE,), size)] += 1
+                    sent[Collective("all_reduce", (_PIPELINE,), size)] += 1
     for name in (*strategy.sent_buffers, *source.outputs):
-        found[Collective("broadcast", (_PIPELINE,), source.tensors[name].bytes)] += 1
-    return found
+        sent[Collective("broadcast", (_PIPELINE,), source.tensors[name].bytes)] += 1
+    return sent
 
 
 def _messages(strategy: PipelinedStrategy, stage: int, rank: int, inner: int) -> Counter[Collective]:
     """Return the messages from one stage to its neighbours; none between stages on the same rank."""
-    found, own, part = Counter[Collective](), strategy.stages[stage], strategy.parts[stage]
+    messages, own, part = Counter[Collective](), strategy.stages[stage], strategy.parts[stage]
     tensors, size = strategy.graph.atoms.graph.tensors, strategy.devices_per_place
     place, training = strategy.place_of(stage), strategy.graph.atoms.graph.training
     for name in part.departing:
         to = strategy.place_of(stage + 1)
         if to != place:
             size_bytes = crossing_bytes(own, departing_group(name), name, inner)
-            found[Collective("send", (rank, to * size + inner), size_bytes)] += strategy.micro_batches
+            messages[Collective("send", (rank, to * size + inner), size_bytes)] += strategy.micro_batches
     for name in part.arriving:
         to = strategy.place_of(stage - 1)
         if to != place and training and tensors[name].requires_grad:
             size_bytes = crossing_bytes(own, arriving_group(name), name, inner)
-            found[Collective("send", (rank, to * size + inner), size_bytes)] += strategy.micro_batches
-    return found
+            messages[Collective("send", (rank, to * size + inner), size_bytes)] += strategy.micro_batches
+    return messages
 
 
-_Three = tuple[float, float, float]
-"""Seconds of the first micro-batch, of each one between, and of the last one."""
+_PhaseSeconds = tuple[float, float, float]
+"""The seconds of the first micro-batch, of each one between, and of the last one."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +141,15 @@ class StageSeconds:
         begin_s: seconds of gathering parameters from the beginning of the step on, before any input arrives;
             the first forward waits for it.
         reduce_s: seconds of reducing gradients after the stage's last backward, while its place computes
-            something else; the end of the step waits for it.
-        scatter_s: the same after every backward but the last: the reductions of a place run one after
-            another.
-        send_s, send_back_s: seconds of a micro-batch's message to the next stage, and of its gradient to the
-            previous one; 0 if both are at one place.
+        something else; the step's end waits for it. scatter_s: the same after every backward but the last:
+        the reductions of a place run one after another. send_s, send_back_s: seconds of a micro-batch's
+        message to the next stage, and of its gradient to the previous one; 0 if both are at one place.
         sync_s: seconds from the end of the stage's last backward to the end of its step: the rest of the
-            gradient reduction, and the optimizer.
+        gradient reduction, and the optimizer.
     """
 
-    forward: _Three
-    backward: _Three
+    forward: _PhaseSeconds
+    backward: _PhaseSeconds
     send_s: float = 0.0
     send_back_s: float = 0.0
     sync_s: float = 0.0
@@ -155,20 +159,21 @@ class StageSeconds:
     scatter_s: float = 0.0
 
     def gathering_early(self) -> StageSeconds:
-        """Return the same seconds with parameters gathered from the step's beginning on, and not in the first
-        forward."""
+        """Return the same seconds with parameters gathered from the step's beginning on, instead of in the
+        first forward.
+        """
         first, forward, _ = self.forward
         return replace(
             self, forward=(min(first, forward), forward, forward), begin_s=max(first - forward, 0.0)
         )
 
-    def reducing_behind(self, scattering: _Three, buckets_s: float, slower: float) -> StageSeconds:
+    def reducing_behind(self, scattering: _PhaseSeconds, buckets_s: float, slower: float) -> StageSeconds:
         """Return the same seconds with gradients under way while the place computes what comes next.
 
         Args:
-            scattering: what backwards wait at their end for gradients on their way to their shards, seconds.
-            buckets_s: seconds that the end of the step waits for buckets of gradients.
-            slower: how much longer computing takes beside communication, as a share.
+            scattering: seconds that each backward waits at its end for gradients on their way to their
+            shards. buckets_s: seconds that the end of the step waits for buckets of gradients. slower: the
+            share by which communication slows down computation.
         """
         # During s seconds of it, s / (1 + slower) seconds of computing are done: for the same stage's next
         # micro-batch, which the last one lacks.
@@ -185,17 +190,17 @@ class StageSeconds:
             sync_s=self.sync_s - buckets_s,
         )
 
-    def communicating_apart(self, scattering: _Three, slower: float) -> StageSeconds:
-        """Return the same seconds with all communication that a micro-batch does not need outside of its
-        forward and backward.
+    def communicating_apart(self, scattering: _PhaseSeconds, slower: float) -> StageSeconds:
+        """Return the same seconds with all communication that no micro-batch needs moved out of its forward
+        and backward.
 
         As in Megatron-LM's distributed optimizer, parameters are gathered from the beginning of the step on,
         and all gradients are reduced as soon as they are complete, while other micro-batches and earlier
         stages compute.
 
         Args:
-            scattering: what backwards wait at their end for gradients on their way to their shards, seconds.
-            slower: how much longer computing takes beside communication, as a share.
+            scattering: seconds that each backward waits at its end for gradients on their way to their
+            shards. slower: the share by which communication slows down computation.
         """
         _, between, behind_last = scattering
         # During s seconds of it, s / (1 + slower) seconds of computing are done.
@@ -211,14 +216,14 @@ class StageSeconds:
 
     def of(self, action: Action, micro_batches: int) -> float:
         """Return the seconds of an action."""
-        which = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
+        phase = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
         if action.kind == "F":
-            return self.forward[which]
+            return self.forward[phase]
         share = {"B": 1.0, "I": 1.0 - self.weights, "W": self.weights}[action.kind]
-        return self.backward[which] * share
+        return self.backward[phase] * share
 
 
-class _Happening(NamedTuple):
+class _ScheduledEvent(NamedTuple):
     """An action, or a message (``S`` for an activation, ``R`` for a gradient), with its start and end.
 
     After a place's last action come the reduction of its gradients (``G``) and each stage's optimizer
@@ -238,7 +243,7 @@ NO_MICRO_BATCH = -1
 
 @dataclass(frozen=True)
 class ScheduleTimes:
-    """The times of everything that happens in a pipeline's step.
+    """The times of all actions and messages in a pipeline's step.
 
     Attributes:
         total_s: seconds until the last stage is done.
@@ -247,15 +252,15 @@ class ScheduleTimes:
         waiting_s: for each place, the seconds that it waits for parameters to be gathered and gradients to be
             reduced.
         happenings: all actions and messages, place by place in order.
-        closing: what happens between a place's last action and the end of its stages.
+        closing: reductions and optimizer steps between a place's last action and the end of its stages.
     """
 
     total_s: float
     working_s: tuple[float, ...]
     sending_s: tuple[float, ...]
     waiting_s: tuple[float, ...]
-    happenings: tuple[_Happening, ...]
-    closing: tuple[_Happening, ...]
+    happenings: tuple[_ScheduledEvent, ...]
+    closing: tuple[_ScheduledEvent, ...]
 
     def idle_s(self, place: int) -> float:
         """Return the seconds in which a place waits for others."""
@@ -264,7 +269,7 @@ class ScheduleTimes:
 
     @property
     def bubble(self) -> float:
-        """The share of all places' seconds in which they wait."""
+        """The share of all places' seconds that they spend waiting."""
         whole = self.total_s * len(self.working_s)
         return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
 
@@ -276,9 +281,9 @@ def simulate_schedule(
     blocking_sends: bool = False,
     one_behind: bool = False,
 ) -> ScheduleTimes:
-    """Run the actions of all places, and return when each happens.
+    """Run the actions of all places, and return the time of each.
 
-    A message is sent as soon as its content is made; messages from one stage in one direction follow one
+    A message is sent as soon as its content exists; messages from one stage in one direction follow one
     another.
 
     Args:
@@ -302,8 +307,8 @@ class _Run:
     ):
         self.actions, self.stages = actions, stages
         self.blocking, self.one_behind = blocking, one_behind
-        self.place_of = {one.stage: place for place, own in enumerate(actions) for one in own}
-        self.micro_batches = 1 + max(one.micro_batch for own in actions for one in own)
+        self.place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
+        self.micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
         # When the input of a forward or a backward is there, by (kind, stage, micro-batch).
         self.there: dict[tuple[str, int, int], float] = {}
         self.gathered = self._gathered()
@@ -312,7 +317,7 @@ class _Run:
         self.working, self.sending, self.waiting = ([0.0] * len(actions) for _ in range(3))
         # When the gradients of each place's earlier backwards are reduced.
         self.reduced = [0.0] * len(actions)
-        self.found: list[_Happening] = []
+        self.happenings: list[_ScheduledEvent] = []
 
     def times(self) -> ScheduleTimes:
         done = [0] * len(self.actions)
@@ -327,11 +332,13 @@ class _Run:
             assert left < before, "a schedule waits for itself"
         ends = [max(times) for times in zip(self.now, self.reduced, strict=True)]
         closing = []
-        for place, (end, now) in enumerate(zip(ends, self.now, strict=True)):
-            self.waiting[place] += end - now
-            if end > now:
+        for place, (end, place_done) in enumerate(zip(ends, self.now, strict=True)):
+            self.waiting[place] += end - place_done
+            if end > place_done:
                 closing.append(
-                    _Happening("G", place, self.actions[place][-1].stage, NO_MICRO_BATCH, now, end)
+                    _ScheduledEvent(
+                        "G", place, self.actions[place][-1].stage, NO_MICRO_BATCH, place_done, end
+                    )
                 )
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
@@ -339,18 +346,20 @@ class _Run:
             ends[place] += seconds.sync_s
             self.working[place] += seconds.sync_s
             if seconds.sync_s:
-                closing.append(_Happening("O", place, stage, NO_MICRO_BATCH, start, ends[place]))
+                closing.append(_ScheduledEvent("O", place, stage, NO_MICRO_BATCH, start, ends[place]))
         of_places = (tuple(self.working), tuple(self.sending), tuple(self.waiting))
-        return ScheduleTimes(max(ends), *of_places, tuple(self.found), tuple(closing))
+        return ScheduleTimes(max(ends), *of_places, tuple(self.happenings), tuple(closing))
 
     def _gathered(self) -> list[float]:
-        """Return when each stage's parameters are gathered: a place gathers those of its stages in order."""
-        found, busy = [], [0.0] * len(self.actions)
+        """Return the time when each stage's parameters are gathered: a place gathers those of its stages in
+        order.
+        """
+        gathered_s, busy = [], [0.0] * len(self.actions)
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
             busy[place] += seconds.begin_s
-            found.append(busy[place])
-        return found
+            gathered_s.append(busy[place])
+        return gathered_s
 
     def _needs(self, action: Action) -> tuple[str, int, int] | None:
         kind, stage, micro_batch = action
@@ -377,7 +386,7 @@ class _Run:
         if kind != "F" and self.one_behind and self.reduced[place] > end:
             self.waiting[place] += self.reduced[place] - end
             end = self.reduced[place]
-        self.found.append(_Happening(kind, place, stage, micro_batch, start, end))
+        self.happenings.append(_ScheduledEvent(kind, place, stage, micro_batch, start, end))
         self.now[place] = end
         self.working[place] += seconds
         last = len(self.stages) - 1
@@ -406,7 +415,7 @@ class _Run:
         end = start + seconds
         self.link_free[kind, stage] = end
         self.there[arrives] = end
-        self.found.append(_Happening(kind, place, stage, micro_batch, start, end))
+        self.happenings.append(_ScheduledEvent(kind, place, stage, micro_batch, start, end))
         if self.blocking:
             self.now[place] = end
             self.sending[place] += end - start

@@ -1,8 +1,8 @@
 """Placed plans: every operator on one device, in an order.
 
-This package exports what a placing planner needs, which is numbers only: the question, the answer, and the
-simulator for both. :mod:`.graph` and :mod:`.prices` turn a model into such a question, :mod:`.points` turns
-an answer into a plan, and :mod:`.execute` runs it.
+This package exports everything that a placing planner needs, which is numbers only: the problem, the
+placement, and the simulator for both. :mod:`.graph` and :mod:`.prices` turn a model into such a problem,
+:mod:`.points` turns a placement into a plan, and :mod:`.execute` runs it.
 """
 
 from tensoropt.placement.problem import DeviceSet, PlacedTensor, Placement, PlacementProblem

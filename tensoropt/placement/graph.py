@@ -1,7 +1,7 @@
 """The graph of a placed plan: operators that lie on one device each, and the values between them.
 
 Without splits its operators are the groups. A group that is split becomes pieces, each with one shard of one
-of its strategies; what it reads is cut for them (``split``), and what they make is put together (``join``)
+of its strategies; its operands are cut for them (``split``), and their results are put together (``join``)
 unless the reader is cut in the same way. A parameter of a split group, or of several groups, is an operator
 of its own (``variable``) that hands out itself or its shards. The split and join operators are the split and
 concatenation nodes of FastT (Yi et al., Middleware 2020, section 5.2).
@@ -32,7 +32,7 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 class GroupSplit(NamedTuple):
-    """A way to cut a group: along a loop dim, named by the label of a strategy, into so many pieces."""
+    """A way to cut a group: the loop dim, named by the label of a strategy, and the number of pieces."""
 
     label: str
     pieces: int
@@ -93,7 +93,7 @@ class PlacedOperator:
         group: the group, for groups and pieces.
         configuration: for groups and pieces, on the mesh (micro-batches, number of pieces).
         index, count: which piece this is, and of how many.
-        parameters: those that live with it.
+        parameters: those on its device.
         micro_batches: how many times it runs in a step.
     """
 
@@ -148,18 +148,18 @@ class PlacedGraph:
 
 
 def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
-    """Return the ways in which a group can be cut into up to ``most`` pieces.
+    """Return the ways in which a group can be cut into at most ``most`` pieces.
 
     Pieces do not communicate while they run, so ways of splitting that reduce inside an operator (statistics
     of a batch norm over the batch) are not offered; the number of targets of a mean loss is known beforehand.
     """
-    found = []
+    choices = []
     for strategy in group.strategies:
         if _pieces_stand_alone(graph, group, strategy):
             for count in range(2, most + 1):
                 if _divides(graph, group, strategy, count):
-                    found.append(GroupSplit(str(strategy.label), count))
-    return tuple(found)
+                    choices.append(GroupSplit(str(strategy.label), count))
+    return tuple(choices)
 
 
 def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> bool:
@@ -176,7 +176,7 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
         return False
     configuration = Configuration(group, (group.unsplit, strategy))
     # Two pieces represent any number: which collectives a call needs does not depend on how many there are.
-    # Those that only count targets are allowed, as counts are known before the step.
+    # Collectives that only count targets are allowed, because counts are known before the step.
     calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in group.operators)
     return all(inner.count for call in calls for inner in call.collectives)
 
@@ -214,7 +214,7 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
     if micro_batches == 1:
         return {group.name: group.unsplit for group in graph.groups}
     try:
-        found = micro_batch_strategies(graph)
+        strategies = micro_batch_strategies(graph)
     except MicroBatchRefused as refusal:
         raise PlanError(f"{micro_batches} micro-batches are refused: {refusal}; use 1") from None
     tensors = graph.atoms.graph.tensors
@@ -223,11 +223,11 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
             raise PlanError(
                 f"{micro_batches} micro-batches do not divide the {samples} samples of {name}; use a divisor"
             )
-    return found
+    return strategies
 
 
 class _GraphBuilder:
-    """Builds the operators one after another, and keeps track of which values exist."""
+    """A builder of the operators, one after another, which keeps track of the values that exist."""
 
     def __init__(
         self, graph: GroupGraph, splits: Splits, micro: Mapping[str, AxisStrategy], micro_batches: int
@@ -261,14 +261,14 @@ class _GraphBuilder:
         return users
 
     def _wanted(self, users: Mapping[str, Iterable[Group]]) -> dict[str, tuple[Value, ...]]:
-        """Return what each variable hands out: every piece that is read."""
-        wanted: dict[str, dict[Value, None]] = {}
+        """Return the values that each variable hands out: every piece that is read."""
+        pieces: dict[str, dict[Value, None]] = {}
         for name in self.variables:
             for group in users[name]:
                 for index in range(self._count(group)):
                     for value in self._read(group, name, index):
-                        wanted.setdefault(name, {})[value] = None
-        return {name: tuple(values) for name, values in wanted.items()}
+                        pieces.setdefault(name, {})[value] = None
+        return {name: tuple(values) for name, values in pieces.items()}
 
     def _count(self, group: Group) -> int:
         return self.splits[group.name].pieces if group.name in self.splits else 1
@@ -311,7 +311,9 @@ class _GraphBuilder:
         return Value(name, code, count, index)
 
     def _read(self, group: Group, name: str, index: int) -> tuple[Value, ...]:
-        """Return what a piece reads; nothing if it takes zeros for a term that the first piece adds."""
+        """Return the values that a piece reads; none if it takes zeros for a term that the first piece
+        adds.
+        """
         value = self._value(group, name, index)
         if value.code == PARTIAL:
             # A term of a sum, such as a bias, is added once: by the first piece.
@@ -385,7 +387,7 @@ class _GraphBuilder:
             self.cut[name] = self._value(group, name, 0)
 
     def _make(self, value: Value) -> None:
-        """Ensure that a value is made: by joining its tensor, and cutting it."""
+        """Ensure that a value is made, by joining its tensor and cutting it."""
         if value in self.made:
             return
         whole = Value(value.tensor)
@@ -408,7 +410,7 @@ class _GraphBuilder:
             self.made.update(pieces)
 
     def _outputs(self) -> None:
-        """Join what the model returns, and the new values of buffers."""
+        """Join the model's results, and the new values of buffers."""
         graph = self.graph.atoms.graph
         for name in (*graph.outputs, *graph.mutations.values()):
             if name in self.cut:

@@ -1,10 +1,11 @@
 """Placed plans as points beside a frontier: their figures, their plan file's contents, and their timeline.
 
-A placement has no place in a sharded space's tables, so its point has a record of its plan and its step.
+A sharded space's tables do not contain placements, so a placement's point has a record of its plan and its
+step.
 
 Conversion of placements to plan files and back.
 
-The owners of the bytes on a device in a placed plan's step, at every change of its memory.
+The module also finds the owners of the bytes on a device, at every change of its memory.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class PlacedStrategy:
             for value in op.writes:
                 made.setdefault((value.tensor, device), set()).add(value)
                 device_of[value] = device
-        found = {}
+        makers = {}
         for op, device in zip(self.graph.operators, self.placement.device, strict=True):
             for name in op.group.free if op.group is not None else ():
                 if name not in mutations:
@@ -89,27 +90,28 @@ class PlacedStrategy:
                 # A piece of an operator needs no more of the new value than its own piece.
                 part = Value(new, op.configuration.layout(name)[1], op.count, op.index)
                 if made.get((new, device), set()).isdisjoint({Value(new), part}):
-                    found[name] = device_of[Value(new)]
-        return found
+                    makers[name] = device_of[Value(new)]
+        return makers
 
 
 def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
-    """Return what has to be sent, in no particular order: a value once to every other device that reads it,
-    and its gradient once back from there."""
+    """Return the transfers that a placement needs, in no particular order: each value once to every other
+    device that reads it, and its gradient once back from there.
+    """
     source, device = graph.groups.atoms.graph, placement.device
     readers: dict[str, dict[int, None]] = {}
     for number, op in enumerate(graph.operators):
         for value in op.reads:
             readers.setdefault(value.name, {})[device[number]] = None
-    found: list[ValueTransfer] = []
+    routes: list[ValueTransfer] = []
     for number, op in enumerate(graph.operators):
         for value in op.writes:
             for target in readers.get(value.name, ()):
                 if target != device[number]:
-                    found.append(ValueTransfer(value.name, device[number], target, False))
+                    routes.append(ValueTransfer(value.name, device[number], target, False))
                     if source.training and source.tensors[value.tensor].requires_grad:
-                        found.append(ValueTransfer(value.name, target, device[number], True))
-    return tuple(found)
+                        routes.append(ValueTransfer(value.name, target, device[number], True))
+    return tuple(routes)
 
 
 def placed_to_dict(strategy: PlacedStrategy) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
     training = simulated.problem.training
-    at = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
+    device_of = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
     return PlacedRecord(
         operators={
             op.name: OperatorPlan(
@@ -159,11 +161,11 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord
             for i, op in enumerate(graph.operators)
         },
         parameters={
-            name: ParameterPlan(key=str(tensors[name].key), device=at[holder])
+            name: ParameterPlan(key=str(tensors[name].key), device=device_of[holder])
             for name, holder in graph.holder.items()
         },
         info=PlacedInfo(
-            splits={name: tuple(how) for name, how in graph.splits.items()},
+            splits={name: tuple(kind) for name, kind in graph.splits.items()},
             transfers=tuple(
                 TransferPlan(
                     value=simulated.problem.tensors[t].name, source=source, target=target, backward=back
@@ -193,7 +195,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
         if name not in names:
             raise PlanError(f"the plan places {name}, which the model lacks; was it made for another model?")
     plan.check_model(groups)
-    device = tuple(_given(plan, name, "device") for name in names)
+    device = tuple(_field_of(plan, name, "device") for name in names)
     for name, where in zip(names, device, strict=True):
         if where >= plan.devices:
             raise PlanError(f"operator {name} lies on device {where}, but the plan has {plan.devices}")
@@ -206,7 +208,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
     return PlacedStrategy(graph, placement, transfers)
 
 
-def _given(plan: Plan, name: str, field: str) -> int:
+def _field_of(plan: Plan, name: str, field: str) -> int:
     value = getattr(plan.operators[name], field)
     if value is None:
         raise PlanError(f"operator {name} has no {field} in the plan")
@@ -218,7 +220,7 @@ def _orders(
 ) -> tuple[tuple[int, ...], ...]:
     rows: list[list[tuple[int, int]]] = [[] for _ in range(plan.devices)]
     for number, name in enumerate(names):
-        rows[device[number]].append((_given(plan, name, field), number))
+        rows[device[number]].append((_field_of(plan, name, field), number))
     for where, row in enumerate(rows):
         # A gap or a repeated number would be filled silently by sorting.
         if sorted(position for position, _ in row) != list(range(len(row))):
@@ -235,20 +237,20 @@ def _owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
     where = device_name(device)
     steps = timeline.steps(where)
     takes, gives = _words(timeline, where)
-    found: list[Owned] = []
+    holdings: list[Owned] = []
     for kind, first, end, size in _spans(steps):
-        holder, of = owned[int(kind)]
+        holder, memory_kind = owned[int(kind)]
         stays = first == 0 and end == len(steps)
         since, until = ("", "") if stays else (takes.get(kind, ""), gives.get(kind, "the end of the step"))
-        what = _WORDS.get(holder.what, holder.what)
-        found.append((holder.operator, holder.tensor, what, of, size, first, end, since, until))
-    return found
+        label = _WORDS.get(holder.what, holder.what)
+        holdings.append((holder.operator, holder.tensor, label, memory_kind, size, first, end, since, until))
+    return holdings
 
 
 def _spans(steps: Sequence[Sequence[tuple[str, float]]]) -> Iterator[tuple[str, int, int, float]]:
-    """(kind, first point, the one behind the last, bytes) of all that is ever held; each is held once.
+    """Yield (kind, first point, one past the last, bytes) of every holding in the steps; each is held once.
 
-    In the order in which they are given back, of what is given back at once in the order of taking.
+    The order is that of release; holdings released at once come in the order in which they were taken.
     """
     begun: dict[str, tuple[int, int, float]] = {}  # with its number in the order of taking
     count = 0
@@ -260,14 +262,14 @@ def _spans(steps: Sequence[Sequence[tuple[str, float]]]) -> Iterator[tuple[str, 
                 count += 1
             else:
                 ended.append((*begun.pop(kind), kind))
-        for _, first, taken, kind in sorted(ended):
-            yield kind, first, point, taken
-    for kind, (_, first, taken) in begun.items():
-        yield kind, first, len(steps), taken
+        for _, first, span_bytes, kind in sorted(ended):
+            yield kind, first, point, span_bytes
+    for kind, (_, first, span_bytes) in begun.items():
+        yield kind, first, len(steps), span_bytes
 
 
 def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return, for each kind, the task that allocates it, and the task at whose end it is freed."""
+    """Return, for each kind, the task that allocates it and the task at whose end it is freed, in words."""
     takes: dict[str, str] = {}
     gives: dict[str, str] = {}
     for event in timeline.events:
@@ -282,7 +284,7 @@ OVERLAP = "messages run beside computing; those that share a lane queue"
 
 
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
-    """Return the space of the placed points with so many micro-batches, a row of devices.
+    """Return the space of the placed points with ``micro_batches`` micro-batches: a row of devices.
 
     Args:
         keys: parameter name in the graph -> the model's own name.
@@ -292,11 +294,12 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
 
 
 def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
-    """Return a simulated placement as a point of space ``space``, which carries its plan, by which it is
-    known; a point that is kept carries its :func:`placed_record`.
+    """Return a simulated placement as a point of space ``space``. The point carries its plan, by which it is
+    identified; a point that is kept carries its :func:`placed_record`.
 
-    Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` counts when
-    that device waits while some message is under way, ``idle_s`` when it waits and none is.
+    Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` is the time for
+        which that device waits while some message is under way, ``idle_s`` that for which it waits and none
+        is.
     """
     sends: Counter[tuple[tuple[int, int], int]] = Counter()
     sent_by: Counter[int] = Counter()
@@ -326,7 +329,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
 
 
 def _fullest(simulated: SimulatedPlacement) -> int:
-    # Of equals the first device, so that a point is the same in every run.
+    # The first of equal devices, so that a point is the same in every run.
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
@@ -355,14 +358,14 @@ def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
 
 def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
     """Return the shares of all seconds, computing and sending, by their sources."""
-    found: dict[str, float] = defaultdict(float)
-    found[graph.prices.compute()[0].source] += sum(simulated.busy_s)
+    seconds_by_source: dict[str, float] = defaultdict(float)
+    seconds_by_source[graph.prices.compute()[0].source] += sum(simulated.busy_s)
     for tensor, source, target, _ in simulated.transfers:
         size = simulated.problem.tensors[tensor].bytes
         seconds = simulated.micro_batches * simulated.problem.devices.transfer_s(size, source, target)
-        found[graph.prices.links.pair_source(source, target)] += seconds
-    whole = sum(found.values()) or 1.0
-    return {name: seconds / whole for name, seconds in found.items() if seconds}
+        seconds_by_source[graph.prices.links.pair_source(source, target)] += seconds
+    whole = sum(seconds_by_source.values()) or 1.0
+    return {name: seconds / whole for name, seconds in seconds_by_source.items() if seconds}
 
 
 def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> PlacedRecord:
@@ -383,7 +386,7 @@ def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequ
 
 
 def _lane(resources: Sequence[str]) -> str:
-    """Return a device, or what a message occupies."""
+    """Return the lane of a task: a device, or the links that a message occupies."""
     named = resources[0].removeprefix("device ").isdigit()
     return resources[0] if named else "link " + " - ".join(resources)
 

@@ -3,7 +3,7 @@
 Groups and pieces are workloads like any other: timed on the ranks if the cluster is this machine, otherwise
 predicted for every kind of device from its data sheet. Cutting and joining are copies, summing is additions.
 
-A person's constraints as limits on placements.
+A person's constraints become limits on placements.
 
 As in TensorFlow's Placer, operators that belong together share a device, and an operator lies on a device of
 a supported kind. Pins of mesh axes and of stored placements have no meaning if an operator lies on one
@@ -58,12 +58,12 @@ _NO_AXES = "a placed plan has no mesh axes, each of its operators lies on one de
 
 @dataclass(frozen=True)
 class _PlacedLimits:
-    """Constraints on placements, by names of groups.
+    """Limits that constraints put on placements, by names of groups.
 
     Attributes:
         together: groups that share a device.
         devices: group -> the devices it may lie on.
-        notes: what was given up.
+        notes: the constraints that were given up.
     """
 
     together: tuple[tuple[str, ...], ...] = ()
@@ -98,20 +98,20 @@ def _placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: 
         return _PlacedLimits()
     pins: tuple[Pin | StoredPin, ...] = (*constraints.pins, *constraints.stored)
     notes = [_given_up(pin, _NO_AXES) for pin in pins]
-    together = tuple(speaks_of(entry, graph) for entry in constraints.together)
+    colocated = tuple(speaks_of(entry, graph) for entry in constraints.together)
     allowed: dict[str, set[int]] = {}
     for entry in constraints.devices:
-        found = _devices(entry, cluster)
-        if not found:
+        permitted = _devices(entry, cluster)
+        if not permitted:
             notes.append(_given_up(entry, f"no device of {cluster.name} is of such a kind"))
             continue
         for name in speaks_of(entry, graph):
             # Several entries for one group all apply: the devices they have in common remain.
-            allowed[name] = allowed.get(name, found) & found
+            allowed[name] = allowed.get(name, permitted) & permitted
             if not allowed[name]:
-                raise ConstraintError(f"{entry}: another entry of 'devices' leaves {name} none of them")
-    devices = {name: tuple(sorted(found)) for name, found in allowed.items()}
-    return _PlacedLimits(tuple(names for names in together if len(names) > 1), devices, tuple(notes))
+                raise ConstraintError(f"{entry}: another entry of 'devices' leaves no device for {name}")
+    devices = {name: tuple(sorted(permitted)) for name, permitted in allowed.items()}
+    return _PlacedLimits(tuple(names for names in colocated if len(names) > 1), devices, tuple(notes))
 
 
 def _given_up(entry: Pin | StoredPin | DeviceKinds, why: str) -> str:
@@ -135,7 +135,7 @@ is an assumption: large enough that the slope is not that of short messages."""
 
 @dataclass(frozen=True)
 class _Work:
-    """The work of a group or piece; seconds are given for each kind of device."""
+    """The work of a group or piece; its seconds are given for each kind of device."""
 
     work: Workload
     facts: Facts
@@ -178,7 +178,7 @@ class PlacedPrices:
         return tuple(data_sheet_overheads(kind) for kind in self.cluster.device_kinds)
 
     def compute(self) -> tuple[ComputeCosts, ...]:
-        """The compute costs of each kind of device, with all that is measured by now."""
+        """The compute costs of each kind of device, including everything measured so far."""
         return tuple(self.costs.compute_on(kind) for kind in self.cluster.device_kinds)
 
     @cached_property
@@ -223,19 +223,19 @@ class PlacedPrices:
     def price(
         self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
     ) -> PricedGraph:
-        """Return the placed graph with these splits, or so many micro-batches, priced. Measures what is not
-        known yet.
+        """Return the placed graph with these splits, or with ``micro_batches`` micro-batches, priced. New
+        work is measured.
 
         Raises:
             PlanError: the model cannot run so, see :func:`.graph.placed_graph`.
         """
         limits, graph = self.limits, placed_graph(self.graph, splits, micro_batches)
-        found = {op.name: self._work(op) for op in graph.operators if op.group is not None}
-        self.costs.measure({w.work.key: w.work for w in found.values()})
-        for one in found.values():
-            self.costs.run_one_of([one.work])
+        works = {op.name: self._work(op) for op in graph.operators if op.group is not None}
+        self.costs.measure({w.work.key: w.work for w in works.values()})
+        for work in works.values():
+            self.costs.run_one_of([work.work])
         problem = replace(
-            _problem(self, graph, found), together=limits.sets(graph), pinned=limits.pins(graph)
+            _problem(self, graph, works), together=limits.sets(graph), pinned=limits.pins(graph)
         )
         return PricedGraph(self, graph, problem)
 
@@ -258,19 +258,19 @@ class PlacedPrices:
             self._works[key] = _Work(work, self.costs.facts_of(work))
         return self._works[key]
 
-    def seconds(self, found: _Work) -> tuple[np.ndarray, np.ndarray]:
-        """Return (forward, backward) seconds for each kind of device."""
-        key = found.work.key
+    def seconds(self, work: _Work) -> tuple[np.ndarray, np.ndarray]:
+        """Return (forward, backward) seconds of some work for each kind of device."""
+        key = work.work.key
         if key not in self._seconds:
             # Operator by operator the slower of device and host: it is not modelled how far a host of a
             # placed plan runs ahead.
-            both = np.array(
+            seconds = np.array(
                 [
-                    np.maximum(c.seconds(found.work, found.facts), c.host_seconds(found.work))
+                    np.maximum(c.seconds(work.work, work.facts), c.host_seconds(work.work))
                     for c in self.compute()
                 ]
             )
-            self._seconds[key] = both[:, 0], both[:, 1] if self.training else np.zeros(len(both))
+            self._seconds[key] = seconds[:, 0], seconds[:, 1] if self.training else np.zeros(len(seconds))
         return self._seconds[key]
 
 
@@ -283,19 +283,21 @@ class PricedGraph:
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the group that an operator is or is a piece of; None for what moves data or holds
-        parameters."""
+        """Return the group that an operator is, or is a piece of; None for an operator that moves data or
+        holds parameters.
+        """
         group = self.graph.operators[operator].group
         return group.name if group is not None else None
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
-        """Return the ways in which an operator, or the group of a piece, can be cut instead of its present
-        one."""
+        """Return the ways in which an operator, or the group of a piece, can be cut in place of its present
+        one.
+        """
         group = self.graph.operators[operator].group
         if group is None:
             return ()
-        found = self.prices.split_choices(group)
-        return tuple(how for how in found if how != self.graph.splits.get(group.name))
+        choices = self.prices.split_choices(group)
+        return tuple(choice for choice in choices if choice != self.graph.splits.get(group.name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
         """Return cuts of the batch of every group that can be cut: into as many pieces as there are devices,
@@ -304,24 +306,26 @@ class PricedGraph:
             batch = batch_strategies(self.prices.graph)
         except MicroBatchRefused:
             return {}
-        found: dict[str, GroupSplit] = {}
-        # From as many pieces as devices downwards, to the first number that divides any batch.
+        splits: dict[str, GroupSplit] = {}
+        # Counts from the number of devices downwards: the first that divides any batch.
         for count in range(self.prices.cluster.device_count, 1, -1):
             for group in self.prices.graph.groups:
-                how = GroupSplit(str(batch[group.name].label), count)
-                if how in self.prices.split_choices(group):
-                    found[group.name] = how
-            if found:
+                choice = GroupSplit(str(batch[group.name].label), count)
+                if choice in self.prices.split_choices(group):
+                    splits[group.name] = choice
+            if splits:
                 break
-        return found
+        return splits
 
     def split(self, splits: Splits) -> PricedGraph:
-        """Return the same model with these groups split, in addition to those that are, or anew."""
+        """Return the same model with these groups split, in addition to, or in place of, the present
+        splits.
+        """
         return self.prices.price({**self.graph.splits, **splits}, self.graph.micro_batches)
 
 
 def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
-    """Return what a message between two devices occupies.
+    """Return the lanes that a message between two devices occupies.
 
     A dedicated wire is a lane of its own; across nodes it is one card of each node, one way; otherwise each
     device's one port, one way.
@@ -371,11 +375,11 @@ def _row(
     prices: PlacedPrices,
     graph: PlacedGraph,
     op: PlacedOperator,
-    found: _Work | None,
+    work: _Work | None,
     rates: Sequence[ComputeCosts],
 ) -> dict[str, Any]:
-    if found is not None:
-        row = _work_row(prices, graph, op, found)
+    if work is not None:
+        row = _work_row(prices, graph, op, work)
     else:
         forward, backward = _copy_seconds(prices, graph, op)
         row = {"forward_s": forward, "backward_s": backward, "kept_bytes": 0}
@@ -385,8 +389,8 @@ def _row(
     return row | _stored_row(prices, op, rates)
 
 
-def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, found: _Work) -> dict[str, Any]:
-    facts, names = found.facts, found.work.names
+def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work: _Work) -> dict[str, Any]:
+    facts, names = work.facts, work.work.names
     kept = {names[w] for w in facts.writes_kept}
     # Views of what it reads take no additional memory.
     lying, larger = {names[w] for w in facts.lies_in}, {names[w]: size for w, size in facts.extents.items()}
@@ -394,18 +398,18 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, foun
     grows = [v for v in op.writes if prices.tensors[v.tensor].requires_grad]
     handed = {names[n] for n in facts.hands_on}
     extents = {names[n]: size for n, size in facts.gradient_extents.items()}
-    # Of gradients that it makes only those that lie in a storage of their own are counted beside it.
+    # Of the gradients that it makes, only those in a storage of their own are counted in addition.
     comes = sum(
         extents.get(v.tensor, graph.bytes(v))
         for v in op.reads
         if prices.tensors[v.tensor].requires_grad and v.tensor not in handed
     )
-    forward, backward = prices.seconds(found)
-    forward_peak, backward_peak, handed_peak, returning = _peaks(prices, op, found)
+    forward, backward = prices.seconds(work)
+    forward_peak, backward_peak, handed_peak, returning = _peaks(prices, op, work)
     # The facts count what an operator makes and its gradients as its own; here tensors between operators are
     # counted by themselves.
     own_kept = max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept))
-    given = sum(graph.bytes(v) for v in grows)
+    incoming_bytes = sum(graph.bytes(v) for v in grows)
     return {
         "forward_s": forward,
         "backward_s": backward,
@@ -413,23 +417,23 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, foun
         "forward_peak_bytes": max(0, forward_peak - sum(b for v, b in made.items() if v.tensor not in kept)),
         "backward_peak_bytes": max(
             0,
-            backward_peak - given - comes,
-            # By then it has released what it kept and the gradients it was given.
-            returning - own_kept - given,
+            backward_peak - incoming_bytes - comes,
+            # By then it has released its kept tensors and the gradients it was given.
+            returning - own_kept - incoming_bytes,
         ),
         # The gradients it was given are counted with the operators that they outlast.
         "handed_peak_bytes": max(0, handed_peak - comes, returning - own_kept),
     }
 
 
-def _peaks(prices: PlacedPrices, op: PlacedOperator, found: _Work) -> tuple[int, int, int, int]:
-    """Return the bytes alive in forward, in backward, in backward beside the gradients it is given, and while
+def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, int, int, int]:
+    """Return the bytes alive in forward, in backward, in backward beyond the incoming gradients, and while
     gradients are cast afterwards.
 
     Parameters that are stored in another dtype are cast for every use: the copies exist while they are read,
     and their gradients wait in the dtype of the copies until backward is over.
     """
-    facts, names = found.facts, found.work.names
+    facts, names = work.facts, work.work.names
     wide = {p: prices.tensors[p] for p in op.parameters if prices.tensors[p].master_dtype is not None}
     narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
     if not narrow:
@@ -437,8 +441,8 @@ def _peaks(prices: PlacedPrices, op: PlacedOperator, found: _Work) -> tuple[int,
     forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + sum(narrow.values()))
     backward, handed = facts.backward_peak_bytes, facts.handed_peak_bytes
     for reads, made, alive, own in facts.backward_runs:
-        beside = sum(narrow.get(names[name], 0) for name in (*reads, *made))
-        backward, handed = max(backward, alive + beside), max(handed, own + beside)
+        cast_bytes = sum(narrow.get(names[name], 0) for name in (*reads, *made))
+        backward, handed = max(backward, alive + cast_bytes), max(handed, own + cast_bytes)
     waiting = {p: size for p, size in narrow.items() if wide[p].requires_grad}
     returning = 0
     for name in list(waiting):
@@ -468,9 +472,10 @@ def _copy_seconds(
 
 
 def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int]:
-    """Return the (forward, backward) bytes beside what is read and written of an operator that hands out a
-    parameter: the whole that it cuts into pieces, whose gradients it joins into one; and the gradient in the
-    dtype in which it is stored."""
+    """Return the additional (forward, backward) bytes of an operator that hands out a parameter: the whole
+    that it cuts into pieces, whose gradients it joins into one; and the gradient in the dtype in which it is
+    stored.
+    """
     if op.kind != OperatorKind.VARIABLE:
         return 0, 0
     (name,) = op.parameters
@@ -484,7 +489,9 @@ def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int]:
 
 
 def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[ComputeCosts]) -> dict[str, Any]:
-    """Return what lives with an operator from start to end, and the seconds of its optimizer step."""
+    """Return the tensors that stay with an operator from start to end, and the seconds of its optimizer step,
+    as fields of a problem.
+    """
     sizes = [0, 0, 0]
     seconds = np.zeros(len(prices.overheads))
     for name in op.parameters:
@@ -537,47 +544,50 @@ def _tensors(
 
 
 def _results(prices: PlacedPrices, graph: PlacedGraph) -> tuple[PlacedResult, ...]:
-    """Return the results of a call, which a broadcast gives to every device. For a training step that is only
-    the loss, a single number."""
+    """Return the results of a call, which a broadcast gives to every device. In a training step that is only
+    the loss, a single number.
+    """
     if prices.training or prices.cluster.device_count < 2:
         return ()
     makers = {value.tensor: number for number, op in enumerate(graph.operators) for value in op.writes}
-    found = [(makers[n], prices.tensors[n].bytes) for n in prices.graph.atoms.graph.outputs if n in makers]
+    results = [(makers[n], prices.tensors[n].bytes) for n in prices.graph.atoms.graph.outputs if n in makers]
     axes = tuple(range(prices.links.mesh.axis_count))
     return tuple(
-        PlacedResult(maker, size, prices.links.time_s("broadcast", axes, size)) for maker, size in found
+        PlacedResult(maker, size, prices.links.time_s("broadcast", axes, size)) for maker, size in results
     )
 
 
 def _storages(
     graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
 ) -> dict[Value, dict[str, int]]:
-    """Return, for each value that is a view where it is made, the value in which it lies, or the bytes of its
-    storage."""
+    """Return, for each value that is a view on its maker's device, the value whose storage it shares, or the
+    bytes of its storage.
+    """
     numbers = {value: number for number, value in enumerate(makers)}
-    found: dict[Value, dict[str, int]] = {}
+    storages: dict[Value, dict[str, int]] = {}
     for op in graph.operators:
         if (work := works.get(op.name)) is None:  # what cuts and joins makes copies
             continue
         names, facts = work.work.names, work.facts
         own = {value.tensor: value for value in (*op.reads, *op.writes)}
-        for result, other in facts.lies_in.items():
-            found[own[names[result]]] = {"lies_in": numbers[own[names[other]]]}
+        for result, base in facts.lies_in.items():
+            storages[own[names[result]]] = {"lies_in": numbers[own[names[base]]]}
         for result, size in facts.extents.items():
-            found.setdefault(own[names[result]], {})["extent"] = size
-    return found
+            storages.setdefault(own[names[result]], {})["extent"] = size
+    return storages
 
 
 def _shares(
     graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
 ) -> dict[Value, dict[str, dict[int, int]]]:
-    """Return, for each value for whose gradient a reader's backward makes no storage, or one of another size,
-    that storage."""
+    """Return the storage of a gradient's share, by value and reader, wherever a reader's backward makes no
+    storage for it, or one of another size.
+    """
     numbers = {value: number for number, value in enumerate(makers)}
-    found: dict[Value, dict[str, dict[int, int]]] = {}
+    shares: dict[Value, dict[str, dict[int, int]]] = {}
 
-    def of(value: Value) -> dict[str, dict[int, int]]:
-        return found.setdefault(value, {"gradients_in": {}, "gradient_extents": {}})
+    def shares_of(value: Value) -> dict[str, dict[int, int]]:
+        return shares.setdefault(value, {"gradients_in": {}, "gradient_extents": {}})
 
     for reader, op in enumerate(graph.operators):
         work = works.get(op.name)
@@ -585,16 +595,16 @@ def _shares(
             # Every term of a sum has the gradient of the sum; what is cut or concatenated is copied.
             if op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL:
                 for value in op.reads:
-                    of(value)["gradients_in"][reader] = numbers[op.writes[0]]
+                    shares_of(value)["gradients_in"][reader] = numbers[op.writes[0]]
             continue
         own = {value.tensor: value for value in (*op.reads, *op.writes)}
         names = work.work.names
-        for read, other in work.facts.hands_on.items():
-            of(own[names[read]])["gradients_in"][reader] = numbers[own[names[other]]]
+        for read, target in work.facts.hands_on.items():
+            shares_of(own[names[read]])["gradients_in"][reader] = numbers[own[names[target]]]
         for read, size in work.facts.gradient_extents.items():
             if names[read] in own:
-                of(own[names[read]])["gradient_extents"][reader] = size
-    return found
+                shares_of(own[names[read]])["gradient_extents"][reader] = size
+    return shares
 
 
 def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:
@@ -606,10 +616,9 @@ def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> boo
     )
 
 
-def _kept_tensors(found: _Work | None) -> set[str]:
-    """Return the graph's names of those tensors that an operator reads or makes and that its backward
-    needs."""
-    if found is None:
+def _kept_tensors(work: _Work | None) -> set[str]:
+    """Return the graph's names of the tensors that an operator reads or makes and that its backward needs."""
+    if work is None:
         return set()
-    facts = found.facts
-    return {found.work.names[n] for n in (*facts.reads_kept, *facts.writes_kept, *facts.parameters_kept)}
+    facts = work.facts
+    return {work.work.names[n] for n in (*facts.reads_kept, *facts.writes_kept, *facts.parameters_kept)}

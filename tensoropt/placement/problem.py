@@ -1,11 +1,13 @@
-"""The placement problem, which a placing planner is given, and the placement with which it answers.
+"""The placement problem, which a placing planner is given, and the placement that it returns.
 
 Both are numbers only, so that random graphs serve as well as models.
-An operator here is whatever is placed as a unit: a group of the model's operators, a piece of one, what cuts
-or joins pieces, or a variable that several operators read. It runs forward once and backward once per
-micro-batch, both on its device, because its parameters and what it keeps for backward lie there.
+An operator here is whatever is placed as a unit: a group of the model's operators, a piece of one, an
+operator that cuts or joins pieces, or a variable that several operators read. It runs forward once and
+backward once per micro-batch, both on its device, because its parameters and the tensors kept for backward
+lie there.
 
-A step of several micro-batches as a step of a larger problem: every operator once for each of them.
+A step of several micro-batches is a step of a larger problem, in which every operator occurs once for each of
+them.
 
 Devices run all forwards, micro-batch after micro-batch, then all backwards in the same order of
 micro-batches, then the optimizer once (GPipe: Huang et al., NeurIPS 2019). So the simulation of a step need
@@ -82,16 +84,18 @@ class DeviceSet:
     terms: Mapping[str, float] = field(default_factory=dict)
 
     def within(self, limit_bytes: float | None) -> Floats:
-        """Return (d,) the bytes of tensors that each device may hold if it may use no more than a limit in
-        total."""
+        """Return the bytes of tensors that each device may hold, (d,), if it may use at most ``limit_bytes``
+        in total.
+        """
         if limit_bytes is None:
             return self.capacity_bytes.astype(float)
-        rest = max(limit_bytes - sum(self.terms.values()), 0.0)
-        return np.minimum(self.capacity_bytes.astype(float), rest)
+        room = max(limit_bytes - sum(self.terms.values()), 0.0)
+        return np.minimum(self.capacity_bytes.astype(float), room)
 
     def in_all(self, tensor_bytes: float) -> float:
-        """Return the total of so many bytes of tensors and what a process takes beside them, which is what
-        limits count."""
+        """Return the total bytes of ``tensor_bytes`` of tensors and everything else that a process takes,
+        which is what limits count.
+        """
         return tensor_bytes + sum(self.terms.values())
 
     @property
@@ -106,7 +110,7 @@ class DeviceSet:
         return float(self.latency_s[source, target] + num_bytes * self.seconds_per_byte[source, target])
 
     def lanes_of(self, source: int, target: int) -> tuple[str, ...]:
-        """Return the names of what a message between two devices occupies."""
+        """Return the names of the lanes that a message between two devices occupies."""
         return self.lanes.get((source, target), (f"link {source}->{target}",))
 
 
@@ -135,19 +139,16 @@ class PlacementProblem:
         parameter_bytes, gradient_bytes, optimizer_bytes: (n,) alive from start to end.
         kept_bytes: (n,) made inside, kept from forward to backward; tensors between operators are not
             counted here but by ``kept_by``.
-        forward_peak_bytes, backward_peak_bytes: (n,) alive while the operator runs, beside what is kept, the
-            tensors it reads and makes, and their gradients.
-        handed_peak_bytes: (n,) the same for backward if a gradient that it is given outlasts it, in a
-            gradient that it has handed on; None if that makes no difference.
-        tensors: the tensors between operators.
-        update_peak_bytes: (n,) taken by the optimizer's step for the operator's parameters while it runs; by
-            all operators of a device at once. None for nothing.
-        together: sets of operators that must share a device.
-        pinned: operator -> the devices it may lie on.
-        micro_batches: the number of micro-batches into which a step's batch is cut. Seconds and bytes of
-            operators and tensors are those of one of them; what is stored, and the optimizer's step, occurs
-            once.
-        results: the results given to all devices after forward, for the whole batch.
+        forward_peak_bytes, backward_peak_bytes: (n,) alive while the operator runs, in addition to kept
+        tensors, the tensors it reads and makes, and their gradients. handed_peak_bytes: (n,) the same for
+        backward if a gradient that it is given outlasts it, in a gradient that it has handed on; None if that
+        makes no difference. tensors: the tensors between operators. update_peak_bytes: (n,) taken by the
+        optimizer's step for the operator's parameters while it runs; by all operators of a device at once.
+        None for nothing. together: sets of operators that must share a device. pinned: operator -> the
+        devices it may lie on. micro_batches: the number of micro-batches into which a step's batch is cut.
+        Seconds and bytes of operators and tensors are those of one of them; stored tensors, and the
+        optimizer's step, occur once. results: the results given to all devices after forward, for the whole
+        batch.
     """
 
     names: tuple[str, ...]
@@ -188,28 +189,28 @@ class PlacementProblem:
     @cached_property
     def made(self) -> tuple[tuple[int, ...], ...]:
         """The tensors that each operator makes."""
-        found: list[list[int]] = [[] for _ in self.names]
+        tensors_of: list[list[int]] = [[] for _ in self.names]
         for number, tensor in enumerate(self.tensors):
-            found[tensor.producer].append(number)
-        return tuple(map(tuple, found))
+            tensors_of[tensor.producer].append(number)
+        return tuple(map(tuple, tensors_of))
 
     @cached_property
     def read(self) -> tuple[tuple[int, ...], ...]:
         """The tensors that each operator reads."""
-        found: list[list[int]] = [[] for _ in self.names]
+        tensors_of: list[list[int]] = [[] for _ in self.names]
         for number, tensor in enumerate(self.tensors):
             for reader in tensor.readers:
-                found[reader].append(number)
-        return tuple(map(tuple, found))
+                tensors_of[reader].append(number)
+        return tuple(map(tuple, tensors_of))
 
     @cached_property
     def stored_bytes(self) -> Floats:
-        """(n,) bytes that lie on the operator's device from start to end."""
+        """The bytes that lie on the operator's device from start to end, (n,)."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def step_bytes(self, operator: int) -> float:
-        """Return the bytes that an operator adds to its device for a whole step: what is stored, and what is
-        kept of all micro-batches, whose forwards all run before the first backward.
+        """Return the bytes that an operator adds to its device for a whole step: its stored tensors, and the
+        kept tensors of all micro-batches, whose forwards all run before the first backward.
 
         This is the planners' additive estimate; a tensor kept by its producer or by readers beside it counts
         once, at the producer. The simulator follows lifetimes instead.
@@ -244,8 +245,9 @@ class Placement:
 
     @classmethod
     def in_order(cls, device: Sequence[int], count: int, order: Sequence[int] | None = None) -> Placement:
-        """Return the placement on these devices, all of which follow one order: the operators' own unless
-        given."""
+        """Return the placement on these devices, all of which follow one order: by default that of the
+        operators.
+        """
         forward: list[list[int]] = [[] for _ in range(count)]
         for operator in order if order is not None else range(len(device)):
             forward[device[operator]].append(operator)
@@ -274,8 +276,8 @@ class Placement:
 def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
     """Return the problem of a one-batch step in which everything occurs once for each of its micro-batches.
 
-    Operator ``o`` of micro-batch ``i`` is operator ``i * n + o``, and likewise for tensors. What is stored,
-    and the optimizer's step over it, occurs once, with the first micro-batch.
+    Operator ``o`` of micro-batch ``i`` is operator ``i * n + o``, and likewise for tensors. Stored tensors,
+    and the optimizer's step over them, occur once, with the first micro-batch.
     """
 
     count = problem.micro_batches
@@ -315,8 +317,7 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
 
 
 def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor:
-    """Return the tensor in a later micro-batch, whose operators and tensors have numbers higher by so
-    much."""
+    """Return the tensor in a later micro-batch, with its operators' and tensors' numbers shifted."""
     return replace(
         tensor,
         producer=tensor.producer + operators,

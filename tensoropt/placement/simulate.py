@@ -26,8 +26,7 @@ def device_name(device: int) -> str:
 
 
 class _Holder(NamedTuple):
-    """The owner of a holding's bytes: the operator, its tensor (or the operator once more), and what they
-    are."""
+    """The owner of a holding's bytes: the operator, its tensor (or the operator once more), and a label."""
 
     operator: str
     tensor: str
@@ -74,7 +73,7 @@ class SimulatedPlacement:
 
     @property
     def micro_batches(self) -> int:
-        """How many times every operator runs, and every transfer is sent."""
+        """The number of times that every operator runs, and every transfer is sent."""
         return self.problem.micro_batches
 
     @property
@@ -84,10 +83,10 @@ class SimulatedPlacement:
 
     @cached_property
     def peaks(self) -> tuple[dict[str, float], ...]:
-        """The bytes by kind on each device when most is alive."""
+        """The bytes by kind on each device when most are alive."""
         return tuple(
-            {kind: float(now.get(kind, 0.0)) for kind in MEMORY_KINDS}
-            for now in (self.timeline.peak(device_name(d))[1] for d in range(self.problem.devices.count))
+            {kind: float(peak.get(kind, 0.0)) for kind in MEMORY_KINDS}
+            for peak in (self.timeline.peak(device_name(d))[1] for d in range(self.problem.devices.count))
         )
 
     @cached_property
@@ -131,11 +130,11 @@ class SimulatedPlacement:
 def simulate_placement(
     problem: PlacementProblem, placement: Placement, *, enforced: bool = True
 ) -> SimulatedPlacement:
-    """Simulate one training step of a placement: what runs and is sent when, and what is alive meanwhile.
+    """Simulate one training step of a placement: the times of operators and messages, and the bytes alive.
 
     Args:
-        enforced: False lets every device take what is ready first, as frameworks without an order do (FastT,
-            section 6.3, compares the two); the placement's orders then only break ties.
+        enforced: False lets every device take the first operator that is ready, as frameworks without an
+            order do (FastT, section 6.3, compares the two); the placement's orders then only break ties.
 
     Raises:
         PlanError: the placement is not one of this problem, or its orders wait for each other.
@@ -153,7 +152,7 @@ def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[_Holder
     """Return the step's timeline with a separate kind of memory for every holding, and the owner of each by
     number.
 
-    Its memory curves have the points of the step's own: what is alive at a point adds up to the same bytes.
+    Its memory curves have the points of the step's own: the bytes alive at a point add up to the same total.
     """
     problem, placement = simulated.problem, simulated.placement
     if problem.micro_batches == 1:
@@ -164,7 +163,7 @@ def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[_Holder
 
 @dataclass
 class _StepSimulation:
-    """The tasks of one step, and where each operator and message stands among them.
+    """The tasks of one step, and the positions of each operator and message among them.
 
     Attributes:
         of_one: with several micro-batches, the number of operators in each of them; otherwise 0.
@@ -180,16 +179,17 @@ class _StepSimulation:
     copies: list[tuple[int, ...]] = field(default_factory=list)
     """The devices that each tensor is sent to."""
     arrival: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(tensor, device) -> the task that brings the tensor there."""
+    """The task that brings a tensor to a device, by (tensor, device)."""
     returned: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(tensor, device) -> the task that brings the tensor's gradient from there."""
+    """The task that brings a tensor's gradient back from a device, by (tensor, device)."""
     results: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The task that gives all devices a result -> (its producer, bytes)."""
+    """The producer and bytes of a result, by the task that gives it to all devices."""
     updates: dict[int, Holding] = field(default_factory=dict)
-    """Optimizer task -> the memory it takes while it runs."""
+    """The memory that each optimizer task takes while it runs."""
     owned: list[tuple[_Holder, str]] | None = None
-    """If collected, the owner of each holding, and its kind of memory; the holdings then have as kind their
-    number in this list."""
+    """The owner of each holding and its kind of memory, if these are collected; the kind of a holding is then
+    its number in this list.
+    """
 
     def simulate(self) -> SimulatedPlacement:
         problem, place = self.problem, self.placement
@@ -211,7 +211,9 @@ class _StepSimulation:
         return SimulatedPlacement(problem, place, timeline, transfers)
 
     def _transfer(self, tensor: int, device: int, *, back: bool) -> TensorTransfer:
-        """Return a tensor's way from its producer's device to ``device``, or its gradient's way back."""
+        """Return the transfer of a tensor from its producer's device to ``device``, or of its gradient
+        back.
+        """
         producer = self.placement.device[self.problem.tensors[tensor].producer]
         source, target = (device, producer) if back else (producer, device)
         return TensorTransfer(tensor, source, target, back)
@@ -237,16 +239,16 @@ class _StepSimulation:
             self._update()
         self._hand_out()
 
-    def _kind(self, kind: str, operator: int | None, tensor: int | None, what: str) -> str:
+    def _kind(self, kind: str, operator: int | None, tensor: int | None, label: str) -> str:
         """Return the kind of a holding; if owners are collected, its number."""
         if self.owned is None:
             return kind
         problem = self.problem
         name = "" if operator is None else problem.names[operator]
-        of = name if tensor is None else problem.tensors[tensor].name
+        subject = name if tensor is None else problem.tensors[tensor].name
         if operator is not None:
-            of = self._label(of, operator)
-        self.owned.append((_Holder(name, of, what), kind))
+            subject = self._label(subject, operator)
+        self.owned.append((_Holder(name, subject, label), kind))
         return str(len(self.owned) - 1)
 
     def _number(self) -> None:
@@ -285,8 +287,8 @@ class _StepSimulation:
                 after = list(previous)
                 for number in problem.read[operator]:
                     producer = problem.tensors[number].producer
-                    beside = place.device[producer] == device
-                    after.append(self.forward[producer] if beside else self.arrival[number, device])
+                    is_local = place.device[producer] == device
+                    after.append(self.forward[producer] if is_local else self.arrival[number, device])
                 self._add(operator, device, float(problem.forward_s[operator, device]), after, "forward")
                 # Without an enforced order only the device's resource keeps its operators apart, and
                 # whichever is ready first takes it.
@@ -395,7 +397,7 @@ class _StepSimulation:
     # -- memory -----------------------------------------------------------------------------------
 
     def _stored(self) -> list[Holding]:
-        problem, found = self.problem, []
+        problem, holdings = self.problem, []
         for operator, device in enumerate(self.placement.device):
             for kind, sizes in zip(
                 MEMORY_KINDS[:3],
@@ -404,11 +406,13 @@ class _StepSimulation:
             ):
                 if sizes[operator]:
                     named = self._kind(kind, operator, None, kind)
-                    found.append((device_name(device), named, float(sizes[operator])))
-        return found
+                    holdings.append((device_name(device), named, float(sizes[operator])))
+        return holdings
 
     def _with_memory(self, timeline: Timeline) -> list[Task]:
-        """Return the tasks with what they allocate and free, now that it is known which user is the last."""
+        """Return the tasks with the memory that they allocate and free, now that the last user of each tensor
+        is known.
+        """
         problem, place, training = self.problem, self.placement, self.problem.training
         takes: dict[int, list[Holding]] = defaultdict(list)
         gives: dict[int, list[Holding]] = defaultdict(list)
@@ -418,7 +422,7 @@ class _StepSimulation:
             if size:
                 holding = (device_name(device), kind, float(size))
                 takes[first].append(holding)
-                # By the end in time; among tasks that end together by the order in which they ran.
+                # In the order of their ends; tasks that end together in the order in which they ran.
                 last = max([first, *users], key=lambda i: (timeline.events[i].end_s, rank[i]))
                 gives[last].append(holding)
 
@@ -436,8 +440,8 @@ class _StepSimulation:
             if device == place.device[tensor.producer]:
                 # A whole parameter that its own device reads is stored already.
                 size = 0 if tensor.stored else tensor.bytes if tensor.extent is None else tensor.extent
-            what = "activation" if device == place.device[tensor.producer] else "copy of another device's"
-            kind = self._kind("kept" if kept else "transient", tensor.producer, number, what)
+            label = "activation" if device == place.device[tensor.producer] else "copy of another device's"
+            kind = self._kind("kept" if kept else "transient", tensor.producer, number, label)
             hold(device, kind, size, first, [*users, *kept])
         if training:
             self._hold_gradients(hold, rank)
@@ -454,21 +458,22 @@ class _StepSimulation:
 
     def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
         """Return, for each storage of a tensor on a device, the tasks that use it in forward, and the
-        backwards that need it, under its own name or as views."""
+        backwards that need it, directly or through views.
+        """
         problem, place = self.problem, self.placement
-        found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        uses: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for number, tensor in enumerate(problem.tensors):
             for device in (place.device[tensor.producer], *self.copies[number]):
-                at = number
-                while (into := problem.tensors[at].lies_in) is not None:
-                    if place.device[problem.tensors[at].producer] != device:
+                storage = number
+                while (into := problem.tensors[storage].lies_in) is not None:
+                    if place.device[problem.tensors[storage].producer] != device:
                         break  # a copy
-                    at = into
-                users, kept = found.setdefault((at, device), ([], []))
+                    storage = into
+                users, kept = uses.setdefault((storage, device), ([], []))
                 users += self._users(number, device)
                 if self.backward:
                     kept += [self.backward[o] for o in tensor.kept_by if place.device[o] == device]
-        return found
+        return uses
 
     def _users(self, number: int, device: int) -> list[int]:
         """Return the tasks that read a tensor on a device in forward, including those that send it on."""
@@ -478,7 +483,7 @@ class _StepSimulation:
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
     def _hold_gradients(self, hold: Callable[..., None], rank: Mapping[int, int]) -> None:
-        """Hold gradients from their making to their last use, and what backwards need beside them."""
+        """Hold gradients from their making to their last use, and the additional memory of backwards."""
         problem, place = self.problem, self.placement
         storages, sums = self._gradient_storages(rank)
         for storage in storages:
@@ -487,9 +492,9 @@ class _StepSimulation:
             hold(storage.device, kind, storage.bytes, storage.first, storage.users)
         for operator, device in enumerate(place.device):
             backward, peak = self.backward[operator], problem.backward_peak_bytes[operator]
-            given = [sums[n, device] for n in problem.made[operator] if (n, device) in sums]
+            incoming = [sums[n, device] for n in problem.made[operator] if (n, device) in sums]
             outlasts = any(
-                user != backward and rank[user] > rank[backward] for g in given for user in g.users
+                user != backward and rank[user] > rank[backward] for g in incoming for user in g.users
             )
             if outlasts and problem.handed_peak_bytes is not None:
                 peak = problem.handed_peak_bytes[operator]
@@ -499,20 +504,20 @@ class _StepSimulation:
     def _gradient_storages(
         self, rank: Mapping[int, int]
     ) -> tuple[list[_GradientStorage], dict[tuple[int, int], _GradientStorage]]:
-        """Return all storages of gradients; and for each tensor and device, the one in which its gradient
-        lies when all readers there have added to it.
+        """Return all storages of gradients; and for each tensor and device, the storage of its gradient when
+        all readers there have added to it.
 
         A first share becomes the gradient as it is, and may lie in another gradient. A second one makes a
         separate sum, to which later ones are added; each is alive while it is made (``Tape.add``).
         """
         problem, place = self.problem, self.placement
-        found: list[_GradientStorage] = []
+        storages: list[_GradientStorage] = []
         sums: dict[tuple[int, int], _GradientStorage] = {}
         shares: dict[tuple[int, int], _GradientStorage | None] = {}
 
         def new(tensor: int, device: int, size: float, first: int) -> _GradientStorage:
-            found.append(_GradientStorage(tensor, device, size, first))
-            return found[-1]
+            storages.append(_GradientStorage(tensor, device, size, first))
+            return storages[-1]
 
         def share(number: int, reader: int) -> _GradientStorage | None:
             """Return the storage of a reader's share of a tensor's gradient; None if it has none."""
@@ -525,16 +530,16 @@ class _StepSimulation:
             size = tensor.gradient_extents.get(reader, tensor.bytes)
             if not size:
                 return None
-            other = tensor.gradients_in.get(reader)
-            if other is not None:
-                of_reader = problem.tensors[other].producer == reader
-                lies_in = sums.get((other, device)) if of_reader else share(other, reader)
+            target = tensor.gradients_in.get(reader)
+            if target is not None:
+                of_reader = problem.tensors[target].producer == reader
+                lies_in = sums.get((target, device)) if of_reader else share(target, reader)
                 if lies_in is not None:
                     return lies_in
             return new(number, device, size, self.backward[reader])
 
-        # What a reader makes comes after what it reads, so that its gradient is known first.
-        for number, tensor in sorted(enumerate(problem.tensors), key=lambda one: -one[1].producer):
+        # A reader's results come after its operands, so that their gradients are known first.
+        for number, tensor in sorted(enumerate(problem.tensors), key=lambda item: -item[1].producer):
             if not tensor.gradient:
                 continue
             for device in (*self.copies[number], place.device[tensor.producer]):
@@ -549,7 +554,7 @@ class _StepSimulation:
                     made += [(task, new(number, device, tensor.bytes, task)) for task in arrived]
                 if not made:
                     continue
-                made.sort(key=lambda one: rank[one[0]])
+                made.sort(key=lambda item: rank[item[0]])
                 gradient = made[0][1]
                 if len(made) > 1:
                     second = made[1][0]
@@ -560,4 +565,4 @@ class _StepSimulation:
                 end = self.backward[tensor.producer] if made_there else self.returned[number, device]
                 gradient.users.append(end)
                 sums[number, device] = gradient
-        return found, sums
+        return storages, sums

@@ -5,7 +5,7 @@ less 1. "Known" covers all points of the comparison, the frontier's and every pl
 below 0. The frontier's row describes the points that are shown, which include planners' points: it has no
 gap, and a note if its fastest plan is a planner's.
 
-Solvers that planners use and that not everybody has installed.
+Some planners use solvers that not everybody has installed.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def cp_sat(name: str) -> Any:
     return import_extra("ortools.sat.python.cp_model", "solvers", f"the planner {name}")
 
 
-def asked(names: str | Iterable[str]) -> tuple[Entry, ...]:
-    """Return the planners called for by names, or ``all``.
+def requested_planners(names: str | Iterable[str]) -> tuple[Entry, ...]:
+    """Return the planners requested by names, or by ``all``.
 
-    With ``all``, a planner whose solver is not installed says so in its row; a planner called for by name is
+    With ``all``, a planner whose solver is not installed says so in its row; a planner requested by name is
     refused.
 
     Raises:
         TensorOptError: there is no such planner.
-        MissingExtraError: a planner called for by name needs a solver that is not installed.
+        MissingExtraError: a planner requested by name needs a solver that is not installed.
     """
     listed = names.split(",") if isinstance(names, str) else list(names)
     listed = [name.strip() for name in listed if name.strip() and name.strip() != FRONTIER]
@@ -70,12 +70,12 @@ def compare(
     """Return (for each limit the frontier's row, then one row per planner; all points that planners found).
 
     Args:
-        limits: bytes; None asks for all trade-offs a planner knows.
+        limits: bytes; None requests all trade-offs that a planner knows.
         frontier: the points so far, ascending in memory.
     """
-    found: dict[object, Point] = {}
-    wanted = tuple(limits) or (None,)
-    rows: dict[float | None, list[Compared]] = {limit: [] for limit in wanted}
+    points_by_key: dict[object, Point] = {}
+    each_limit = tuple(limits) or (None,)
+    rows: dict[float | None, list[Compared]] = {limit: [] for limit in each_limit}
     done, total = 0, len(rows) * len(entries)
     for limit, of_limit in rows.items():
         for entry in entries:
@@ -83,16 +83,16 @@ def compare(
             row, points = _run(task, entry, limit, seed)
             of_limit.append(row)
             # A plan that several planners, or one planner under several limits, find counts once.
-            found.update((p.identity, p) for p in points)
+            points_by_key.update((p.identity, p) for p in points)
             done += 1
-    progress("compare", total, total, f"{len(found)} points")
+    progress("compare", total, total, f"{len(points_by_key)} points")
     # Only now, as any row may be measured against a point that a later planner finds.
-    known = with_others(frontier, list(found.values()))
-    told: list[Compared] = []
+    all_points = with_others(frontier, list(points_by_key.values()))
+    compared: list[Compared] = []
     for limit, of_limit in rows.items():
-        told.append(_frontier_row(known, limit, task.search_s))
-        told += (_with_gap(row, known) for row in of_limit)
-    return tuple(told), tuple(found.values())
+        compared.append(_frontier_row(all_points, limit, task.search_s))
+        compared += (_with_gap(row, all_points) for row in of_limit)
+    return tuple(compared), tuple(points_by_key.values())
 
 
 def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tuple[Compared, list[Point]]:
@@ -105,7 +105,7 @@ def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tu
     spent = time.perf_counter() - start
     best, notes = points[-1].point, points[-1].notes
     row = Compared(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, None, notes)
-    return row, [found.whole() for found in points]
+    return row, [point.whole() for point in points]
 
 
 def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float) -> Compared:
@@ -116,25 +116,25 @@ def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float)
     notes: tuple[str, ...] = ()
     if best.planner != FRONTIER:
         own = [p.time_s for p in fitting if p.planner == FRONTIER]
-        beside = f"; the search's own fastest takes {format_seconds(own[-1])}" if own else ""
-        notes = (f"its fastest plan is of {best.planner}{beside}",)
+        note = f"; the search's own fastest takes {format_seconds(own[-1])}" if own else ""
+        notes = (f"its fastest plan is of {best.planner}{note}",)
     return Compared(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, 0.0, notes)
 
 
-def _with_gap(row: Compared, known: Sequence[Point]) -> Compared:
+def _with_gap(row: Compared, points: Sequence[Point]) -> Compared:
     if row.memory_bytes is None or row.time_s is None:
         return row
-    gap = row.time_s / _best_within(known, row.memory_bytes).time_s - 1.0
+    gap = row.time_s / _best_within(points, row.memory_bytes).time_s - 1.0
     return replace(row, gap=0.0 if gap < SAME else gap)
 
 
-def _best_within(known: Sequence[Point], memory_bytes: float) -> Point:
-    """Return the fastest of the points that need at most so many bytes.
+def _best_within(points: Sequence[Point], memory_bytes: float) -> Point:
+    """Return the fastest of the points that need at most ``memory_bytes``.
 
     Args:
-        known: points, ascending in memory and descending in time; the leanest needs no more than
+        points: points, ascending in memory and descending in time; the leanest needs no more than
             ``memory_bytes``, up to rounding.
     """
-    at = bisect_right([p.memory_bytes for p in known], memory_bytes * (1 + SAME))
-    assert at, "a row's own point is among those known"
-    return known[at - 1]
+    end = bisect_right([p.memory_bytes for p in points], memory_bytes * (1 + SAME))
+    assert end, "a row's own point is among those known"
+    return points[end - 1]

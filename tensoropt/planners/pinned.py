@@ -1,11 +1,11 @@
-"""A configuration that somebody else chose, pinned: data and tensor degrees, ZeRO's stage, micro-batches and
-recomputation as a job's launcher takes them, turned into one strategy and simulated on a cluster.
+"""Simulate a configuration that somebody else chose: data and tensor degrees, ZeRO's stage, micro-batches and
+recomputation as a job's launcher takes them, on a cluster.
 
-Nothing is searched except what such a configuration leaves open, which is decided for the shortest step, as
-for every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made for the
-pinned configurations alone, so that a model of a hundred layers takes seconds.
+Choices that such a configuration leaves open are made for the shortest step, as for every published scheme
+(:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made for the pinned configurations alone, so
+that a model of a hundred layers takes seconds.
 
-A configuration with a pipeline that somebody else chose, simulated as one pipelined strategy.
+A configuration with a pipeline is simulated as one pipelined strategy.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ from tensoropt.simulate.candidates import overlap_of
 _WHOLE_STAGE = 0
 """No ZeRO: parameters, gradients and state are whole on every data-parallel rank."""
 _MOST_POINTS = 64
-"""Points kept during the search for the fastest of what is left open; an assumption, as in the schemes' own
-search."""
+"""Points kept during the search for the fastest of the choices left open; an assumption, as in the schemes'
+own search.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +67,11 @@ class PinnedConfiguration:
         data: data-parallel degree, over all nodes.
         tensor: tensor-parallel degree, Megatron's; innermost.
         stage: ZeRO's stage: 0 keeps everything whole, 1 shards the state, 2 gradients too, 3 parameters too.
-        shard_group: over how many data-parallel ranks, the nearest ones, the stage shards; None for all of
-            them.
-        sequence_parallel: whether activations between tensor-parallel products may be split along the
-            sequence.
-        micro_batches: micro-batches per step.
-        recompute: whether every repeated block runs its forward again in backward.
-        places: parts of the devices that follow one another in a pipeline, outermost; 1 for none.
-        stages_per_place: how many of the pipeline's stages each place has.
+        shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards; None
+        for all of them. sequence_parallel: whether activations between tensor-parallel products may be split
+        along the sequence. micro_batches: micro-batches per step. recompute: whether every repeated block
+        runs its forward again in backward. places: parts of the devices that follow one another in a
+        pipeline, outermost; 1 for none. stages_per_place: the number of the pipeline's stages at each place.
         schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
 
     Raises:
@@ -110,7 +108,7 @@ class PinnedConfiguration:
 
     @property
     def shards(self) -> int:
-        """The number of shards into which the stage cuts what it shards."""
+        """The number of shards into which the stage cuts parameters, gradients or state."""
         return 1 if self.stage == _WHOLE_STAGE else (self.shard_group or self.data)
 
     @property
@@ -125,7 +123,7 @@ class PinnedConfiguration:
 
 
 class _ComputedWork(NamedTuple):
-    """A group's piece of work, and how many times its forward and its backward run in a step."""
+    """A group's work, and the number of times that its forward and its backward run in a step."""
 
     work: Workload
     facts: Facts
@@ -141,7 +139,7 @@ class PinnedPoint:
         point: its step time, memory, collectives and the sources of the figures.
         tables: the tables of the pinned configurations alone.
         choice: the index of each variable's configuration in the tables.
-        notes: what could not be pinned as requested, in words.
+        notes: remarks on settings that could not be pinned as requested.
     """
 
     point: Point
@@ -150,15 +148,15 @@ class PinnedPoint:
     notes: tuple[str, ...] = ()
 
     def computed(self) -> Iterator[_ComputedWork]:
-        """Yield what each group computes in the step."""
+        """Yield the computation of each group in the step."""
         micro_batches = self.tables.mesh[0]
         for group in self.tables.graph.groups:
             template, index = self.tables.templates[group.name], self.choice[group.name]
             # Recomputed configurations come after the plain ones, in the same order (TableBuilder._group).
-            at = index % len(template.works)
-            again = bool(self.tables.of[group.name].again) and self.tables.of[group.name].again[index]
-            forwards = micro_batches * (2 if again else 1)
-            yield _ComputedWork(template.works[at], template.facts[at], forwards, micro_batches)
+            position = index % len(template.works)
+            recomputed = bool(self.tables.of[group.name].again) and self.tables.of[group.name].again[index]
+            forwards = micro_batches * (2 if recomputed else 1)
+            yield _ComputedWork(template.works[position], template.facts[position], forwards, micro_batches)
 
 
 def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> PinnedPoint:
@@ -169,8 +167,8 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
         costs: the costs of a cluster with as many devices as the configuration takes.
 
     Raises:
-        UnsuitableError: the model cannot be split so; the message says what does not divide, or is not
-            understood.
+        UnsuitableError: the model cannot be split so; the message names the size that does not divide, or the
+            part that is not understood.
     """
     cluster, mesh = costs.cluster, pinned.mesh
     _check_pinned(problem, costs, pinned)
@@ -195,10 +193,10 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
 
 
 def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
-    """Refuse a configuration that the model or the cluster cannot be pinned to.
+    """Refuse a configuration that does not suit the model or the cluster.
 
     Raises:
-        UnsuitableError: the message says what would be right.
+        UnsuitableError: the message says which configuration suits.
     """
     cluster = costs.cluster
     if cluster.device_count != pinned.devices:
@@ -241,14 +239,14 @@ class _Pinning:
         labels = self._labels()
         kept = {}
         for group in self.graph.groups:
-            found = enumerate_configurations(
+            configurations = enumerate_configurations(
                 self.graph.atoms, group, self.sizes, self.problem.micro[group.name]
             )
-            wanted = labels[group.name]
+            allowed_labels = labels[group.name]
             kept[group.name] = tuple(
                 i
-                for i, configuration in enumerate(found)
-                if all(label in w for label, w in zip(configuration.labels, wanted, strict=True))
+                for i, configuration in enumerate(configurations)
+                if all(label in w for label, w in zip(configuration.labels, allowed_labels, strict=True))
             )
             if not kept[group.name]:
                 raise UnsuitableError(
@@ -259,7 +257,7 @@ class _Pinning:
         return Restriction(kept=kept)
 
     def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
-        """Return what may be split on each mesh axis, by group."""
+        """Return the labels that may be split on each mesh axis, by group."""
         try:
             batch = {name: str(s.label) for name, s in batch_strategies(self.graph).items()}
         except MicroBatchRefused as refusal:
@@ -276,7 +274,7 @@ class _Pinning:
         }
 
     def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
-        """Return what a group may split on the tensor axis."""
+        """Return the labels that a group may split on the tensor axis."""
         if not self.pinned.sequence_parallel:
             return megatron
         # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products, what was whole is split
@@ -306,22 +304,24 @@ class _Pinning:
         shards = np.array(
             [sum(layout[self.shard_axis] >= 0 for layout in way) if self.shard_axis else 0 for way in ways]
         )
-        others = np.array(
+        sharded = np.array(
             [sum(layout[a] >= 0 for layout in way for a in data if a != self.shard_axis) for way in ways]
         )
-        # What cannot be sharded at all is stored whole in every stage.
-        best = (others == others.min()) & (shards == (shards[others == others.min()]).max())
+        # Parameters that cannot be sharded at all are stored whole in every stage.
+        best = (sharded == sharded.min()) & (shards == (shards[sharded == sharded.min()]).max())
         once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
         reduce: Reduce | None = STAGES.get(self.stage)
-        fitting = best & np.array([found == ({reduce} if reduce else set()) for found in once])
+        fitting = best & np.array([reductions == ({reduce} if reduce else set()) for reductions in once])
         # As in PyTorch's FSDP and DeepSpeed, what is gathered for each use is gathered ahead of it.
-        ahead = fitting & np.array([any(Storage.of(one).gathered_ahead for one in way) for way in ways])
+        ahead = fitting & np.array([any(Storage.of(stored).gathered_ahead for stored in way) for way in ways])
         # A group without parameters, or whose parameters stay whole, is the same in every stage.
         return next((mask for mask in (ahead, fitting) if mask.any()), best)
 
 
 _EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
-"""How thoroughly to search what a pinned stage leaves open; an assumption: it leaves little."""
+"""The thoroughness of the search for choices that a pinned stage leaves open; an assumption: it leaves
+few.
+"""
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class PinnedPipelinePoint:
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
         evaluation: its stages, and its schedule over time.
-        notes: what could not be pinned as requested, in words.
+        notes: remarks on settings that could not be pinned as requested.
     """
 
     point: Point
@@ -356,12 +356,12 @@ def simulate_pinned_pipeline(
         problem: captured at the global batch size, in the settings' mode and dtype.
         settings: blocks are recomputed (``auto``) if that is pinned.
         costs: the costs of a cluster with as many devices as the configuration takes.
-        cuts: where the stages after the first begin; by default all stages have equally many blocks
+        cuts: the beginnings of all stages after the first; by default all stages have equally many blocks
             (:func:`~tensoropt.pipeline.stages.dealt_cuts`).
 
     Raises:
-        UnsuitableError: the model cannot be cut or split so; the message says what does not divide, or is not
-            understood.
+        UnsuitableError: the model cannot be cut or split so; the message names the size that does not divide,
+            or the part that is not understood.
     """
     _check_pinned(problem, costs, pinned)
     pinning, cutter = _Pinning(problem, pinned), Cutter(problem.graph)
@@ -370,12 +370,12 @@ def simulate_pinned_pipeline(
         names=(STAGE_AXIS, *pinning.names),
     )
 
-    again, restriction = cutter.can_be_made_again, pinning.restriction()
+    remade, restriction = cutter.duplicable, pinning.restriction()
     search = StageSearch(
         problem,
         settings,
         cutter,
-        again,
+        remade,
         mesh,
         pinned.micro_batches,
         restriction,
@@ -398,17 +398,20 @@ def simulate_pinned_pipeline(
         )
         cuts = dealt_cuts(cutter, composer.stages) if cuts is None else tuple(cuts)
         positions = [[0], *([cut] for cut in cuts), [len(problem.graph.groups)]]
-        found = list(composer.pipelines(positions))
+        pipelines = list(composer.pipelines(positions))
     except PlanError as refusal:
         raise UnsuitableError(str(refusal)) from None
-    if not found:
+    if not pipelines:
         raise UnsuitableError(
             "; ".join(("the pinned configuration leaves no pipeline", *composer.notes))
             + "; pin degrees that divide the model's sizes"
         )
     best = min(
-        (assemble(one.strategy, one.stages, frontiers.prices, communicating_apart=True) for one in found),
-        key=lambda one: one.time_s,
+        (
+            assemble(pipeline.strategy, pipeline.stages, frontiers.prices, communicating_apart=True)
+            for pipeline in pipelines
+        ),
+        key=lambda pipeline: pipeline.time_s,
     )
     point = pipelined_point(best, mesh, space=0, planner="pinned")
     return PinnedPipelinePoint(point, best, (*pinning.notes, *composer.notes))

@@ -1,4 +1,4 @@
-"""Planners that every exploration runs beside its search, and when a model calls for them.
+"""The planners that every exploration runs beside its search, and the models for which it runs them.
 
 The search is over one configuration per operator on all devices. Published plans outside of this space can
 lie below its frontier: those with a device for each operator, and those with stages. Sharded plans inside of
@@ -26,14 +26,17 @@ MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
 for every micro-batch count, and takes about a second for a thousand operators on four devices.
 Assumptions."""
 FEW_GROUPS = 64
-"""Operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of pipelined ones
-each takes seconds with twice as many."""
+"""The most operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of
+pipelined ones each takes seconds with twice as many.
+"""
 MORE_GROUPS = 400
 """The same for those in ``MORE_...``; an assumption."""
 
 
 def quick_planners(operators: int) -> tuple[str, ...]:
-    """The planners that are quick for so many operators, in the order in which they are asked."""
+    """Return the planners that are quick for a model of ``operators`` operators, in the order in which they
+    run.
+    """
     if operators > MORE_GROUPS:
         return (*SHARDED, *PLACED)
     if operators > FEW_GROUPS:
@@ -42,7 +45,7 @@ def quick_planners(operators: int) -> tuple[str, ...]:
 
 
 def placed_refusal(wanted: str, operators: int, devices: int) -> str:
-    """Return why placing planners are not tried; "" if they are.
+    """Return the reason why placing planners are not tried; "" if they are.
 
     Args:
         wanted: ``auto``, ``always`` or ``never``, as in the settings.

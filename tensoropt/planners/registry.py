@@ -1,6 +1,6 @@
 """The planners by name: one signature, one file each, loaded at first use.
 
-Refusals of planners that are known before anything is computed, with their reasons.
+Some refusals of planners are known before anything is computed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Entry:
         if counts == task.placed_counts:
             return points
         note = f"runs one micro-batch only: {self.one_batch}"
-        return tuple(found._replace(notes=(*found.notes, note)) for found in points)
+        return tuple(point._replace(notes=(*point.notes, note)) for point in points)
 
     def _counts(self, task: PlanningTask) -> tuple[int, ...]:
         """Return the micro-batch counts for which a placing method runs."""
@@ -85,7 +85,7 @@ class Entry:
         return (1,)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Return plans, ascending in memory; with a limit the fastest one that keeps it when simulated.
+        """Return plans, ascending in memory; with a limit, the fastest that keeps it when simulated.
 
         Raises:
             UnsuitableError: the method cannot treat the problem.
@@ -93,8 +93,8 @@ class Entry:
         """
         from tensoropt.planners.results import plan_of
 
-        found = self.points(task, memory_limit_bytes, seed)
-        return tuple(plan_of(task, each.whole(), each.notes) for each in found)
+        points = self.points(task, memory_limit_bytes, seed)
+        return tuple(plan_of(task, each.whole(), each.notes) for each in points)
 
 
 ENTRIES = {
@@ -176,7 +176,7 @@ _NEEDS_ATTENTION = "megatron"
 
 
 def foreseen_refusal(entry: Entry, devices: int, *, training: bool, attention: bool | None = None) -> str:
-    """Return why a planner will refuse; "" if that is not known before it runs.
+    """Return the reason why a planner will refuse; "" if none is known before it runs.
 
     Args:
         devices: the number of devices in the cluster.

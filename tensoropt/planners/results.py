@@ -1,5 +1,4 @@
-"""Simulated points made from what a method picked: the same simulator and the same notes for every
-planner."""
+"""Simulate a method's selections into points: the same simulator and the same notes for every planner."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ from tensoropt.simulate.candidates import overlap_of
 from tensoropt.units import format_bytes, format_seconds
 
 _NOTABLE = 0.05
-"""The excess over the expected time, as a share, from which a note says so; an assumption."""
+"""The share by which a step must exceed the expected time before a note says so; an assumption."""
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point, and what its planner says of it.
+    """A simulated point, with its planner's notes.
 
     Attributes:
-        record: makes the whole record of a placed point, which has its plan alone; most points are not kept.
+        record: makes the whole record of a placed point, which has only its plan; most points are not kept.
     """
 
     point: Point
@@ -46,7 +45,7 @@ class SimulatedPoint(NamedTuple):
 
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
     """Return the simulated points of the selections, in their order."""
-    found: dict[int, Point] = {}
+    points: dict[int, Point] = {}
     # Space by space, since ``evaluate`` takes many strategies of the same tables at once, CHUNK of them to a
     # result.
     for number, space in enumerate(task.spaces):
@@ -54,32 +53,32 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
         chosen = [(selections[i].choice, selections[i].options) for i in of_space]
         overlap = overlap_of(task.cluster, space.mesh, beside=space.tables.prices.beside)
         simulated = Evaluator(space.tables, overlap)(chosen)
-        for at, i in enumerate(of_space):
-            memory, compute, communication = space.tables.breakdown(*chosen[at])
-            found[i] = simulated[at // CHUNK].point(
-                at % CHUNK,
+        for position, i in enumerate(of_space):
+            memory, compute, communication = space.tables.breakdown(*chosen[position])
+            points[i] = simulated[position // CHUNK].point(
+                position % CHUNK,
                 space.names,
                 number,
                 additive=(memory, compute + communication),
                 planner=planner,
             )
-    return [found[i] for i in range(len(selections))]
+    return [points[i] for i in range(len(selections))]
 
 
 def plan_of(task: PlanningTask, point: Point, notes: Iterable[str] = ()) -> Plan:
     """Return a simulated point as a plan, with its planner's notes among the settings."""
     plan = task.base.plan_of(point)
-    told = {"notes": list(notes)} if notes else {}
-    return plan.model_copy(update={"settings": {**plan.settings, **told}})
+    settings = {"notes": list(notes)} if notes else {}
+    return plan.model_copy(update={"settings": {**plan.settings, **settings}})
 
 
 def best_of(
     task: PlanningTask, planner: str, selections: Sequence[Selection], limit: float | None
 ) -> tuple[SimulatedPoint, ...]:
-    """Return what remains of the selections: all trade-offs, or with a limit the fastest within it.
+    """Return the best of the selections: all trade-offs, or with a limit the fastest within it.
 
     Raises:
-        InfeasibleError: none fits; the message says what the leanest needs.
+        InfeasibleError: none fits; the message says how much the leanest needs.
     """
     points = simulated_points(task, planner, selections)
     simulated = [SimulatedPoint(p, s.notes) for p, s in zip(points, selections, strict=True)]
@@ -89,35 +88,35 @@ def best_of(
 def best_pipelines(
     task: PlanningTask, planner: str, answers: Iterable[PipelinedAnswer], limit: float | None
 ) -> tuple[SimulatedPoint, ...]:
-    """Return what remains of pipelines, by the rule of :func:`best_of`.
+    """Return the best of some pipelines, by the rule of :func:`best_of`.
 
     Raises:
-        InfeasibleError: none fits; the message says what the leanest needs.
+        InfeasibleError: none fits; the message says how much the leanest needs.
     """
     simulated = [
         SimulatedPoint(
             pipelined_point(
-                found,
+                evaluation,
                 mesh,
-                space=task.staging.space_of(mesh, found.strategy.micro_batches),
+                space=task.staging.space_of(mesh, evaluation.strategy.micro_batches),
                 planner=planner,
             ),
             notes,
         )
-        for found, mesh, notes in answers
+        for evaluation, mesh, notes in answers
     ]
     if not simulated:
-        raise InfeasibleError(f"{planner} finds no plan: nothing is left of its stages' strategies")
+        raise InfeasibleError(f"{planner} finds no plan: its stages have no strategies left")
     return _best(planner, simulated, limit)
 
 
 def _best(
     planner: str, simulated: Sequence[SimulatedPoint], limit: float | None
 ) -> tuple[SimulatedPoint, ...]:
-    kept = reduce_points(simulated, lambda found: (found.point.memory_bytes, found.point.time_s))
+    kept = reduce_points(simulated, lambda candidate: (candidate.point.memory_bytes, candidate.point.time_s))
     if limit is None:
         return kept
-    fitting = [found for found in kept if found.point.memory_bytes <= limit]
+    fitting = [simulated_point for simulated_point in kept if simulated_point.point.memory_bytes <= limit]
     if not fitting:
         leanest = format_bytes(kept[0].point.memory_bytes)
         raise InfeasibleError(
@@ -144,7 +143,7 @@ def best_placements(
     limit: float | None,
     counts: Sequence[int],
 ) -> tuple[SimulatedPoint, ...]:
-    """Return what remains of a method's placements, one for each micro-batch count, by the rule of
+    """Return the best of a method's placements, one for each micro-batch count, by the rule of
     :func:`best_of`.
 
     Args:
@@ -157,34 +156,37 @@ def best_placements(
     refusals: dict[int, TensorOptError] = {}
     for count in counts:
         try:
-            asked = task.placing(count)
-            _check_room_for_tensors(planner, asked, limit)
-            graph, answer = place(asked)
+            whole = task.placing(count)
+            _check_room_for_tensors(planner, whole, limit)
+            graph, answer = place(whole)
         except (InfeasibleError, UnsuitableError) as refusal:
             refusals[count] = refusal
             continue
         simulated.append(simulated_answer(task, planner, graph, answer))
     if not simulated:
         raise refusals[counts[-1]]
-    told = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())
-    return tuple(found._replace(notes=(*found.notes, *told)) for found in _best(planner, simulated, limit))
+    notes = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())
+    return tuple(
+        candidate._replace(notes=(*candidate.notes, *notes)) for candidate in _best(planner, simulated, limit)
+    )
 
 
 def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | None) -> None:
-    """Refuse a limit that is used up before the first tensor: methods subtract from what it leaves."""
+    """Refuse a limit that is used up before the first tensor, because methods subtract from the remainder."""
     terms = graph.problem.devices.terms
-    taken = sum(terms.values())
-    if limit is not None and limit < taken:
+    overhead_bytes = sum(terms.values())
+    if limit is not None and limit < overhead_bytes:
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms.items())
         raise InfeasibleError(
-            f"{planner} finds no plan within {format_bytes(limit)}: beside tensors {format_bytes(taken)} of "
-            f"every device are taken ({parts}); raise the limit"
+            f"{planner} finds no plan within {format_bytes(limit)}: {format_bytes(overhead_bytes)} of every "
+            f"device are taken before any tensor ({parts}); raise the limit"
         )
 
 
 def slower_than_expected(answer: PlacedAnswer, simulated: SimulatedPlacement) -> tuple[str, ...]:
     """Return a note with the busiest link if the simulated step is longer than the method expected, otherwise
-    nothing. Methods expect a step of one micro-batch."""
+    none. Methods expect a step of one micro-batch.
+    """
     expected = answer.expected_s
     if expected is None or simulated.micro_batches > 1 or simulated.time_s <= expected * (1 + _NOTABLE):
         return ()

@@ -1,4 +1,4 @@
-"""Cost tables as planners read them: what configurations split, and which of them a method allows."""
+"""Cost tables as planners read them, and masks of the configurations that a method allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensoropt.plan.space import Space
 
 @dataclass(frozen=True)
 class TableSpace:
-    """Tables of one mesh and micro-batch count, and the names of what can be chosen in them."""
+    """Tables of one mesh and micro-batch count, and the names of their configurations."""
 
     mesh: Mesh
     tables: CostTables
@@ -28,5 +28,6 @@ class TableSpace:
 
 
 Scheme = Callable[[CostTables, VariableTable, int], np.ndarray | None]
-"""What a method allows: (tables, variable, configuration) -> mask over its options, or None for all of them
-(:meth:`~tensoropt.costs.cost_graph.CostGraph.restricted`)."""
+"""The choices that a method allows: (tables, variable, configuration) -> mask over its options, or None for
+all of them (:meth:`~tensoropt.costs.cost_graph.CostGraph.restricted`).
+"""

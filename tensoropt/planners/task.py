@@ -1,6 +1,6 @@
 """The planning task: the input of every planner, and the answer of a sharded one.
 
-A planner picks :class:`Selection`\\ s from a task's tables. What they cost is found by the simulator
+A planner picks :class:`Selection`\\ s from a task's tables. The simulator determines their costs
 (:mod:`.results`), the same for all: no planner prices itself.
 """
 
@@ -40,7 +40,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class PlanningTask:
-    """A model on a cluster, priced: the question every planner answers.
+    """A model on a cluster, priced: the task of every planner.
 
     Attributes:
         prepared: the captured, grouped model.
@@ -62,7 +62,7 @@ class PlanningTask:
     _placing: dict[int, PricedGraph] = field(default_factory=dict, repr=False, compare=False)
 
     def placing(self, micro_batches: int = 1) -> PricedGraph:
-        """Return the model for placing planners, with nothing split, in so many micro-batches."""
+        """Return the model for placing planners, unsplit, in ``micro_batches`` micro-batches."""
         if self.placed is None:
             raise TensorOptError("this task was made without prices for placing planners")
         if micro_batches not in self._placing:
@@ -70,7 +70,7 @@ class PlanningTask:
         return self._placing[micro_batches]
 
     def placed_space(self, micro_batches: int) -> int:
-        """Return the number of the space that plans of so many micro-batches belong to."""
+        """Return the number of the space of plans with ``micro_batches`` micro-batches."""
         first = len(self.base.spaces) - len(self.placed_counts)
         return first + self.placed_counts.index(micro_batches)
 

@@ -32,7 +32,7 @@ from tensoropt.pipeline.stages import (
     Cutter,
     balanced,
     block_cuts,
-    cheaper_again,
+    cheaper_to_duplicate,
     dealt_cuts,
     flops_of,
     has_ends,
@@ -269,7 +269,7 @@ class _Finder:
         self.closely = self.pin is not None or self.settings.pipelines == "always"
         self.schedule = (self.pin.schedule if self.pin is not None else None) or "1f1b"
         self.costs: CostSource = searched.costs
-        self.again = cheaper_again(self.cutter, self.costs)
+        self.again = cheaper_to_duplicate(self.cutter, self.costs)
         self.small = len(self.graph.groups) <= FEW_GROUPS
         self.cutting = _Cutting(self.cutter, self.again, self.pin, self.costs, self._note, small=self.small)
         self._notes: dict[str, None] = {_HEURISTIC: None}

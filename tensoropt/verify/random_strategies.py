@@ -243,7 +243,7 @@ def random_pipeline(
     error: PlanError | None = None
     for _ in range(_TRIES if len(cutter.cuts) >= stages - 1 else 0):
         cuts = tuple(sorted(rng.sample(cutter.cuts, stages - 1)))
-        again = frozenset(name for name in sorted(cutter.can_be_made_again) if rng.random() < _AGAIN)
+        again = frozenset(name for name in sorted(cutter.duplicable) if rng.random() < _AGAIN)
         try:
             strategies: list[Strategy] = []
             stored: dict[str, Layout] = {}

@@ -50,7 +50,7 @@ def test_only_the_last_few_are_kept():
         ("data:;base64,@@", "a.pickle", "did not arrive whole"),
         (url(b""), "a.pickle", "is empty"),
         (url(pickle.dumps(os.system)), "a.pickle", "STACK_GLOBAL, which is not data"),
-        (url(b"{"), "a.json", "is no JSON"),
+        (url(b"{"), "a.json", "is not JSON"),
         (url(TRACE), "a.pkl", "the pickle"),
     ],
 )

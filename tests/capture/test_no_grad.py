@@ -59,7 +59,7 @@ def test_the_line_is_named(cut, how):
         capture(Cut(cut), (X,))
     found = int(str(e.value).split("test_no_grad.py:")[1].split(" ")[0])
     assert line <= found <= line + 2
-    with pytest.raises(CaptureError, match=r"loss= returns has no gradient: it is cut off .*test_no_grad"):
+    with pytest.raises(CaptureError, match=r"result of loss= has no gradient: it is cut off .*test_no_grad"):
         capture(Cut(cut), (X,), loss=lambda out: out * 2)
 
 

@@ -200,7 +200,7 @@ def _held_in_parts():
         (lambda: _with("b", nn.LazyLinear(4)), r"`b\.weight` has no shape yet.*once"),
         (lambda: _with("b", torch.jit.script(nn.Linear(4, 4))), r"`b` was made by torch\.jit"),
         (_sparse_buffer, r"`graph` is a sparse tensor.*index_select"),
-        (_held_in_parts, r"`a\.weight` is held in parts by DeepSpeed"),
+        (_held_in_parts, r"`a\.weight` is partitioned by DeepSpeed"),
     ],
 )
 def test_models_that_are_wrapped_or_unfinished_are_named(make, pattern):

@@ -120,5 +120,5 @@ def test_attrs_classes() -> None:
 
 def test_what_cannot_be_made_is_refused_by_its_name() -> None:
     returned, _ = find_loss(Computed(loss_and_logits()[1]))
-    with pytest.raises(CaptureError, match=r"test_returned\.Computed, of which no object"):
+    with pytest.raises(CaptureError, match=r"test_returned\.Computed, and no such object"):
         returned.rebuild(torch.tensor(3.0))

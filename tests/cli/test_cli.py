@@ -480,7 +480,7 @@ BAD = {
     ),
     "pipelines of no degree": (
         ("verify", "net.py:net", "--random", "1", "--cluster", "two.yaml", "--pipeline", "3"),
-        "2 devices are not in 3 equal parts",
+        "2 devices cannot be divided into 3 equal parts",
     ),
     "pipelines of one place": (
         ("verify", "net.py:net", "--random", "1", "--cluster", "two.yaml", "--pipeline", "1"),

@@ -237,11 +237,11 @@ def test_bandwidths(text, value):
         ("devices: [{kind: H100-80GB, number: 2}]", "unknown key 'number'"),
         ("device: [H100-80GB]", "did you mean 'devices'"),
         ("devices: [H100-80GB]\nnodes: 0", "nodes is 0"),
-        ("devices: [H100-80GB]\nnodes: [{devices: [L40S]}]", "leave out devices"),
+        ("devices: [H100-80GB]\nnodes: [{devices: [L40S]}]", "leave out the separate devices"),
         ("nodes: [{count: 2}]", "has no devices"),
         ("nodes: [{devices: []}]", "at least one"),
         ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, count: 2}]}]", "equally many"),
-        ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, memory: 1GiB}]}]", "name one of them otherwise"),
+        ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, memory: 1GiB}]}]", "rename one of them"),
         ("devices: [H100-80GB]\nnodes: 2", "lacks inter_node"),
         ("devices: [{kind: H100-80GB, count: 2}]", "lacks intra_node"),
         (

@@ -181,7 +181,7 @@ def test_local_is_gpus_where_there_are_some(monkeypatch, text, count, kind):
     assert (cluster.device_count, cluster.device_type) == (count, kind)
     assert cluster.name == text
     with pytest.raises(
-        ClusterError, match="local:9 asks for 9 GPUs, but 8 are here to be used; use local:8, or cpu:9"
+        ClusterError, match="local:9 asks for 9 GPUs, but 8 are available; use local:8, or cpu:9"
     ):
         load_cluster("local:9")
 
@@ -193,7 +193,7 @@ def test_local_is_cpu_ranks_where_there_are_no_gpus(monkeypatch):
     assert load_cluster("local:3").devices == load_cluster("cpu:3").devices
     assert load_cluster("local").devices == load_cluster("cpu").devices
     for text in ("cpu:", "cpu:0", "local:x"):
-        with pytest.raises(ClusterError, match="stands the number of ranks, at least 1"):
+        with pytest.raises(ClusterError, match="must be followed by the number of ranks, at least 1"):
             load_cluster(text)
 
 

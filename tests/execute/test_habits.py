@@ -102,23 +102,23 @@ def test_a_model_that_all_ranks_refuse(ranks: RankPool) -> None:
 SAYS = {
     "assign": "first.weight is another parameter than when the model was parallelized",
     "data": "first.weight was given other data after parallelize",
-    "head": "third was put into the model after parallelize",
-    "layers": "second.extra was put into the model after parallelize",
-    "away": "a module of the model was taken away after parallelize",
+    "head": "third was added to the model after parallelize",
+    "layers": "second.extra was added to the model after parallelize",
+    "away": "a module of the model was removed after parallelize",
     "parameter": "first.bias is another parameter",
     "hook": "a hook was added to second after parallelize",
     "gradient hook": "a hook on the gradient of second.weight was added",
     "step hook": "a hook on the gradient of second.weight was added",
-    "parametrised": "second.parametrizations was put into the model",
+    "parametrised": "second.parametrizations was added to the model",
     "forward": "the forward of second was replaced",
-    "lora": "second was put into the model",
+    "lora": "second was added to the model",
 }
 AT_ONCE = {
     "half": "first.weight is torch.float32 in the plan, and would become torch.float16",
     "bfloat16": "would become torch.bfloat16; convert the model before it is explored",
     "double": "second.weight is torch.float32 in the plan, and would become torch.float64",
     "meta": "first.weight is on cpu, where the plan runs, and would go to meta",
-    "share": "would get another place or layout in memory",
+    "share": "would move, or change its layout in memory",
     "copy": "cannot be copied or pickled",
     "pickle": "cannot be copied or pickled",
     "average": "cannot be copied or pickled",
@@ -271,7 +271,7 @@ def test_one_rank_may_ask_for_its_state_dict(ranks: RankPool) -> None:
 @pytest.mark.parametrize(
     ("name", "mesh", "seed", "lacks"),
     [
-        ("mlp", ("1f1b", 2, 2), 3, "parameters, which lie on other ranks"),
+        ("mlp", ("1f1b", 2, 2), 3, "parameters, which are on other ranks"),
         (*FUSED, "lacks parts of"),
         ("mlp", ("placed", 1), 3, ""),
     ],

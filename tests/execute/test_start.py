@@ -140,7 +140,7 @@ def test_a_function_that_looks_at_values_is_refused() -> None:
 def test_a_device_that_is_not_here_is_refused() -> None:
     assert "does not say what devices it is for; pass device=" in refusal(init_weights=jobs.draw)
     assert "plans run on cpu or cuda, not on meta" in refusal(device="meta", init_weights=jobs.draw)
-    assert "is none of PyTorch's" in refusal(device="gpu", init_weights=jobs.draw)
+    assert "is unknown to PyTorch" in refusal(device="gpu", init_weights=jobs.draw)
     if why_no_gpu():
         said = refusal(device="cuda", init_weights=jobs.draw)
         assert said == f"this rank cannot run on a GPU: {why_no_gpu()}, or pass device='cpu'"
@@ -182,7 +182,7 @@ def test_gpus_talk_through_nccl_bound_to_their_device(monkeypatch: pytest.Monkey
 
 def test_safetensors_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some.safetensors").touch()
-    with pytest.raises(PlanError, match="is no safetensors file"):
+    with pytest.raises(PlanError, match="is not a safetensors file"):
         open_weights(tmp_path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tensoropt\[safetensors\]'"):

@@ -52,7 +52,7 @@ def test_damaged_and_broken_off_ones_are_refused():
         parse_observation("a.json.gz", whole[:-10])
     with pytest.raises(TensorOptError, match="is damaged"):
         parse_observation("a.json.gz", whole[:12] + b"\0" * 20 + whole[32:])
-    with pytest.raises(TensorOptError, match=r"'a\.json': the file is no JSON"):
+    with pytest.raises(TensorOptError, match=r"'a\.json': the file is not JSON"):
         parse_observation("a.json", TRACE[:-2])
     with pytest.raises(TensorOptError, match=r"'a\.pkl': the pickle breaks off"):
         parse_observation("a.pkl", SNAPSHOT[:-2])

@@ -110,7 +110,7 @@ def test_traces_of_nothing_are_refused(events):
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": NaN}', b"[" * 100_000, b"1" * 10_000])
 def test_what_is_no_json_is_refused(content):
-    with pytest.raises(ProfileError, match="the file is no JSON"):
+    with pytest.raises(ProfileError, match="the file is not JSON"):
         parse_json(content)
 
 

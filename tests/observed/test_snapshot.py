@@ -113,7 +113,7 @@ def test_the_format_is_the_one_that_torch_reads():
     ],
 )  # fmt: skip
 def test_anything_else_is_refused(data):
-    with pytest.raises(SnapshotError, match=r"no memory snapshot .* torch.cuda.memory._dump_snapshot"):
+    with pytest.raises(SnapshotError, match=r"not a memory snapshot .* torch.cuda.memory._dump_snapshot"):
         read_snapshot(data)
 
 

@@ -98,10 +98,10 @@ def test_degrees_are_those_of_equal_parts_of_whole_links(
 @pytest.mark.parametrize(
     ("places", "says"),
     [
-        (1, "12 devices are not in 1 equal parts of a pipeline; give a divisor .* at least 2"),
-        (0, "12 devices are not in 0 equal parts"),
-        (5, "12 devices are not in 5 equal parts"),
-        (24, "12 devices are not in 24 equal parts"),
+        (1, "12 devices cannot be divided into 1 equal parts of a pipeline; give a divisor .* at least 2"),
+        (0, "12 devices cannot be divided into 0 equal parts"),
+        (5, "12 devices cannot be divided into 5 equal parts"),
+        (24, "12 devices cannot be divided into 24 equal parts"),
         (2, "6 devices do not fill whole levels"),
         (4, "4 equal parts of cluster 'toy' would lie across its links: each has 3 of the 4 of a level"),
     ],

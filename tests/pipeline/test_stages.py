@@ -28,7 +28,7 @@ from tensoropt.pipeline.stages import (
     Cutter,
     Stage,
     balanced,
-    cheaper_again,
+    cheaper_to_duplicate,
     crossing_tensor,
     dealt,
     dealt_cuts,
@@ -158,9 +158,9 @@ def test_the_cheaper_of_making_and_sending(bandwidth: str, made: bool) -> None:
     )
     cutter = Cutter(problem(tables).graph)
     with ProfileStore(":memory:") as store:
-        found = cheaper_again(cutter, CostSource(cluster, store, Settings(measure="never")))
-    assert cutter.can_be_made_again
-    assert found == (cutter.can_be_made_again if made else frozenset())
+        found = cheaper_to_duplicate(cutter, CostSource(cluster, store, Settings(measure="never")))
+    assert cutter.duplicable
+    assert found == (cutter.duplicable if made else frozenset())
 
 
 ROWS = 16 * 24 * 4
@@ -242,16 +242,16 @@ def test_what_only_a_later_stage_reads_passes_through_those_between() -> None:
 def test_only_what_needs_neither_parameters_nor_luck_is_made_again() -> None:
     found = cutter(tables)
     # Of the input alone; of a parameter there is a gradient, and dropout would draw other numbers.
-    assert found.can_be_made_again == {"softmax"}
+    assert found.duplicable == {"softmax"}
     # Made by reading the input once and writing as much.
-    assert found.made_again_bytes("softmax") == 2 * ROWS
+    assert found.duplication_bytes("softmax") == 2 * ROWS
 
 
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_labels_of_language_models_can_be_made_again(build: Callable[[], Recipe]) -> None:
     found = cutter(build)
     (labels,) = [g for g in found.graph.groups if g.name == "pad"]
-    assert {n for op in labels.operators for n in op.outputs} == found.can_be_made_again
+    assert {n for op in labels.operators for n in op.outputs} == found.duplicable
     assert not labels.parameters
 
 
@@ -270,7 +270,7 @@ def test_a_stage_makes_again_what_it_would_receive() -> None:
 
 def test_a_stage_makes_nothing_again_that_it_does_not_read() -> None:
     found = cutter(gpt2)
-    again = found.can_be_made_again
+    again = found.duplicable
     first, *rest = found.stages((found.place["layer_norm_2"], found.place["layer_norm_4"]), again)
     assert "pad" not in own(first)
     assert ["pad" in own(stage) for stage in rest] == [False, True]
@@ -375,7 +375,7 @@ def test_a_buffer_that_moves_does_so_in_one_stage() -> None:
 def test_any_cuts_give_stages_that_are_the_whole_model(data: st.DataObject) -> None:
     found = cutter(data.draw(st.sampled_from([four, skip, tables, tied, llama])))
     cuts = tuple(sorted(data.draw(st.sets(st.sampled_from(found.cuts), min_size=1, max_size=4))))
-    again = frozenset(data.draw(st.sets(st.sampled_from(sorted(found.can_be_made_again) or [""]))) - {""})
+    again = frozenset(data.draw(st.sets(st.sampled_from(sorted(found.duplicable) or [""]))) - {""})
     ends = (0, *cuts, len(found.graph.groups))
     if not all(found.learns(start, stop) for start, stop in pairwise(ends)):
         with pytest.raises(PlanError, match="no trained parameters"):
@@ -434,7 +434,7 @@ def test_what_cannot_be_made_again_is_refused(name: str) -> None:
 
 def test_what_is_made_again_is_not_sent_on_the_way() -> None:
     found = cutter(masked)
-    for name in sorted(found.can_be_made_again):
+    for name in sorted(found.duplicable):
         # Building a stage refuses what arrives and is made as well.
         for stage in found.stages((found.cuts[0], found.cuts[-1]), frozenset({name})):
             assert name not in stage.arriving

@@ -30,7 +30,7 @@ from tensoropt.pipeline.strategy import (
     SCHEDULES,
     Action,
     PipelinedStrategy,
-    Unfit,
+    UnfitParameter,
     check_schedule,
     pipelined_from_dict,
     pipelined_to_dict,
@@ -220,7 +220,7 @@ def cutter_of(how: str) -> Cutter:
     return Cutter(prepare(capture(Several(how), (torch.randn(8, W),), {})).graph)
 
 
-def behind_the_first(cutter: Cutter) -> Unfit | None:
+def behind_the_first(cutter: Cutter) -> UnfitParameter | None:
     """Of the stage behind the first layer."""
     return unfit_parameter(cutter.stage(1, len(cutter.graph.groups)).graph)
 
@@ -414,7 +414,8 @@ def test_what_takes_backward_apart_finds_each_gradient() -> None:
     graph = problem(read_twice).graph
     cut = next(number for number, group in enumerate(graph.groups) if group.name == "linear_3")
     with pytest.raises(
-        PlanError, match=r"of p_model_blocks_1_weight in stage 1, it is read 2 times .*; use 1f"
+        PlanError,
+        match=r"for p_model_blocks_1_weight in stage 1, it, or a tensor .*, is read 2 times .*; use 1f",
     ):
         split_along_the_batch(graph, (cut,), (4, 2), "zero_bubble")
     assert split_along_the_batch(graph, (cut,), (4, 2), "1f1b")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.planners.compare import asked, compare
+from tensoropt.planners.compare import compare, requested_planners
 from tensoropt.planners.results import SimulatedPoint
 from tests.planners.problems import frontier, small
 
@@ -48,7 +48,9 @@ def rows_of(entries, tracked, limits=(None,)):
 
 def test_a_row_for_the_frontier_and_every_planner_under_every_limit():
     limits = [1e9, 1.0]
-    rows, points = compare(small(*TWO), asked("data_parallel,optcnn"), limits, frontier(*TWO), 0, quiet)
+    rows, points = compare(
+        small(*TWO), requested_planners("data_parallel,optcnn"), limits, frontier(*TWO), 0, quiet
+    )
     assert [(r.planner, r.limit_bytes) for r in rows] == [
         (name, limit) for limit in limits for name in ("frontier", "data_parallel", "optcnn")
     ]

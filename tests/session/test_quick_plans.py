@@ -22,7 +22,7 @@ from tensoropt.plan.model_source import load_model
 from tensoropt.plan.point import SAME, Point
 from tensoropt.plan.settings import Settings
 from tensoropt.planners import results
-from tensoropt.planners.compare import asked
+from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.quick import (
     FEW_GROUPS,
     FEW_PLACED,
@@ -299,7 +299,7 @@ def check_no_planner_beats_a_point(source: str, cluster: str, planners: Sequence
     info = _model_info(session, captured, loaded)
     searched = search(session, problem)
     found = _evaluated(session, searched, info)
-    beside = with_planners(session, searched, found, asked(planners), (None,))
+    beside = with_planners(session, searched, found, requested_planners(planners), (None,))
     assert beside.others
     assert not beating(found.points, beside.others)
 

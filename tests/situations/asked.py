@@ -208,7 +208,7 @@ def build_number_of_numpy_passed():
     return Optioned(), _inputs(), {"option": np.int64(3)}
 
 
-build_number_of_numpy_passed.refused = r"`option` is of the class numpy\.int64.*number of Python's"
+build_number_of_numpy_passed.refused = r"`option` is of the class numpy\.int64.*a Python number"
 
 
 def build_function_passed():

@@ -60,7 +60,7 @@ def test_cuts_and_what_is_made_again_vary() -> None:
     graph, rng = problem(tables).graph, random.Random(0)
     found = [random_pipeline(graph, (2, 2), "gpipe", rng) for _ in range(30)]
     assert len({strategy.cuts for strategy in found}) > 3
-    assert {strategy.again for strategy in found} == {frozenset(), frozenset({"softmax"})}
+    assert {strategy.duplicated for strategy in found} == {frozenset(), frozenset({"softmax"})}
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (4, 4), (4, 2, 2)])
@@ -85,9 +85,9 @@ def test_degrees_are_those_of_the_cluster_that_the_model_has_cuts_for() -> None:
 @pytest.mark.parametrize(
     ("degrees", "counts", "says"),
     [
-        ((3,), (4,), "4 devices are not in 3 equal parts"),
-        ((1,), (4,), "4 devices are not in 1 equal parts"),
-        ((8,), (4,), "4 devices are not in 8 equal parts"),
+        ((3,), (4,), "4 devices cannot be divided into 3 equal parts"),
+        ((1,), (4,), "4 devices cannot be divided into 1 equal parts"),
+        ((8,), (4,), "4 devices cannot be divided into 8 equal parts"),
     ],
 )
 def test_degrees_that_the_cluster_has_not_are_refused(

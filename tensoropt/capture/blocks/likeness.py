@@ -1,4 +1,4 @@
-"""Which modules of a model are alike, as far as that is known before any of their code runs."""
+"""Find the modules of a model that are alike, before any of their code runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STORED = frozenset({"_parameters", "_buffers", "_modules"})
 
 @dataclass(frozen=True)
 class Layout:
-    """All that is known of a tensor without its values."""
+    """A tensor's properties apart from its values: shape, strides and types."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -58,8 +58,8 @@ class Block:
 
     def state(self) -> Any:
         """The state that a module's code may change besides tensors, compared before and after a call."""
-        now = _block(self.module)
-        return now.likeness, repr(now.simple), [_shallow(value) for value in self.objects]
+        block = _block(self.module)
+        return block.likeness, repr(block.simple), [_shallow(value) for value in self.objects]
 
 
 def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[Block]:
@@ -72,34 +72,34 @@ def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[B
     alike: dict[Likeness, int] = {}
     for block in blocks.values():
         alike[block.likeness] = alike.get(block.likeness, 0) + 1
-    found: dict[nn.Module, Block] = {}
+    block_of: dict[nn.Module, Block] = {}
 
     def visit(module: nn.Module) -> None:
         for child in module.children():
             block = blocks.get(child)
             if block is not None and alike[block.likeness] > 1 and block.likeness not in apart:
-                found[child] = block
+                block_of[child] = block
             else:
                 visit(child)
 
     visit(model)
-    return list(found.values())
+    return list(block_of.values())
 
 
 def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
     """The places of numbers, flags and names that differ between modules of one likeness, by likeness."""
     first: dict[Likeness, Block] = {}
-    found: dict[Likeness, set[Place]] = {}
+    places_of: dict[Likeness, set[Place]] = {}
     for block in blocks:
-        other = first.setdefault(block.likeness, block)
-        places = found.setdefault(block.likeness, set())
-        places |= {p for p, value in block.simple.items() if not same_value(value, other.simple[p])}
-    return found
+        reference = first.setdefault(block.likeness, block)
+        places = places_of.setdefault(block.likeness, set())
+        places |= {p for p, value in block.simple.items() if not same_value(value, reference.simple[p])}
+    return places_of
 
 
-def same_value(one: Any, other: Any) -> bool:
+def same_value(first: Any, second: Any) -> bool:
     """Whether two values are equal and of one type: 1, 1.0 and True are different to a model's code."""
-    return repr(one) == repr(other)
+    return repr(first) == repr(second)
 
 
 def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -123,25 +123,25 @@ def _block(module: nn.Module) -> Block:
     numbers: dict[int, int] = {}
     simple: dict[Place, Any] = {}
     objects: list[Any] = []
-    known: list[Any] = []
+    numbered: list[Any] = []
     for path, part in module.named_modules(remove_duplicate=False):
-        known.append((path, paths[id(part)], type(part)))
+        numbered.append((path, paths[id(part)], type(part)))
         for name, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is None:
-                known.append((name, None))
+                numbered.append((name, None))
             else:
                 # Numbered, so that one tensor under two names can be distinguished from two tensors.
                 number = numbers.setdefault(id(tensor), len(numbers))
-                known.append((name, type(tensor), number, Layout.of(tensor)))
+                numbered.append((name, type(tensor), number, Layout.of(tensor)))
         for name, value in vars(part).items():
             if name in _STORED:
                 continue
             if _is_simple(value):
                 simple[path, name] = value
-                known.append(name)
+                numbered.append(name)
             else:
-                known.append((name, _identity(value, paths, objects)))
-    return Block(module, tuple(known), simple, objects)
+                numbered.append((name, _identity(value, paths, objects)))
+    return Block(module, tuple(numbered), simple, objects)
 
 
 def _is_simple(value: Any) -> bool:
@@ -158,7 +158,7 @@ def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
         objects: receives the objects that are identified by themselves.
     """
 
-    def known(inner: Any) -> Any:
+    def contents(inner: Any) -> Any:
         return _identity(inner, paths, objects)
 
     if id(value) in paths:
@@ -166,13 +166,13 @@ def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
     if _is_simple(value):
         return (type(value), repr(value))
     if isinstance(value, types.MethodType):
-        return (value.__func__, known(value.__self__))
+        return (value.__func__, contents(value.__self__))
     if isinstance(value, functools.partial):
-        return (value.func, known(value.args), known(value.keywords))
+        return (value.func, contents(value.args), contents(value.keywords))
     if isinstance(value, dict):
-        return (type(value), tuple((repr(k), known(v)) for k, v in value.items()))
+        return (type(value), tuple((repr(k), contents(v)) for k, v in value.items()))
     if isinstance(value, (tuple, list)):
-        return (type(value), tuple(map(known, value)))
+        return (type(value), tuple(map(contents, value)))
     objects.append(value)
     return id(value)
 
@@ -181,8 +181,8 @@ def _shallow(value: Any) -> Any:
     """The attributes that an object holds, with nested objects represented by their identity."""
     if isinstance(value, nn.Module):
         return None
-    found = getattr(value, "__dict__", {})
-    return {name: repr(v) if _is_simple(v) else (id(v), _length(v)) for name, v in found.items()}
+    attributes = getattr(value, "__dict__", {})
+    return {name: repr(v) if _is_simple(v) else (id(v), _length(v)) for name, v in attributes.items()}
 
 
 def _length(value: Any) -> int | None:

@@ -34,7 +34,7 @@ block whose like was traced in the call ``traced``."""
 
 
 class Unlike(Exception):  # noqa: N818 - never reaches a user; it says what is to be traced one by one
-    """One block's trace cannot stand for blocks that are like it.
+    """Raised when one block's trace cannot stand for the blocks that are like it.
 
     Attributes:
         likeness: that of the modules which have to be traced one by one.
@@ -71,15 +71,15 @@ class Traced:
     confirmed: bool = False
 
     def stands_for(self, block: Block, call: Any) -> bool:
-        """Whether ``block`` does in this call what was traced."""
+        """Return whether ``block`` does the same in this call as in the traced one."""
         if self.block.likeness != block.likeness or self.call != call:
             return False
         return all(same_value(self.block.simple[place], block.simple[place]) for place in self.reads)
 
     def returned(self, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Any:
         """Return the block's outputs, given the call's inputs and the tensors that it made."""
-        of = {"input": inputs, "made": made}
-        leaves = [value if kind == "value" else of[kind][value] for kind, value in self.outputs]
+        tensors = {"input": inputs, "made": made}
+        leaves = [value if kind == "value" else tensors[kind][value] for kind, value in self.outputs]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
@@ -181,9 +181,9 @@ class TracedBlocks:
         entered: Sequence[torch.Tensor],
         arguments: tuple[Any, Any],
     ) -> tuple[Traced, list[torch.Tensor]]:
-        """(the last call as it was traced, the tensors that it made)."""
+        """Return (the last call as it was traced, the tensors that it made)."""
         versions = [t._version for t in entered]
-        state, given = block.state(), pytree.tree_flatten(arguments)
+        state, flat_arguments = block.state(), pytree.tree_flatten(arguments)
         self._inside = True
         try:
             with _watched(block, self._differing[block.likeness]) as seen:
@@ -194,7 +194,9 @@ class TracedBlocks:
             raise Unlike(block.likeness, f"sets {', '.join(sorted(seen.written))}")
         if block.state() != state:
             raise Unlike(block.likeness, "changes what it holds")
-        if versions != [t._version for t in entered] or not _same(given, pytree.tree_flatten(arguments)):
+        if versions != [t._version for t in entered] or not _same(
+            flat_arguments, pytree.tree_flatten(arguments)
+        ):
             raise Unlike(block.likeness, "changes its inputs")
         leaves, spec = pytree.tree_flatten(result)
         if not _all_known(leaves):
@@ -226,7 +228,12 @@ def _fresh(tensors: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
 
 def _made(tensors: Sequence[torch.Tensor], call: int, traced: int) -> list[torch.Tensor]:
     assert _active is not None
-    return [layout.empty() for one in _active.traced if one.number == traced for layout in one.made]
+    return [
+        layout.empty()
+        for traced_call in _active.traced
+        if traced_call.number == traced
+        for layout in traced_call.made
+    ]
 
 
 for _name, _results in (("enter", _fresh), ("leave", _fresh), ("repeat", _made)):
@@ -237,9 +244,11 @@ def _all_known(leaves: Sequence[Any]) -> bool:
     return all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in leaves)
 
 
-def _same(one: tuple[list[Any], pytree.TreeSpec], other: tuple[list[Any], pytree.TreeSpec]) -> bool:
-    """Whether arguments still hold what they held before: a list that was passed in may have grown."""
-    return one[1] == other[1] and all(a is b for a, b in zip(one[0], other[0], strict=True))
+def _same(before: tuple[list[Any], pytree.TreeSpec], after: tuple[list[Any], pytree.TreeSpec]) -> bool:
+    """Return whether arguments still hold what they held before the call: a list that was passed in may have
+    grown.
+    """
+    return before[1] == after[1] and all(a is b for a, b in zip(before[0], after[0], strict=True))
 
 
 def _call(leaves: Sequence[Any], spec: pytree.TreeSpec, tensors: Sequence[torch.Tensor]) -> Any:
@@ -252,11 +261,11 @@ def _call(leaves: Sequence[Any], spec: pytree.TreeSpec, tensors: Sequence[torch.
 def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Sequence[torch.Tensor]) -> None:
     """Require that tensors made by a block have their own memory, since changing a view changes its base."""
     stored = (*block.module.parameters(), *block.module.buffers())
-    taken = {t.untyped_storage()._cdata for t in (*entered, *stored)}
+    storages = {t.untyped_storage()._cdata for t in (*entered, *stored)}
     for tensor in made:
-        if (memory := tensor.untyped_storage()._cdata) in taken:
+        if (memory := tensor.untyped_storage()._cdata) in storages:
             raise Unlike(block.likeness, "returns views of its inputs, of what it stores or of one another")
-        taken.add(memory)
+        storages.add(memory)
 
 
 @dataclass

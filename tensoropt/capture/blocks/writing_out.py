@@ -42,10 +42,10 @@ def write_out(blocks: TracedBlocks, exported: torch.export.ExportedProgram) -> N
                 raise Unlike(traced.block.likeness, "computes something else the second time")
     paths = {id(module): path for path, module in blocks.model.named_modules()}
     for number, repeat in marks[OPS.repeat].items():
-        block, of = blocks.called[number], _arguments(repeat)[2]
-        if of not in bodies:
+        block, operands = blocks.called[number], _arguments(repeat)[2]
+        if operands not in bodies:
             raise Unlike(block.likeness, "nothing reads what the traced one returns")
-        _exchange(repeat, bodies[of].copied(repeat, stored, block.module, paths))
+        _exchange(repeat, bodies[operands].copied(repeat, stored, block.module, paths))
     for node in (*marks[OPS.enter].values(), *marks[OPS.leave].values()):
         _exchange(node, _arguments(node)[0])
 
@@ -116,9 +116,9 @@ class _Body:
                 raise Unlike(likeness, f"reads {outer.name}, which it is not given")
             if name in stored.changed:
                 raise Unlike(likeness, f"changes {name}")
-        for one in inside:
-            if any(user not in inside and user is not leave for user in one.users):
-                raise Unlike(likeness, f"{one.name} is read outside it")
+        for inner in inside:
+            if any(user not in inside and user is not leave for user in inner.users):
+                raise Unlike(likeness, f"{inner.name} is read outside it")
 
     def computes_as(self, other: _Body, stored: _Stored) -> bool:
         """Whether the nodes equal those of another body, applied to this body's stored tensors."""
@@ -126,13 +126,13 @@ class _Body:
             return False
         own = dict(zip(other.nodes, self.nodes, strict=True))
         # Inputs come in the same order; an input that is not read has no node.
-        given = {_arguments(node)[1]: node for node in self.given}
-        own |= {node: given[_arguments(node)[1]] for node in other.given if _arguments(node)[1] in given}
+        inputs = {_arguments(node)[1]: node for node in self.given}
+        own |= {node: inputs[_arguments(node)[1]] for node in other.given if _arguments(node)[1] in inputs}
         own |= stored.counterparts(other.traced.block.module, self.traced.block.module)
 
-        def same(one: fx.Node, two: fx.Node) -> bool:
-            moved = fx.map_arg((two.args, two.kwargs), lambda node: own.get(node, node))
-            return one.target == two.target and repr((one.args, one.kwargs)) == repr(moved)
+        def same(first: fx.Node, second: fx.Node) -> bool:
+            moved = fx.map_arg((second.args, second.kwargs), lambda node: own.get(node, node))
+            return first.target == second.target and repr((first.args, first.kwargs)) == repr(moved)
 
         pairs = zip(self.nodes, other.nodes, strict=True)
         return all(same(*pair) for pair in pairs) and (

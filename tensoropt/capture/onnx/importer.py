@@ -85,8 +85,8 @@ class Call:
         """Whether anything reads an output."""
         return index < len(self.wanted) and self.wanted[index]
 
-    def known(self, index: int, what: str = "") -> torch.Tensor:
-        """The data of an operand that has to be constant.
+    def known(self, index: int, role: str = "") -> torch.Tensor:
+        """Return the data of an operand that has to be constant.
 
         Raises:
             DataDependentError: it depends on an input of the model.
@@ -94,24 +94,24 @@ class Call:
         value = self[index]
         if value.data is None:
             raise DataDependentError(
-                f"its {what or f'input {index}'} depends on the values of an input, so the shapes of what "
+                f"its {role or f'input {index}'} depends on the values of an input, so the shapes of what "
                 "follows are not fixed"
             )
         return value.data
 
-    def ints(self, index: int, what: str = "") -> list[int]:
+    def ints(self, index: int, role: str = "") -> list[int]:
         """A constant operand, as a list of whole numbers."""
-        return [int(v) for v in self.known(index, what).reshape(-1).tolist()]
+        return [int(v) for v in self.known(index, role).reshape(-1).tolist()]
 
-    def ints_or(self, index: int, default: Any, what: str = "") -> Any:
+    def ints_or(self, index: int, default: Any, role: str = "") -> Any:
         """A constant operand as whole numbers; ``default`` if it is left out."""
-        return default if self.optional(index) is None else self.ints(index, what)
+        return default if self.optional(index) is None else self.ints(index, role)
 
-    def scalar(self, index: int, default: Any = None, what: str = "") -> Any:
+    def scalar(self, index: int, default: Any = None, role: str = "") -> Any:
         """A constant operand with one element as a Python number; ``default`` if it is left out."""
         if self.optional(index) is None:
             return default
-        return self.known(index, what).reshape(()).item()
+        return self.known(index, role).reshape(()).item()
 
     def dim(self, name: str = "axis", default: int = 0, *, of: int | None = None) -> int:
         """An attribute that names a dim of operand 0 (or of a tensor with ``of`` dims), made non-negative."""
@@ -210,12 +210,12 @@ class Importer:
         env: dict[str, Any] = dict(inputs)
         stored = self._initializers(self.model.graph)
         self._evaluate(list(self.model.graph.node), env, stored, outputs)
-        found = [self._lookup(name, env, stored) for name in outputs]
+        values = [self._lookup(name, env, stored) for name in outputs]
         self._refuse()
-        for name, value in zip(outputs, found, strict=True):
+        for name, value in zip(outputs, values, strict=True):
             if not isinstance(value, OnnxValue):
                 raise OnnxError(f"the output '{name}' is a sequence; only tensors can be returned")
-        return found
+        return values
 
     @staticmethod
     def _initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
@@ -225,7 +225,7 @@ class Importer:
         if len(stored) != len(graph.initializer):
             names = [t.name for t in graph.initializer]
             twice = next(name for name in names if names.count(name) > 1)
-            raise OnnxError(f"the initializer '{twice}' is there twice")
+            raise OnnxError(f"the initializer '{twice}' is defined twice")
         return stored
 
     def _evaluate(
@@ -268,8 +268,8 @@ class Importer:
     def _stored(
         self, tensor: onnx.TensorProto, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]
     ) -> Traced:
-        """A constant of the file: a parameter if it is a weight. Exporters write the table with which a model
-        both embeds and projects twice, once transposed; it stays one parameter here.
+        """Return a constant of the file: a parameter if it is a weight. Exporters write the table with which
+        a model both embeds and projects twice, once transposed; it stays one parameter here.
         """
         shape, dtype = self.reader.shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
@@ -288,8 +288,9 @@ class Importer:
         return self._parameter(tensor.name, data)
 
     def _parameter(self, name: str, data: torch.Tensor) -> Traced:
-        """A weight. An exporter that computed it may have repeated it (a class token for each image of the
-        batch, one row of a table for each position): the trained parameter is one of the repetitions.
+        """Return a weight as a parameter. An exporter that computed it may have repeated it (a class token
+        for each image of the batch, one row of a table for each position): the trained parameter is one of
+        the repetitions.
         """
         once = self.weights.once(name, data)
         if once.shape == data.shape:
@@ -376,10 +377,10 @@ class Importer:
             own = self._initializers(graph)
             outputs = [v.name for v in graph.output]
             self._evaluate(list(graph.node), inner, own, outputs)
-            found = [self._lookup(name, inner, own) for name in outputs]
-            if any(isinstance(v, _Failed) for v in found) and not (self.problems or self.unsupported):
+            results = [self._lookup(name, inner, own) for name in outputs]
+            if any(isinstance(v, _Failed) for v in results) and not (self.problems or self.unsupported):
                 raise OnnxError("its subgraph cannot be imported")
-            return found
+            return results
 
         return Call(
             op=node.op_type,
@@ -401,7 +402,7 @@ class Importer:
         env = {name: v for name, v in zip(body.input, operands, strict=False) if v is not None}
         # A definition is written in its own opset, which may be older than the file's.
         opsets, self.opsets = self.opsets, self.opsets | {o.domain: o.version for o in body.opset_import}
-        wanted = [inner for inner, name in zip(body.output, node.output, strict=False) if name]
+        results = [inner for inner, name in zip(body.output, node.output, strict=False) if name]
         nodes = list(body.node)
         for inner in nodes:  # optional operands that were left out
             for i, name in enumerate(inner.input):
@@ -409,7 +410,7 @@ class Importer:
                     inner.input[i] = ""
         self._inside_function += 1
         try:
-            self._evaluate(nodes, env, {}, wanted)
+            self._evaluate(nodes, env, {}, results)
         finally:
             self.opsets = opsets
             self._inside_function -= 1
@@ -440,19 +441,21 @@ class Importer:
             parts.append(f"and {len(self.problems) - _LISTED} more")
         raise OnnxError(
             "; ".join(parts)
-            + ". Import only what comes before: --output NAME (a tensor of the file) leaves out "
-            "all that NAME does not depend on"
+            + (
+                ". To import only a part, --output NAME (a tensor of the file) leaves out everything that "
+                "NAME does not depend on"
+            )
         )
 
 
 def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx.TensorProto]]:
     """The matrices that rows are gathered from, by shape."""
     gathered = {n.input[0] for n in graph.node if n.op_type == "Gather" and n.input}
-    found: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
+    tables: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     for tensor in graph.initializer:
         if tensor.name in gathered and len(tensor.dims) == 2:
-            found.setdefault(tuple(tensor.dims), []).append(tensor)
-    return found
+            tables.setdefault(tuple(tensor.dims), []).append(tensor)
+    return tables
 
 
 def _captured(graph: onnx.GraphProto) -> list[str]:

@@ -113,10 +113,10 @@ def _import(
     inferred = infer(model, inputs) if batch is None else Inferred()
     importer = Importer(model, TensorReader(folder), device=device, batch=batch, types=inferred.types)
     values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
-    wanted = list(outputs) or [o.name for o in graph.output]
-    if not wanted:
+    output_names = list(outputs) or [o.name for o in graph.output]
+    if not output_names:
         raise OnnxError("it has no outputs")
-    results = importer.convert(values, wanted)
+    results = importer.convert(values, output_names)
     inferred.check(importer.made)
     # After the pass, which determines the tables that an input indexes.
     inputs = [replace(i, below=importer.builder.bounds.get(values[i.name].node)) for i in inputs]
@@ -127,12 +127,16 @@ def _import(
             f"{frozen} batch norms keep their running statistics unless the file says training_mode=1"
         )
     if loss is not None:
-        results, added, note = with_loss(importer.builder, loss, results, wanted)
+        results, added, note = with_loss(importer.builder, loss, results, output_names)
         inputs += added
         notes.append(note)
-        wanted = ["loss"]
+        output_names = ["loss"]
     return ImportedModel(
-        _module(importer, results), tuple(inputs), tuple(wanted), dict(importer.builder.keys), tuple(notes)
+        _module(importer, results),
+        tuple(inputs),
+        tuple(output_names),
+        dict(importer.builder.keys),
+        tuple(notes),
     )
 
 

@@ -36,25 +36,25 @@ def standard_function(
         return None
     body = onnx.FunctionProto()
     body.CopyFrom(schema.function_body)
-    given = {a.name: a for a in node.attribute}
+    attributes = {a.name: a for a in node.attribute}
     defaults = {name: a.default_value for name, a in schema.attributes.items()}
     for inner in body.node:
-        _bind(inner, given, defaults)
+        _bind(inner, attributes, defaults)
     return body
 
 
 def _bind(
-    node: onnx.NodeProto, given: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]
+    node: onnx.NodeProto, attributes: dict[str, onnx.AttributeProto], defaults: dict[str, onnx.AttributeProto]
 ) -> None:
     """Replace references to the function's attributes with their values; drop those without a value."""
     kept = []
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             for inner in attribute.g.node:
-                _bind(inner, given, defaults)
+                _bind(inner, attributes, defaults)
             kept.append(attribute)
             continue
-        value = given.get(attribute.ref_attr_name) or defaults.get(attribute.ref_attr_name)
+        value = attributes.get(attribute.ref_attr_name) or defaults.get(attribute.ref_attr_name)
         if value is None or value.type == onnx.AttributeProto.UNDEFINED:
             continue
         bound = onnx.AttributeProto()
@@ -137,7 +137,7 @@ def _count(model: onnx.ModelProto) -> None:
     """Refuse more nodes than a real model has, counted as if all function calls were inlined."""
     # Counted before inlining, because functions that each call another one twice double with every level.
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
-    known: dict[tuple[str, str, str], int] = {}
+    counts: dict[tuple[str, str, str], int] = {}
 
     def size(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
         if depth > _MAX_NESTING:
@@ -148,9 +148,9 @@ def _count(model: onnx.ModelProto) -> None:
         for node in nodes:
             key = (node.domain, node.op_type, node.overload)
             if key in functions:
-                if key not in known:
-                    known[key] = size(functions[key].node, depth + 1)
-                total += known[key]
+                if key not in counts:
+                    counts[key] = size(functions[key].node, depth + 1)
+                total += counts[key]
             total += 1 + sum(size(g.node, depth + 1) for g in subgraphs(node))
             if total > MAX_NODES:
                 raise OnnxError(f"it has more than {MAX_NODES} nodes once its functions are inlined")
@@ -159,13 +159,15 @@ def _count(model: onnx.ModelProto) -> None:
     size(model.graph.node, 0)
 
 
-def ordered(nodes: Sequence[onnx.NodeProto], given: set[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes that ``wanted`` depends on, each after the nodes that it reads.
+def ordered(
+    nodes: Sequence[onnx.NodeProto], defined: set[str], outputs: Iterable[str]
+) -> list[onnx.NodeProto]:
+    """The nodes that ``outputs`` depends on, each after the nodes that it reads.
 
     Args:
         nodes: the nodes of one graph.
-        given: names that exist before: inputs, initializers, tensors made by an outer graph.
-        wanted: names of outputs.
+        defined: names that exist before: inputs, initializers, tensors made by an outer graph.
+        outputs: names of outputs.
 
     Raises:
         OnnxError: a name is defined twice or not at all, or nodes depend on each other in a cycle.
@@ -173,26 +175,26 @@ def ordered(nodes: Sequence[onnx.NodeProto], given: set[str], wanted: Iterable[s
     maker: dict[str, onnx.NodeProto] = {}
     for node in nodes:
         for name in node.output:
-            if name and (name in maker or name in given):
+            if name and (name in maker or name in defined):
                 raise OnnxError(f"'{name}' is made twice, the second time by {label(node)}")
             if name:
                 maker[name] = node
     order: list[onnx.NodeProto] = []
     state: dict[int, int] = {}  # 1: being visited, 2: done
-    for start in wanted:
+    for start in outputs:
         if start in maker:
-            _visit(maker[start], maker, given, state, order)
-        elif start not in given:
+            _visit(maker[start], maker, defined, state, order)
+        elif start not in defined:
             raise OnnxError(f"the output '{start}' is made by no node")
     position = {id(node): index for index, node in enumerate(nodes)}
     in_order = sorted(order, key=lambda n: position[id(n)])
-    return in_order if _is_ordered(in_order, given) else order
+    return in_order if _is_ordered(in_order, defined) else order
 
 
 def _visit(
     start: onnx.NodeProto,
     maker: dict[str, onnx.NodeProto],
-    given: set[str],
+    defined: set[str],
     state: dict[int, int],
     order: list[onnx.NodeProto],
 ) -> None:
@@ -218,7 +220,7 @@ def _visit(
                     )
                 enter(maker[name])
                 break
-            if name not in maker and name not in given:
+            if name not in maker and name not in defined:
                 raise OnnxError(f"{label(node)} reads '{name}', which nothing makes")
         else:
             state[id(node)] = 2
@@ -226,8 +228,8 @@ def _visit(
             stack.pop()
 
 
-def _is_ordered(nodes: Sequence[onnx.NodeProto], given: set[str]) -> bool:
-    made = set(given)
+def _is_ordered(nodes: Sequence[onnx.NodeProto], defined: set[str]) -> bool:
+    made = set(defined)
     for node in nodes:
         if not made.issuperset(reads(node)):
             return False

@@ -162,18 +162,18 @@ class Inferred:
             OnnxError: names the first tensor whose shape differs.
         """
         for name, shape in made.items():
-            known = self.shapes.get(name)
-            if known is None or _agree(known, shape):
+            inferred = self.shapes.get(name)
+            if inferred is None or _agree(inferred, shape):
                 continue
-            shown = ["?" if size is None else size for size in known]
+            shown = ["?" if size is None else size for size in inferred]
             raise OnnxError(
                 f"'{name}' has the shape {list(shape)}, but by ONNX's shape inference it has {shown}; the "
                 "file contradicts itself, so export it again"
             )
 
 
-def _agree(known: Shape, shape: Sequence[int]) -> bool:
-    return len(known) == len(shape) and all(k in (None, s) for k, s in zip(known, shape, strict=True))
+def _agree(inferred: Shape, shape: Sequence[int]) -> bool:
+    return len(inferred) == len(shape) and all(k in (None, s) for k, s in zip(inferred, shape, strict=True))
 
 
 def infer(model: onnx.ModelProto, inputs: Sequence[Input]) -> Inferred:
@@ -215,7 +215,7 @@ def _skeleton(model: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProt
         else:
             bare.graph.input.append(_described(tensor.name, tensor.data_type, tensor.dims))
     for value in graph.output:
-        # By name only: the shapes that the file declares are what is to be checked.
+        # By name only, because the declared shapes are to be checked.
         bare.graph.output.add(name=value.name)
     return bare
 
@@ -267,11 +267,11 @@ def _cross_entropy(builder: FxBuilder, results: Sequence[Traced], names: Sequenc
     classes = value.shape[dim]
     shape = tuple(s for d, s in enumerate(value.shape) if d != dim)
     labels = Input("labels", shape, torch.int64, below=classes)
-    given = builder.late_input(labels.name, shape, torch.int64)
+    targets = builder.late_input(labels.name, shape, torch.int64)
     if value.ndim == 3:
         # PyTorch wants classes second: one row per token needs no transposition.
-        value, given = value.reshape(-1, classes), given.reshape(-1)
-    loss = F.cross_entropy(value, given)
+        value, targets = value.reshape(-1, classes), targets.reshape(-1)
+    loss = F.cross_entropy(value, targets)
     return (
         loss,
         [labels],
@@ -290,7 +290,7 @@ LOSSES: dict[str, Callable[[FxBuilder, Sequence[Traced], Sequence[str]], _Made]]
 def with_loss(
     builder: FxBuilder, name: str, results: Sequence[Traced], outputs: Sequence[str]
 ) -> tuple[list[Traced], list[Input], str]:
-    """(the loss alone, the inputs that it needs, a sentence that describes it).
+    """Return (the loss alone, the inputs that it needs, a sentence that describes it).
 
     Args:
         name: a name in :data:`LOSSES`, or ``auto``: a scalar output called ``loss``; else cross entropy if an
@@ -306,5 +306,5 @@ def with_loss(
         name = "cross_entropy" if named else "mse"
     if name not in LOSSES:
         raise OnnxError(f"there is no loss '{name}'; there are auto, {', '.join(LOSSES)}")
-    loss, inputs, what = LOSSES[name](builder, results, outputs)
-    return [loss], inputs, f"loss: {what} (the file has none; --loss {'|'.join(LOSSES)})"
+    loss, inputs, sentence = LOSSES[name](builder, results, outputs)
+    return [loss], inputs, f"loss: {sentence} (the file has none; --loss {'|'.join(LOSSES)})"

@@ -172,7 +172,7 @@ class FxBuilder:
         return OnnxValue(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
     def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
-        """An additional input that turned out to be necessary; it comes last."""
+        """Add an input that turned out to be necessary; it comes last."""
         last = [node for node in self.graph.nodes if node.op == "placeholder"][-1:]
         with self.graph.inserting_after(*last) if last else self.graph.inserting_before(None):
             return self.input(name, shape, dtype)

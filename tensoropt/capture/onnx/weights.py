@@ -91,7 +91,7 @@ _TYPED_FIELDS: dict[Any, tuple[str, int]] = {
 }
 
 
-def torch_dtype(code: int, what: str) -> torch.dtype:
+def torch_dtype(code: int, label: str) -> torch.dtype:
     """The PyTorch dtype that holds an ONNX element type.
 
     Raises:
@@ -99,14 +99,14 @@ def torch_dtype(code: int, what: str) -> torch.dtype:
     """
     dtype = NARROW[code].dtype if code in NARROW else _DTYPES.get(code)
     if dtype is None:
-        known = code in _T.DataType.values()
-        name = _T.DataType.Name(code) if known else f"number {code}"  # type: ignore[arg-type]
-        raise OnnxError(f"{what} has the element type {name}, which cannot be imported")
+        in_standard = code in _T.DataType.values()
+        name = _T.DataType.Name(code) if in_standard else f"number {code}"  # type: ignore[arg-type]
+        raise OnnxError(f"{label} has the element type {name}, which cannot be imported")
     return dtype
 
 
 def rounded(x: Any, code: int, saturate: bool) -> Any:
-    """``x``, a real or traced tensor, rounded to floats of a few bits and held in float32.
+    """Return ``x``, a real or traced tensor, rounded to floats of a few bits and held in float32.
 
     Args:
         saturate: values that are too large become the largest number, instead of infinity or NaN.
@@ -147,23 +147,23 @@ class TensorReader:
 
     def shape_and_dtype(self, tensor: onnx.TensorProto) -> tuple[tuple[int, ...], torch.dtype]:
         """The shape and dtype of a tensor, checked against the size of its data without reading it."""
-        what = f"tensor '{tensor.name}'"
-        shape, dtype = _dims_of(tensor), torch_dtype(tensor.data_type, what)
+        label = f"tensor '{tensor.name}'"
+        shape, dtype = _dims_of(tensor), torch_dtype(tensor.data_type, label)
         if len(shape) > 64:
-            raise OnnxError(f"{what} has {len(shape)} dims; at most 64 make sense")
+            raise OnnxError(f"{label} has {len(shape)} dims; at most 64 make sense")
         elements = math.prod(shape)
         expected = _stored_bytes(tensor.data_type, dtype, elements)
         if tensor.data_location == _T.EXTERNAL:
             path, offset, length = self._external(tensor)
             if length != expected:
                 raise OnnxError(
-                    f"{what} of shape {list(shape)} needs {expected} bytes, but {path.name} has {length} for "
-                    f"it at offset {offset}; the data file is truncated or belongs to another model"
+                    f"{label} of shape {list(shape)} needs {expected} bytes, but {path.name} has {length} "
+                    f"for it at offset {offset}; the data file is truncated or belongs to another model"
                 )
         elif tensor.HasField("raw_data"):
             if len(tensor.raw_data) != expected:
                 raise OnnxError(
-                    f"{what} of shape {list(shape)} needs {expected} bytes, but the file holds "
+                    f"{label} of shape {list(shape)} needs {expected} bytes, but the file holds "
                     f"{len(tensor.raw_data)}; it is corrupt"
                 )
         else:
@@ -173,7 +173,7 @@ class TensorReader:
             needed = expected if tensor.data_type in NARROW else elements * per_element
             if count != needed:
                 raise OnnxError(
-                    f"{what} of shape {list(shape)} needs {needed} numbers, but the file holds {count}; it "
+                    f"{label} of shape {list(shape)} needs {needed} numbers, but the file holds {count}; it "
                     "is corrupt"
                 )
         return shape, dtype
@@ -203,14 +203,14 @@ class TensorReader:
 
     def _external(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
         """The (file, offset, bytes) of external data, checked."""
-        what = f"the external data of tensor '{tensor.name}'"
+        label = f"the external data of tensor '{tensor.name}'"
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         if self.folder is None:
-            raise OnnxError(f"{what} lies in a file of its own; give the path of the model")
+            raise OnnxError(f"{label} lies in a file of its own; give the path of the model")
         if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
             raise OnnxError(
-                f"{what} is at '{location}', which is not a file inside the model's folder; it is not read"
+                f"{label} is at '{location}', which is not a file inside the model's folder; it is not read"
             )
         folder = self.folder.resolve()
         try:
@@ -219,23 +219,23 @@ class TensorReader:
             path = (folder / location).resolve(strict=True)
         except (OSError, RuntimeError):
             raise OnnxError(
-                f"{what} should be in {folder / location}, but there is no such file; put it beside the model"
+                f"{label} should be in {folder / location}, but there is no such file; put the file there"
             ) from None
         if not path.is_relative_to(folder):
             raise OnnxError(
-                f"{what} is at '{location}', a link that leaves the model's folder; it is not read"
+                f"{label} is at '{location}', a link that leaves the model's folder; it is not read"
             )
         if not path.is_file():
-            raise OnnxError(f"{what} is at '{location}', which is not an ordinary file")
+            raise OnnxError(f"{label} is at '{location}', which is not an ordinary file")
         size = path.stat().st_size
         try:
             offset = int(entries.get("offset", "0") or 0)
             length = int(entries["length"]) if entries.get("length") else size - offset
         except ValueError:
-            raise OnnxError(f"{what} has an offset or length that is no number") from None
+            raise OnnxError(f"{label} has an offset or length that is no number") from None
         if offset < 0 or length < 0 or offset + length > size:
             raise OnnxError(
-                f"{what} is bytes {offset} to {offset + length} of {path.name}, which has {size}; the data "
+                f"{label} is bytes {offset} to {offset + length} of {path.name}, which has {size}; the data "
                 "file is truncated or belongs to another model"
             )
         return path, offset, length
@@ -246,7 +246,7 @@ def _stored_bytes(code: int, dtype: torch.dtype, elements: int) -> int:
 
 
 def _narrow(tensor: onnx.TensorProto, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Values that share bytes, or for which NumPy has no type, read by the package itself."""
+    """Return values that share bytes, or for which NumPy has no type, as the package itself reads them."""
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
     array = onnx.numpy_helper.to_array(tensor)
@@ -375,9 +375,9 @@ class _TrainedConstants:
         return name in self.placed or not self._is_computed(data)
 
     def once(self, name: str, data: torch.Tensor) -> torch.Tensor:
-        """A weight without its repetitions: size 1 along each dim in which all slices are equal. A single
-        value everywhere is a fresh weight rather than a repetition, and what the exporter calls a parameter
-        is one.
+        """Return a weight without its repetitions: size 1 along each dim in which all slices are equal. A
+        constant with a single value is a fresh weight, not a repetition; so is whatever the exporter calls a
+        parameter.
         """
         fresh = data.is_meta or data.numel() > INSPECTED_ELEMENTS or data.dim() < 2
         if fresh or name in self.declared or bool((data == data.flatten()[0]).all()):
@@ -389,8 +389,8 @@ class _TrainedConstants:
         return data
 
     def _is_computed(self, data: torch.Tensor) -> bool:
-        """Whether a constant was computed: whole numbers beyond 0 and 1 are positions, and in a file that
-        names its parameters so are 0 and 1. The ones of a fresh norm and the zeros of a fresh bias are
+        """Return whether a constant was computed. Whole numbers beyond 0 and 1 are positions; so are 0 and 1
+        in a file that names its parameters. The ones of a fresh norm and the zeros of a fresh bias are
         weights.
         """
         if not torch.equal(data, data.round()):
@@ -415,12 +415,14 @@ def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
         if entry.key == DECLARED
     }
     declared = frozenset(name for name, kind in kinds.items() if kind == "PARAMETER")
-    found: dict[bool | None, set[str]] = {True: set(), False: set(), None: set()}
+    names_by_use: dict[bool | None, set[str]] = {True: set(), False: set(), None: set()}
     for name in _leaves(graph):
-        # What the file declares needs no guess.
+        # Declarations in the file need no guess.
         if name not in kinds:
-            found[_use(name, uses)].add(name)
-    return _TrainedConstants(declared, frozenset(found[True]), frozenset(found[False]), says=bool(declared))
+            names_by_use[_use(name, uses)].add(name)
+    return _TrainedConstants(
+        declared, frozenset(names_by_use[True]), frozenset(names_by_use[False]), says=bool(declared)
+    )
 
 
 def _is_mask(data: torch.Tensor) -> bool:

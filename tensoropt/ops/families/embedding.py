@@ -69,7 +69,7 @@ def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
 
 
 def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """If the vocabulary is split, a call of the kernel that knows which rows this rank has."""
+    """A call of the kernel that knows which rows this rank has, if the vocabulary is split."""
     axes = shard.split(shard.loop_named("vocabulary"))
     if not axes:
         return call
@@ -79,8 +79,9 @@ def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """If bags or the vocabulary are split, a call of the kernel that makes offsets and indices relative to
-    the shard."""
+    """A call of the kernel that makes offsets and indices relative to the shard, if bags or the vocabulary
+    are split.
+    """
     axes, bags = shard.split(shard.loop_named("vocabulary")), shard.split(shard.loop_named("bag"))
     if not axes and not bags:
         return call
@@ -152,7 +153,7 @@ def _embedding_bag_kernel(
     rows = local.clamp(0, max(weight.shape[0] - 1, 0))
     inside = inside if factors is None else inside * factors
     # A sum whose weights exclude other ranks' rows and padding.
-    total, *others = bag(weight, rows, offsets, False, 0, False, inside, include_last_offset, None)
+    total, *extras = bag(weight, rows, offsets, False, 0, False, inside, include_last_offset, None)
     if mode == _MEAN_OF_BAG:
         # A mean divides by the number of items in the whole bag: the same sum over a table of ones.
         ones = counted.new_ones(1, 1)
@@ -160,7 +161,7 @@ def _embedding_bag_kernel(
             ones, torch.zeros_like(index), offsets, False, 0, False, counted, include_last_offset, None
         )
         total = total / sizes[0].clamp(min=1)
-    return total, *others
+    return total, *extras
 
 
 def _rows(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:

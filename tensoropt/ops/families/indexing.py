@@ -42,8 +42,8 @@ def index(b: Builder) -> None:
     rank = max(len(t.shape) for t in indices.values())
     adjacent = positions == list(range(positions[0], positions[-1] + 1))
     # NumPy's rule: the looked-up dims keep their position if they are neighbours, otherwise they come first.
-    at = positions[0] if adjacent else 0
-    shape = b.output().shape[at : at + rank]
+    first_place = positions[0] if adjacent else 0
+    shape = b.output().shape[first_place : first_place + rank]
     loops = [b.loop(f"index{i}", size) for i, size in enumerate(shape)]
     labels: list[Loops] = [
         None if i in indices else b.loop(f"d{i}", size) for i, size in enumerate(source.shape)
@@ -61,7 +61,7 @@ def index(b: Builder) -> None:
     b.read(b.arg(0), labels)
     for position, tensor in indices.items():
         b.read(b.arg(1)[position], loops[rank - len(tensor.shape) :])
-    b.write([*kept[:at], *loops, *kept[at:]])
+    b.write([*kept[:first_place], *loops, *kept[first_place:]])
 
 
 def gather(b: Builder) -> None:
@@ -75,11 +75,11 @@ def gather(b: Builder) -> None:
     labels: list[Loops] = [
         b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
     ]
-    found = list(labels)
-    found[dim] = b.loop("index", index[dim])
+    result_labels = list(labels)
+    result_labels[dim] = b.loop("index", index[dim])
     b.read(b.arg(0), labels)
-    b.read(b.arg(where), found)
-    b.write(found)
+    b.read(b.arg(where), result_labels)
+    b.write(result_labels)
 
 
 def index_select(b: Builder) -> None:

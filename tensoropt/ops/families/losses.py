@@ -110,8 +110,8 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
     function: Any = resolve_overload(call.function)
     arguments = function._schema.arguments
     for index in range(len(call.args), position):
-        given = arguments[index]
-        args[index] = call.kwargs.get(given.name, given.default_value)
+        reduction = arguments[index]
+        args[index] = call.kwargs.get(reduction.name, reduction.default_value)
     names = {a.name for a in arguments[: position + 1]}
     kwargs = {k: v for k, v in call.kwargs.items() if k not in names}
     return replace(

@@ -206,7 +206,7 @@ def sync_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """``_native_batch_norm_legit_functional`` over a split batch.
+    """Compute ``_native_batch_norm_legit_functional`` over a split batch.
 
     Returns:
         The output, mean, inverse standard deviation, new running mean, new running variance.

@@ -27,9 +27,9 @@ def _pixel_shuffle(b: Builder) -> None:
     lead = b.loops(before[:-3])
     c, h, w = b.loop("channels", high[-3]), b.loop("rows", low[-2]), b.loop("columns", low[-1])
     r = high[-2] // low[-2]
-    above, beside = b.loop("above", r, splittable=False), b.loop("beside", r, splittable=False)
-    coarse: list[Loops] = [*lead, (c, above, beside), h, w]
-    fine: list[Loops] = [*lead, c, (h, above), (w, beside)]
+    above, left = b.loop("above", r, splittable=False), b.loop("beside", r, splittable=False)
+    coarse: list[Loops] = [*lead, (c, above, left), h, w]
+    fine: list[Loops] = [*lead, c, (h, above), (w, left)]
     b.read(b.arg(0), coarse if low is before else fine)
     b.write(fine if low is before else coarse)
     b.linear = True

@@ -35,9 +35,9 @@ class _Depart(torch.autograd.Function):
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
         whole = value.contiguous()  # as messages are
         # The same memory, but not a view: schedules that split a backward detach results in place.
-        found: torch.Tensor = whole.new_empty(0).set_(whole)  # type: ignore[call-overload]
-        ctx.save_for_backward(found)
-        return found
+        alias: torch.Tensor = whole.new_empty(0).set_(whole)  # type: ignore[call-overload]
+        ctx.save_for_backward(alias)
+        return alias
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -46,15 +46,15 @@ class _Depart(torch.autograd.Function):
 
 def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
     """The received tensor, which stays alive as long as operators need it."""
-    found: torch.Tensor = _Arrive.apply(value)
-    return found
+    arrived: torch.Tensor = _Arrive.apply(value)
+    return arrived
 
 
 def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
     """The tensor that is sent, kept until its gradient arrives; a separate result even if a stage only passes
     it on."""
-    found: torch.Tensor = _Depart.apply(value)
-    return found
+    departed: torch.Tensor = _Depart.apply(value)
+    return departed
 
 
 def passed(b: Builder) -> None:

@@ -64,11 +64,11 @@ def reshape(b: Builder) -> None:
         for dims, shape, labels in ((left, before, reads), (right, after, writes)):
             position = 0
             for dim in dims:
-                taken: list[int] = []
-                while prod(factors[position - len(taken) : position]) != shape[dim]:
-                    taken.append(loops[position])
+                used: list[int] = []
+                while prod(factors[position - len(used) : position]) != shape[dim]:
+                    used.append(loops[position])
                     position += 1
-                labels[dim] = tuple(taken)
+                labels[dim] = tuple(used)
     b.read(b.arg(0), reads)
     b.write(writes)
 

@@ -71,11 +71,11 @@ def _index_put(b: Builder) -> None:
     for position, tensor in zip(positions, tensors, strict=True):
         b.read(indices[position], rows[rank - len(tensor.shape) :])
     values = [*labels[: positions[0]], *rows, *labels[positions[-1] + 1 :]]
-    given = b.tensor(b.arg(2)).shape
-    if adds and given != (*(s for i, s in enumerate(source.shape) if i < positions[0]), *sizes,
+    values_shape = b.tensor(b.arg(2)).shape
+    if adds and values_shape != (*(s for i, s in enumerate(source.shape) if i < positions[0]), *sizes,
                           *source.shape[positions[-1] + 1 :]):  # fmt: skip
         raise Opaque(b.op.name)  # repeated values would count once per part
-    b.read(b.arg(2), values[len(values) - len(given) :])
+    b.read(b.arg(2), values[len(values) - len(values_shape) :])
     b.write(labels)
 
 

@@ -26,7 +26,7 @@ from tensoropt.pipeline.execute.stage import (
     StagedParameters,
     StageEngine,
     TiedParameters,
-    Trailing,
+    TrailingGradients,
 )
 from tensoropt.pipeline.memory import taken_back
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
@@ -72,7 +72,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         super().__init__(strategy.graph.atoms.graph, job)
         self.strategy = strategy
         place = job.position[0]
-        self._trailing = Trailing()
+        self._trailing = TrailingGradients()
         self.stages = {
             number: StageEngine(
                 strategy.parts[number], strategy.stages[number], values, self._at(number), self._trailing
@@ -160,17 +160,18 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         """Run all micro-batches through this rank's stages."""
         numbers = torch.arange(self.strategy.micro_batches, device=self.runtime.device)
         # Schedules cut their input into micro-batches; these are only their numbers, which nobody reads.
-        given = (numbers,) if 0 in self.stages else ()
+        arguments = (numbers,) if 0 in self.stages else ()
         target = numbers if len(self.strategy.stages) - 1 in self.stages else None
         run = self._schedule.step if training else self._schedule.eval
-        run(*given, target=target, return_outputs=False)
+        run(*arguments, target=target, return_outputs=False)
         for stage in self._running:
-            stage.let_messages_go()
+            stage.release_messages()
 
     def _outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return the model's results, which the ranks of the stage that makes them send along the
-        pipeline."""
-        found = []
+        """Return the model's results; the ranks of the stage that makes a result send it along the
+        pipeline.
+        """
+        outputs = []
         for name in self.source.outputs:
             maker = self._maker(name)
             place = self.strategy.place_of(maker)
@@ -187,8 +188,8 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
                     tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device
                 )
             dist.broadcast(value, dist.get_global_rank(self._along, place), group=self._along)
-            found.append(value)
-        return tuple(found)
+            outputs.append(value)
+        return tuple(outputs)
 
     def _maker(self, name: str) -> int:
         """Return the stage that makes a result of the model, or a buffer's new value."""

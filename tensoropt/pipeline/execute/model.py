@@ -73,7 +73,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         return spread(local, self._copies(name))
 
     def _copies(self, name: str) -> int:
-        """How many ranks have the same part of a parameter of a stage here."""
+        """Return the number of ranks that have the same part of a parameter of a stage here."""
         stages = len(self.strategy.holders(name))
         mesh = self.engine.runtime.mesh
         return stages * prod(mesh[axis] for axis in self.engine.shards.replica_axes(name))
@@ -134,18 +134,19 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         return own_placements(strategy.atoms(name), strategy.stored[name], stage.runtime.mesh) is not None
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter of its stages as a part of the whole one, in the model's
-        own shape."""
+        """Return this rank's part of one of its stages' parameters, as a part of the whole parameter in the
+        model's own shape.
+        """
         name, shape = self.names[key], self.shapes[key]
         if self.place_mesh is None:
             return value.detach().reshape(shape)
         stage = self._stage_of(name)
         atoms, layout = stage.strategy.atoms(name), stage.strategy.stored[name]
-        found = as_dtensor(value.detach(), atoms, layout, self.place_mesh, stage.runtime)
-        if tuple(found.shape) == shape:
-            return found
+        dtensor = as_dtensor(value.detach(), atoms, layout, self.place_mesh, stage.runtime)
+        if tuple(dtensor.shape) == shape:
+            return dtensor
         # A fused projection that is split by heads: its shards are not slices of the flat shape.
-        return self._replicated(found.full_tensor().view(shape), self.place_mesh)
+        return self._replicated(dtensor.full_tensor().view(shape), self.place_mesh)
 
     def _to_own_shapes(
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]

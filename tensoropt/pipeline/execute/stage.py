@@ -3,9 +3,9 @@
 The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for the forward and
 backward of single micro-batches, and for the messages sent and received between them.
 
-Gradients on their way to their shards while a place computes something else.
+Gradients travel to their shards while a place computes something else (:class:`TrailingGradients`).
 
-The parameters of all stages on a rank, presented as those of one engine.
+The parameters of all stages on a rank are presented as those of one engine (:class:`StagedParameters`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead
 from tensoropt.sharding.strategy import Strategy
 
 
-class Trailing:
+class TrailingGradients:
     """The gradients of a place's last backward on their way to their shards, while the place computes what
     comes next.
 
@@ -46,7 +46,7 @@ class Trailing:
         self._calls: list[tuple[CallAhead, Gradients, bool]] = []
 
     def add(self, call: CallAhead, gradients: Gradients, *, last: bool) -> None:
-        """Add the gradients of a backward that is over.
+        """Add the gradients of a backward that has finished.
 
         Args:
             gradients: the gradients to add them to.
@@ -184,8 +184,8 @@ class StageEngine(ShardedEngine):
     Attributes:
         given: the model's inputs in the running call.
         outputs: those of the model's results that this stage made, for each micro-batch.
-        gradients: the gradients of what departs, by position, as received for a micro-batch; each is dropped
-            with the node that takes it.
+        gradients: the gradients of departing tensors, by position, as received for a micro-batch; each is
+            dropped with the node that takes it.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class StageEngine(ShardedEngine):
         strategy: Strategy,
         values: Mapping[str, torch.Tensor],
         runtime: Runtime,
-        trailing: Trailing | None = None,
+        trailing: TrailingGradients | None = None,
     ):
         super().__init__(strategy, values, runtime=runtime)
         self.part = part
@@ -202,9 +202,9 @@ class StageEngine(ShardedEngine):
         self.evaluating = False
         self.outputs: dict[int, tuple[torch.Tensor, ...]] = {}
         self.gradients: dict[int, dict[int, torch.Tensor]] = {}
-        # What was gathered ahead, for the micro-batches whose backward is still to come.
+        # The calls with gathered parameters, for the micro-batches whose backward is still to come.
         self._ahead_of: dict[int, Ahead] = {}
-        self._trailing = Trailing() if trailing is None else trailing
+        self._trailing = TrailingGradients() if trailing is None else trailing
         # Unsharded copies, gathered from the beginning of the step on.
         self._copying: CallAhead | None = None
         self._last = False
@@ -234,7 +234,7 @@ class StageEngine(ShardedEngine):
             self.unsharded.clear()
 
     def forward_of(self, micro_batch: int, arriving: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return what departs in one micro-batch; for the last stage, its results."""
+        """Return the departing tensors of one micro-batch; for the last stage, its results."""
         self.runtime.micro_batch = micro_batch
         if self._copying is not None:
             self._copying.arrive()
@@ -243,9 +243,9 @@ class StageEngine(ShardedEngine):
         # tensor gets a node of its own, which comes last in backward, so that its gradient waits until
         # nothing refers to it.
         arriving = [value.view_as(value) for value in arriving]
-        found = self._micro_batch((*self.given, *arriving), self.evaluating)
+        all_results = self._micro_batch((*self.given, *arriving), self.evaluating)
         self._ahead_of[micro_batch], self.runtime.ahead = self.runtime.ahead, AT_THE_USE
-        results, departing = found[: len(self.source.outputs)], found[len(self.source.outputs) :]
+        results, departing = all_results[: len(self.source.outputs)], all_results[len(self.source.outputs) :]
         self.outputs[micro_batch] = tuple(value.detach() for value in results)
         sent = []
         for number, (name, value) in enumerate(zip(self.part.departing, departing, strict=True)):
@@ -257,12 +257,11 @@ class StageEngine(ShardedEngine):
         return tuple(sent) or results
 
     def _take_gradient(self, micro_batch: int, number: int, place: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of something that departed, in place of the one that autograd was called
-        with."""
+        """Return the gradient of a departed tensor, in place of the one with which autograd was called."""
         return self.gradients[micro_batch].pop(number)
 
     def begin_backward_of(self, micro_batch: int, *, last: bool) -> None:
-        """Begin the backward of a micro-batch; ``last`` says that no other is to come."""
+        """Begin the backward of a micro-batch; ``last`` says that none follows."""
         self.runtime.micro_batch = micro_batch
         self.runtime.ahead = self._ahead_of.pop(micro_batch, AT_THE_USE)
         self.shards.accumulated.one_call = True
@@ -293,7 +292,9 @@ class StageEngine(ShardedEngine):
         self.shards.accumulated.complete()
 
     def take_in_weights(self) -> None:
-        """Take in the gradients of parameters, which were made apart from those of what arrived."""
+        """Take in the gradients of parameters, which were made separately from those of the arriving
+        tensors.
+        """
         for name in self.shards.accumulated.views:
             self.shards.accumulated.take_in(name)
 
@@ -308,14 +309,16 @@ class StageEngine(ShardedEngine):
     # -- what crosses -----------------------------------------------------------------------------------
 
     def shown(self, names: Sequence[str], *, arriving: bool) -> tuple[torch.Tensor, ...]:
-        """Return what arrives, or departs, as tensors without data: shapes and types of this rank's parts."""
-        found = []
+        """Return tensors without data for the tensors that arrive, or depart: the shapes and types of this
+        rank's parts.
+        """
+        examples = []
         for name in names:
             group = (arriving_group if arriving else departing_group)(name)
             layout, tensor = self.strategy.configurations[group].layout(name), self.source.tensors[name]
             # A tensor that is whole on the micro-batch axis is the same in all micro-batches.
             shape = local_shape(self.strategy.atoms(name), layout, self.strategy.mesh, self.runtime.place)
-            found.append(
+            examples.append(
                 torch.empty(
                     shape,
                     dtype=getattr(torch, tensor.dtype),
@@ -323,7 +326,7 @@ class StageEngine(ShardedEngine):
                     requires_grad=tensor.requires_grad,
                 )
             )
-        return tuple(found)
+        return tuple(examples)
 
 
 class _StageModule(nn.Module):
@@ -338,8 +341,8 @@ class _StageModule(nn.Module):
         self.micro_batch = 0
 
     def forward(self, *arriving: torch.Tensor) -> Any:
-        found = self.engine.forward_of(self.micro_batch, arriving if self.engine.part.arriving else ())
-        return found[0] if not self.engine.part.departing else found
+        results = self.engine.forward_of(self.micro_batch, arriving if self.engine.part.arriving else ())
+        return results[0] if not self.engine.part.departing else results
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Yield the trained leaves; zero-bubble schedules ask for them."""
@@ -400,8 +403,8 @@ class _Messages:
 
 
 class RunningStage(PipelineStage):
-    """A stage as schedules run it; it holds what it receives only from the receipt until its backward is
-    over, and what it sends only until that has surely arrived.
+    """A stage as schedules run it; it holds received tensors only until their backward is over, and sent
+    tensors only until they have surely arrived.
 
     Args:
         engine: the engine of the stage on this rank.
@@ -454,17 +457,17 @@ class RunningStage(PipelineStage):
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(num_microbatches, has_backward)
-        self._let_go(self.args_recv_info)
+        self._drop_buffers(self.args_recv_info)
 
     def _setup_backward_recv_info(self, num_microbatches: int) -> None:
         super()._setup_backward_recv_info(num_microbatches)
-        self._let_go(self.grad_recv_info)
+        self._drop_buffers(self.grad_recv_info)
 
     @staticmethod
-    def _let_go(infos: Mapping[int, Sequence[Any]]) -> None:
+    def _drop_buffers(infos: Mapping[int, Sequence[Any]]) -> None:
         """Drop the buffers, which PyTorch makes for all micro-batches beforehand and keeps for all steps."""
-        for of in infos.values():
-            for info in of:
+        for chunk_infos in infos.values():
+            for info in chunk_infos:
                 info.buffer = None
 
     def _make_room(self, infos: Sequence[Any]) -> None:
@@ -485,13 +488,19 @@ class RunningStage(PipelineStage):
         return self._coming_back.of(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
-        """Return stand-ins with which to call autograd, which takes the gradients from the engine: whoever
-        calls it would otherwise hold them until it has finished."""
+        """Return stand-ins for the gradients with which autograd is called: autograd takes the gradients
+        themselves from the engine, because its caller would otherwise hold them until it has finished.
+        """
         received = super()._retrieve_recv_grads(bwd_chunk_id)
         for info in self.grad_recv_info[bwd_chunk_id]:
             info.buffer = None
-        self.engine.gradients[bwd_chunk_id] = {n: one for n, one in enumerate(received) if one is not None}
-        return tuple(None if one is None else one.new_empty(()).expand(one.shape) for one in received)
+        self.engine.gradients[bwd_chunk_id] = {
+            n: gradient for n, gradient in enumerate(received) if gradient is not None
+        }
+        return tuple(
+            None if gradient is None else gradient.new_empty(()).expand(gradient.shape)
+            for gradient in received
+        )
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """Take gradients from a stage on the same rank."""
@@ -514,9 +523,10 @@ class RunningStage(PipelineStage):
             )
         return self._going_back.of(bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
-    def let_messages_go(self) -> None:
-        """Release all messages, which have been sent and received: none stays for the optimizer's step and
-        the next forward."""
+    def release_messages(self) -> None:
+        """Release all messages, which have been sent and received, so that none stays for the optimizer's
+        step and the next forward.
+        """
         for messages in (self._coming, self._going, self._coming_back, self._going_back):
             messages.all_came()
 
@@ -533,7 +543,7 @@ class RunningStage(PipelineStage):
         self._module.micro_batch = fwd_chunk_id
         self._coming.came(fwd_chunk_id)
         self._going_back.came(*self._taken.get(fwd_chunk_id, ()))
-        found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         for info in self.args_recv_info[fwd_chunk_id]:
             info.buffer = None
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
@@ -543,7 +553,7 @@ class RunningStage(PipelineStage):
         elif not self.is_first:
             # The operators that need them hold them; the schedule only wants their gradients.
             self._empty(inputs)
-        return found
+        return output
 
     def backward_one_chunk(
         self,
@@ -552,10 +562,10 @@ class RunningStage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """Run the backward of one micro-batch; without ``full_backward`` only for what it was given."""
+        """Run the backward of one micro-batch; without ``full_backward`` only for the arriving tensors."""
         if not self.has_backward:
             return
-        # Its gradient is here, so the next stage has received what it was made from.
+        # Its gradient is here, so the next stage has received the tensor that it belongs to.
         self._going.came(bwd_chunk_id)
         self._coming_back.came(bwd_chunk_id)
         if not self.is_last:

@@ -38,7 +38,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         devices: for one process that runs all devices, the PyTorch device of each. None for one process per
             device in a ``torch.distributed`` job.
         seed: the seed of dropout.
-        transport: a way of reaching the other processes that replaces the job's; it has a ``rank``.
+        transport: replaces the job's own way of reaching the other processes; it has a ``rank``.
         device: the device that this rank computes on, if ``devices`` do not say; by default that of the
             values.
 
@@ -121,7 +121,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         return (self._defer(outputs[0], TapedStep(tapes)), *outputs[1:]) if training else outputs
 
     def _begin(self, micro_batch: int) -> None:
-        """Make this micro-batch the one that runs from now on, forward or backward."""
+        """Set the runtime to this micro-batch, forward or backward."""
         self.runtime.micro_batch = micro_batch
         self.context.numbered = micro_batch * self.schedule.transfers
 
@@ -151,13 +151,15 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     def _output(
         self, name: str, made: Sequence[Mapping[Value, torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Return a result of the model, from what the micro-batches have made of it here."""
+        """Return a result of the model, from the parts of it that the micro-batches have made on this
+        process.
+        """
         tensor = self.source.tensors[name]
         if tensor.kind != "activation":
-            return self._given(name, inputs)
+            return self._whole_input(name, inputs)
         value = Value(name)
         if value in made[0]:
-            parts = [of[value] for of in made]
+            parts = [results[value] for results in made]
             own = parts[0]
             if len(parts) > 1:
                 # Each micro-batch's mean divides by the whole batch's count, so that losses add up.
@@ -172,19 +174,19 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
             own = self.transport.broadcast(own.contiguous(), self._device_of(value))
         return own
 
-    def _given(self, name: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return an output that is no operator's result."""
-        known = {
+    def _whole_input(self, name: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return an output of the model that is no operator's result."""
+        available = {
             **dict(zip(self.source.inputs, inputs, strict=True)),
             **self.buffers,
             **self.source.constants,
         }
-        if name not in known:
+        if name not in available:
             raise PlanError(
                 f"the model returns its parameter {name}, which a placed plan keeps on one device"
             )
         tensor = self.source.tensors[name]
-        result: torch.Tensor = known[name].expand(tensor.shape)
+        result: torch.Tensor = available[name].expand(tensor.shape)
         return result
 
     @property
@@ -227,7 +229,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     def _return(
         self, tape: Tape, transfer: Transfer, arriving: dict[Value, list[tuple[Place, Arriving]]]
     ) -> None:
-        """Send a gradient back to the maker of the value."""
+        """Send a gradient back to the device that made the value."""
         value, own = transfer.value, self.local.own
         starts, ends = transfer.source in own, transfer.target in own
         shape = self.strategy.graph.shape(value)

@@ -5,14 +5,14 @@ plan's order, one node each, and for every value that crosses a border a ``move`
 otherwise a ``send`` or a ``receive`` node. The wait for a received value comes just before the operator that
 reads it first, not where it is requested.
 
-Backward, one placed operator at a time.
+Backward runs one placed operator at a time.
 
-Every operator runs under autograd on its own: what it reads passes through :class:`_Entry`, whose backward
-hands the gradient to the tape instead of to the maker of the value. An operator's backward is then a separate
-call, made when the plan says. In between, only what autograd saved and the gradients that wait on the tape
-are alive.
+Every operator runs under autograd on its own: the values that it reads pass through :class:`_Entry`, whose
+backward hands the gradient to the tape instead of to the maker of the value. An operator's backward is then a
+separate call, made when the plan says. In between, only what autograd saved and the gradients that wait on
+the tape are alive.
 
-The parameters of a placed plan: whole, each on the device of the operator it belongs to.
+The parameters of a placed plan are whole, each on the device of the operator to which it belongs.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class _Entry(torch.autograd.Function):
 
 
 class _Made(torch.autograd.Function):
-    """The function that joins what an operator made under one root, whose backward takes the gradients off
-    the tape and releases them: autograd then frees each as soon as it is used up."""
+    """The function that joins an operator's results under one root, whose backward takes the gradients off
+    the tape and releases them: autograd then frees each as soon as it is used up.
+    """
 
     @staticmethod
     def forward(ctx: Any, tape: Any, places: tuple[Place, ...], *made: torch.Tensor) -> torch.Tensor:
@@ -92,7 +93,7 @@ class Tape:
         return _Entry.apply(self.anchor, value, weakref.ref(self), place)
 
     def record(self, operator: int, made: Sequence[tuple[Place, torch.Tensor]]) -> None:
-        """Record what an operator has made; called where gradients are enabled."""
+        """Record an operator's results; called where gradients are enabled."""
         grown = [(place, value) for place, value in made if value.requires_grad]
         if grown:
             places = tuple(place for place, _ in grown)
@@ -116,7 +117,7 @@ class Tape:
         return self._gradients.pop(place, None)
 
     def backward(self, operator: int) -> None:
-        """Run an operator's backward with the gradients of what it made, all of which are there."""
+        """Run an operator's backward with the gradients of its results, all of which are there."""
         places, root = self._roots.pop(operator, ((), None))
         # Without any gradient, nothing that this operator read can have one.
         if root is not None and any(place in self._gradients for place in places):
@@ -151,7 +152,7 @@ class LocalDevices:
 
     @property
     def first(self) -> torch.device:
-        """The device for whatever belongs to no operator."""
+        """The device for values that belong to no operator."""
         return self.devices[self.own[0]]
 
 
@@ -259,15 +260,15 @@ class OperatorCall(nn.Module):
         self.reads = tuple(((v, device), g) for v, g in zip(operator.reads, learns, strict=True))
         self.writes: tuple[Place, ...] = tuple((v, device) for v in operator.writes)
 
-    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tape = self.context.tape
         if tape is None:
             with torch.no_grad():
-                return self.body.forward(*given)
-        rest = given[len(self.reads) :]
+                return self.body.forward(*operands)
+        rest = operands[len(self.reads) :]
         values = [
             tape.enter(place, value) if learns else value
-            for (place, learns), value in zip(self.reads, given, strict=False)
+            for (place, learns), value in zip(self.reads, operands, strict=False)
         ]
         with torch.enable_grad():
             with self.context.regathered.hooks() if self.casts else nullcontext():
@@ -345,7 +346,8 @@ class _Lowering:
 
     def _leaves(self, value: Value) -> bool:
         """Return whether the step needs a value after forward: an output, or a part of a buffer's new
-        value."""
+        value.
+        """
         if value.tensor in self.source.mutations.values():
             return True
         return value.code is None and value.tensor in self.source.outputs

@@ -28,12 +28,12 @@ def _all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.dev
         return None
     if like.type != "cuda":
         return [like] * strategy.devices
-    found = torch.cuda.device_count()
-    if found < strategy.devices:
+    gpu_count = torch.cuda.device_count()
+    if gpu_count < strategy.devices:
         raise PlanError(
-            f"the plan is for {strategy.devices} devices, but this process sees {found} "
-            f"{'GPU' if found == 1 else 'GPUs'}; start one process per device with torchrun --nproc-per-node "
-            f'{strategy.devices}, or run it on the CPU (device="cpu")'
+            f"the plan is for {strategy.devices} devices, but this process sees {gpu_count} "
+            f"{'GPU' if gpu_count == 1 else 'GPUs'}; start one process per device with torchrun "
+            f'--nproc-per-node {strategy.devices}, or run it on the CPU (device="cpu")'
         )
     return [torch.device("cuda", i) for i in range(strategy.devices)]
 
@@ -108,8 +108,7 @@ class PlacedModel(UncompiledModel[PlacedEngine]):
         return self.mesh is not None
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return, on every rank, the value that the owner of a parameter has in its place; all ranks must
-        call it."""
+        """Return, on every rank, the value on the rank that owns the parameter; all ranks must call it."""
         if self.mesh is None:
             return value
         name = self.names[key]

@@ -1,7 +1,6 @@
 """The computation of a placed operator: an fx graph of plain calls on tensors of one device.
 
-Cutting a tensor along an atom, and joining its pieces: the computation of ``split`` and ``join``
-operators.
+``split`` operators cut a tensor along an atom, and ``join`` operators join its pieces.
 
 Pieces are copies: a view would keep the whole tensor alive for as long as any piece of it is.
 """
@@ -96,12 +95,12 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
         cut: Cut = ctx.cut
-        given = [
+        pieces = [
             # A piece that nobody read has no gradient, but the whole needs one everywhere.
             torch.zeros(cut.shape(i), dtype=ctx.dtype, device=ctx.device) if g is None else g
             for i, g in enumerate(gradients)
         ]
-        return cut.joined(given), None
+        return cut.joined(pieces), None
 
 
 class _Join(torch.autograd.Function):
@@ -132,8 +131,9 @@ def join(cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
 
 
 class _Piece:
-    """Which piece of an operator this is, in the running micro-batch; the
-    :class:`~tensoropt.ops.kernels.ShardContext` of its kernels. Pieces do not communicate while they run."""
+    """The piece of an operator that runs in the running micro-batch; the
+    :class:`~tensoropt.ops.kernels.ShardContext` of its kernels. Pieces do not communicate while they run.
+    """
 
     def __init__(self, runtime: Runtime, op: PlacedOperator, device: torch.device):
         self.runtime, self.device = runtime, device
@@ -152,10 +152,10 @@ class _Piece:
         return self.runtime.step
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        found = 0
+        index = 0
         for axis in axes:
-            found = found * self.mesh[axis] + self.place[axis]
-        return found
+            index = index * self.mesh[axis] + self.place[axis]
+        return index
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
         assert self.mesh[1] == 1 or 1 not in axes, "a piece that reduces with others is never made"
@@ -174,10 +174,9 @@ class Body:
     """A placed operator's computation.
 
     Attributes:
-        module: takes the values it reads, its parameters, then what it reads of ``free``; returns its values
-            as a tuple.
-        free: the inputs, constants and buffers that it takes whole.
-        counts: whether it needs the counts of mean losses beforehand.
+        module: takes the values that it reads, its parameters, then the tensors of ``free`` that it reads;
+        returns its values as a tuple. free: the inputs, constants and buffers that it takes whole. counts:
+        whether it needs the counts of mean losses beforehand.
     """
 
     module: fx.GraphModule
@@ -228,20 +227,22 @@ class _Building:
 
     def copies(self) -> Body:
         """Return the body of a cut or a join."""
-        given = [self.graph.placeholder(f"given_{i}") for i in range(len(self.op.reads))]
+        placeholders = [self.graph.placeholder(f"given_{i}") for i in range(len(self.op.reads))]
         if self.op.kind == "join":
             cut = self._cut(self.op.reads[0], self.op.count)
             return self._finish(
-                [add_function(self.graph, functools.partial(join, cut), "join", tuple(given))]
+                [add_function(self.graph, functools.partial(join, cut), "join", tuple(placeholders))]
             )
         cut = self._cut(self.op.writes[0], self.op.count)
-        pieces = add_function(self.graph, functools.partial(split, cut), "split", tuple(given))
+        pieces = add_function(self.graph, functools.partial(split, cut), "split", tuple(placeholders))
         return self._finish(
             [self.graph.call_function(operator.getitem, (pieces, v.index)) for v in self.op.writes]
         )
 
     def variable(self) -> Body:
-        """Return the body that hands out a parameter with several readers, whole or in pieces."""
+        """Return the body of a variable, which hands out a parameter with several readers, whole or in
+        pieces.
+        """
         (name,) = self.op.parameters
         parameter = self.graph.placeholder("parameter")
         tensor = self.tensors[name]
@@ -300,7 +301,9 @@ class _Building:
         )
 
     def _part(self, name: str, whole: fx.Node) -> fx.Node:
-        """Return this piece's part of what every device has whole; constants are kept at reduced shape."""
+        """Return this piece's part of a tensor that every device has whole; constants are kept at reduced
+        shape.
+        """
         assert self.op.configuration is not None
         layout = self.op.configuration.layout(name)
         tensor = self.tensors[name]

@@ -1,11 +1,11 @@
 """The ways in which values get from one process to another, and the record of each message.
 
-One order of everything that a placed plan does, and the part of it that each process does.
+All operators and transfers of a placed plan have one order, and each process runs its part of it.
 
-Operators wait for what they read, for the gradients of what they made, and for the previous operator on their
-device. Transfers wait for what they send and for the previous transfer in the plan. If any order satisfies
-this, processes that each follow their part of it never wait for each other forever, even if a send ends only
-when it is received.
+Operators wait for the values that they read, for the gradients of their results, and for the previous
+operator on their device. Transfers wait for their value and for the previous transfer in the plan. If any
+order satisfies this, processes that each follow their part of it never wait for each other forever, even if a
+send ends only when it is received.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Transfer:
     backward: bool
 
     def later(self, transfers: int) -> Transfer:
-        """Return the same transfer in a later micro-batch, which so many transfers precede."""
+        """Return the same transfer in a later micro-batch, after ``transfers`` others."""
         return replace(self, number=self.number + transfers) if transfers else self
 
 
@@ -92,17 +92,17 @@ def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
     return PlacedSchedule(forward, backward, len(transfers))
 
 
-def _check(strategy: PlacedStrategy, given: Sequence[ValueTransfer]) -> None:
+def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None:
     needed = needed_routes(strategy.graph, strategy.placement)
-    missing, more = set(needed) - set(given), set(given) - set(needed)
+    missing, more = set(needed) - set(transfers), set(transfers) - set(needed)
     for routes, words in ((missing, "lacks"), (more, "has a needless")):
         for name, source, target, back in sorted(routes):
-            what = f"gradient of {name}" if back else name
+            label = f"gradient of {name}" if back else name
             raise PlanError(
-                f"the plan {words} transfer of the {what} from device {source} to device {target}; "
+                f"the plan {words} transfer of the {label} from device {source} to device {target}; "
                 "make the plan again"
             )
-    if len(given) != len(needed):
+    if len(transfers) != len(needed):
         raise PlanError("the plan lists a transfer twice; make the plan again")
 
 
@@ -118,8 +118,8 @@ class _Ordering:
         self.makers = {v: i for i, op in enumerate(self.operators) for v in op.writes}
         placement = strategy.placement
         for order in placement.backward_orders if backward else placement.forward:
-            for one, next_one in itertools.pairwise(order):
-                self.before[next_one].add(one)
+            for node, successor in itertools.pairwise(order):
+                self.before[successor].add(node)
         for i in range(1, len(transfers)):
             # Transfers keep the plan's order on all ranks, so that sends and receives between two of them
             # pair up.
@@ -161,30 +161,30 @@ class _Ordering:
         waiting = [len(before) for before in self.before]
         after: list[list[int]] = [[] for _ in self.before]
         for node, before in enumerate(self.before):
-            for other in before:
-                after[other].append(node)
+            for neighbour in before:
+                after[neighbour].append(node)
         start = [0] * len(waiting)
         # At one time transfers (False) come before operators, so that a message is on its way while its
         # device computes on.
         ready = [(0, node < self.first, node) for node, count in enumerate(waiting) if not count]
         heapq.heapify(ready)
-        found: list[_Instruction] = []
+        order: list[_Instruction] = []
         while ready:
-            now, is_operator, node = heapq.heappop(ready)
-            found.append(node if is_operator else self.transfers[node - self.first])
-            for other in after[node]:
+            time_s, is_operator, node = heapq.heappop(ready)
+            order.append(node if is_operator else self.transfers[node - self.first])
+            for neighbour in after[node]:
                 # An operator takes one unit of time, a message none: see schedule_of.
-                start[other] = max(start[other], now + is_operator)
-                waiting[other] -= 1
-                if not waiting[other]:
-                    heapq.heappush(ready, (start[other], other < self.first, other))
-        if len(found) < len(waiting):
+                start[neighbour] = max(start[neighbour], time_s + is_operator)
+                waiting[neighbour] -= 1
+                if not waiting[neighbour]:
+                    heapq.heappush(ready, (start[neighbour], neighbour < self.first, neighbour))
+        if len(order) < len(waiting):
             stuck = [op.name for i, op in enumerate(self.operators) if waiting[i]]
             names = ", ".join(stuck[:3]) or "transfers"
             raise PlanError(
                 f"the plan's orders wait for each other for ever, among them {names}; make the plan again"
             )
-        return tuple(found)
+        return tuple(order)
 
 
 class Arriving(Protocol):
@@ -196,8 +196,9 @@ class Arriving(Protocol):
 
 
 class Transport(Protocol):
-    """The communication that an engine needs with other processes. All take part in the same transfers in the
-    same order."""
+    """The communication between an engine and other processes. All take part in the same transfers in the
+    same order.
+    """
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
         """Begin to send; the value is kept until it is sent."""
@@ -210,7 +211,7 @@ class Transport(Protocol):
         ...
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        """Give all processes what ``source`` has in ``value``, in place."""
+        """Give the value of ``source`` to all processes, in place."""
         ...
 
     def finish(self) -> None:
@@ -273,7 +274,7 @@ class Job:
         if value.is_cuda:
             # NCCL's process group keeps the value until its message is gone. Kept here as well, it would be
             # there until the host, which is far ahead of the device, looks again.
-            self._on_gpu = [one for one in self._on_gpu if not one.is_completed()]
+            self._on_gpu = [sent for sent in self._on_gpu if not sent.is_completed()]
             self._on_gpu.append(work)
             return
         if self._thread is None or not self._thread.is_alive():

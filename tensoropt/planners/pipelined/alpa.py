@@ -34,15 +34,15 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         layers = list(balanced(task.flops, where, max(min(_LAYERS, len(where) + 1), stages)))
         positions = [[0], *(layers for _ in range(stages - 1)), [len(task.problem.graph.groups)]]
         crossings = Crossings(everywhere_alike=True)
-        found = task.compose(
+        composed = task.compose(
             mesh, micro_batches, _kept, positions, crossings=crossings, composing=_of_equation_2
         )
-        for one in found:
-            yield PipelinedAnswer(one, mesh)
+        for evaluation in composed:
+            yield PipelinedAnswer(evaluation, mesh)
 
 
 def _kept(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
-    """Allow any way to split, with nothing recomputed."""
+    """Return a mask that allows any way to split, with nothing recomputed."""
     return NO_OPTION if computed_otherwise(tables, variable, index, recomputing=False) else None
 
 
@@ -50,7 +50,7 @@ def _of_equation_2(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
     without_end = [
-        {ends: replace(one, end_s=np.zeros_like(one.end_s)) for ends, one in of_stage.items()}
+        {ends: replace(offer, end_s=np.zeros_like(offer.end_s)) for ends, offer in of_stage.items()}
         for of_stage in offers
     ]
     yield from compose(without_end, micro_batches, step=0.01)

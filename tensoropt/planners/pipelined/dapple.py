@@ -19,5 +19,5 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
     for mesh, micro_batches in task.suiting(flat):
         inner = task.positions(mesh.shape[0])
         positions = [[0], *(inner for _ in range(mesh.shape[0] - 1)), [len(task.problem.graph.groups)]]
-        for found in task.compose(mesh, micro_batches, following_the_batch(), positions):
-            yield PipelinedAnswer(found, mesh)
+        for evaluation in task.compose(mesh, micro_batches, following_the_batch(), positions):
+            yield PipelinedAnswer(evaluation, mesh)

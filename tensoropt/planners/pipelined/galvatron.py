@@ -33,8 +33,8 @@ _BINS = 64
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
     """Yield pipelines of every degree that is a power of two."""
     graph = task.problem.graph
-    tensor = inner_labels(graph, {name: str(one.label) for name, one in task.problem.micro.items()})
-    allowed = _of_layers(tensor)
+    tensor = inner_labels(graph, {name: str(strategy.label) for name, strategy in task.problem.micro.items()})
+    allowed = _layer_scheme(tensor)
     for mesh, micro_batches in task.suiting(lambda mesh: mesh.shape[0] & (mesh.shape[0] - 1) == 0):
         stages = mesh.shape[0]
         where = task.positions(stages)
@@ -44,7 +44,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         positions = [[0], *([cut] for cut in cuts), [len(graph.groups)]]
         if len(positions) != stages + 1:
             continue
-        found = task.compose(
+        composed = task.compose(
             mesh,
             micro_batches,
             allowed,
@@ -52,12 +52,14 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
             crossings=Crossings(("batch", "whole"), ("batch",), everywhere_alike=True),
             composing=_binned,
         )
-        for one in found:
-            yield PipelinedAnswer(one, mesh)
+        for strategy in composed:
+            yield PipelinedAnswer(strategy, mesh)
 
 
-def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Scheme:
-    """Allow the batch, or what Megatron-LM splits, on each axis; parameters whole or in shards."""
+def _layer_scheme(tensor: Mapping[str, frozenset[str]]) -> Scheme:
+    """Return the scheme that allows the batch, or Megatron-LM's splits, on each axis, with parameters whole
+    or in shards.
+    """
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
         if computed_otherwise(tables, variable, index, recomputing=False):
@@ -74,9 +76,10 @@ def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Scheme:
 
 
 def _whole_or_sharded(options: Sequence[Sequence[Layout]]) -> np.ndarray:
-    """Return a mask for the first option, which stores parameters as they are used, and those with the most
-    shards."""
-    shards = np.array([sum(code >= 0 for layout in one for code in layout[1:]) for one in options])
+    """Return a mask for the first option, which stores parameters as they are used, and for those with the
+    most shards.
+    """
+    shards = np.array([sum(code >= 0 for layout in option for code in layout[1:]) for option in options])
     mask: np.ndarray = shards == shards.max()
     mask[0] = True
     return mask
@@ -85,11 +88,11 @@ def _whole_or_sharded(options: Sequence[Sequence[Layout]]) -> np.ndarray:
 def _binned(
     offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
 ) -> Iterator[Composition[Cut]]:
-    """Yield compositions for which memory counts in bins, rounded up."""
-    most = max((float(one.memory.max()) for of_stage in offers for one in of_stage.values()), default=0.0)
+    """Yield compositions for which memory counts in whole bins, rounded up."""
+    most = max((float(offer.memory.max()) for of_stage in offers for offer in of_stage.values()), default=0.0)
     size = most / _BINS or 1.0
     binned = [
-        {ends: replace(one, memory=np.ceil(one.memory / size) * size) for ends, one in of_stage.items()}
+        {ends: replace(offer, memory=np.ceil(offer.memory / size) * size) for ends, offer in of_stage.items()}
         for of_stage in offers
     ]
     yield from compose(binned, micro_batches)

@@ -30,5 +30,5 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
             raise UnsuitableError(f"the model has too few positions to be cut into {stages} stages")
         positions = [[0], *([cut] for cut in cuts), [len(task.problem.graph.groups)]]
         allowed = following_the_batch(recomputing=True)
-        for found in task.compose(mesh, micro_batches, allowed, positions, schedule="gpipe"):
-            yield PipelinedAnswer(found, mesh)
+        for evaluation in task.compose(mesh, micro_batches, allowed, positions, schedule="gpipe"):
+            yield PipelinedAnswer(evaluation, mesh)

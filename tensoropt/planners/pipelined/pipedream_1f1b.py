@@ -26,11 +26,11 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         stages = mesh.shape[0]
         inner = task.positions(stages)
         positions = [[0], *(inner for _ in range(stages - 1)), [len(task.problem.graph.groups)]]
-        found = task.compose(
+        composed = task.compose(
             mesh, micro_batches, following_the_batch(), positions, composing=_slowest_stage_fastest
         )
-        for one in found:
-            yield PipelinedAnswer(one, mesh)
+        for evaluation in composed:
+            yield PipelinedAnswer(evaluation, mesh)
 
 
 def _slowest_stage_fastest(
@@ -40,8 +40,8 @@ def _slowest_stage_fastest(
     section 3.1)."""
     slowest_only = [
         {
-            ends: replace(one, first_s=np.zeros_like(one.first_s), end_s=np.zeros_like(one.end_s))
-            for ends, one in of_stage.items()
+            ends: replace(offer, first_s=np.zeros_like(offer.first_s), end_s=np.zeros_like(offer.end_s))
+            for ends, offer in of_stage.items()
         }
         for of_stage in offers
     ]

@@ -113,7 +113,7 @@ class _DposScheduler:
 
     def _place(self, operator: int) -> None:
         ready = self._ready(operator)
-        device = self._given(operator)
+        device = self._required_device(operator)
         if device < 0:
             device = self._soonest(operator, ready)
         seconds = float(self.problem.forward_s[operator, device])
@@ -125,9 +125,10 @@ class _DposScheduler:
             self.unit_device[unit] = device
             self.memory.book(self.units, unit, device)
 
-    def _given(self, operator: int) -> int:
+    def _required_device(self, operator: int) -> int:
         """Return the device where an operator has to lie: that of its unit, or the critical-path device (line
-        10); or -1."""
+        10); -1 if it is free.
+        """
         unit = self.units.of[operator]
         # Placed operators leave the path, also where their unit decides for them, since line 5 counts what
         # remains.
@@ -142,8 +143,8 @@ class _DposScheduler:
         return self.critical if self.units.allowed[unit, self.critical] else -1
 
     def _critical_device(self, operator: int) -> int:
-        """Return the device on which the critical path runs fastest on average, for the part that fits on it
-        (line 5).
+        """Return the device that runs the critical path fastest on average, for the part of the path that
+        fits on it (line 5).
 
         "For each available device, we simulate placing as many remaining operations on the critical path as
         possible onto the device (within its memory capacity), and compute the average execution time"
@@ -154,18 +155,18 @@ class _DposScheduler:
         for device in range(self.problem.devices.count):
             simulated = self.memory.copy()
             times: list[float] = []
-            taken: set[int] = set()
-            for other in (operator, *self.path):
-                unit = self.units.of[other]
+            units_on_device: set[int] = set()
+            for member in (operator, *self.path):
+                unit = self.units.of[member]
                 if self.unit_device[unit] >= 0 or not self.units.allowed[unit, device]:
                     continue
-                if unit not in taken:
+                if unit not in units_on_device:
                     # In the order of the path, and no further than the first that does not fit.
                     if not simulated.room(self.units, unit)[device]:
                         break
-                    taken.add(unit)
+                    units_on_device.add(unit)
                     simulated.book(self.units, unit, device)
-                times.append(float(seconds[other, device]))
+                times.append(float(seconds[member, device]))
             if times and (float(np.mean(times)), -len(times)) < best:
                 best, chosen = (float(np.mean(times)), -len(times)), device
         if chosen < 0:
@@ -173,7 +174,9 @@ class _DposScheduler:
         return chosen
 
     def _ready(self, operator: int) -> Floats:
-        """Return (devices,) when an operator's inputs are there: the inner maximum of EST (section 5.1)."""
+        """Return the time when an operator's inputs are on each device, (devices,): the inner maximum of EST
+        (section 5.1).
+        """
         devices = self.problem.devices
         ready = np.zeros(devices.count)
         for number in self.problem.read[operator]:
@@ -218,8 +221,8 @@ class _DposScheduler:
                 tensor = problem.tensors[number]
                 if tensor.gradient:
                     for reader in tensor.readers:
-                        there = self.device[reader]
-                        sent = problem.devices.transfer_s(tensor.bytes, there, device)
+                        reader_device = self.device[reader]
+                        sent = problem.devices.transfer_s(tensor.bytes, reader_device, device)
                         ready = max(ready, ends[reader] + sent)
             seconds = float(problem.backward_s[operator, device])
             starts[operator] = slots[device].earliest(ready, seconds)

@@ -139,7 +139,7 @@ def favourites(operators: int, graph: _Precedence) -> list[int]:
     objective[-1] = count
     objective[:count] = count * 1e-4 * float(seconds.max()) * messages / float(messages.sum())
     matrix, right = _rows(graph.edges, seconds, messages)
-    found = linprog(
+    solution = linprog(
         objective,
         A_ub=matrix,
         b_ub=right,
@@ -147,12 +147,12 @@ def favourites(operators: int, graph: _Precedence) -> list[int]:
         method="highs",
         options={"time_limit": SECONDS},
     )
-    if found.x is None or found.status != 0:
+    if solution.x is None or solution.status != 0:
         raise UnsuitableError(
             f"m_sct's linear program over {operators} operators and {count} edges was not solved within "
             f"{SECONDS:.0f} s; use m_etf, which needs none, or group operators first"
         )
-    for (parent, child), left in zip(graph.edges.tolist(), found.x[:count], strict=True):
+    for (parent, child), left in zip(graph.edges.tolist(), solution.x[:count], strict=True):
         # The program is relaxed: x is seldom 0 or 1, and the threshold rounds it.
         if left <= _THRESHOLD:
             favourite[parent] = child

@@ -38,8 +38,9 @@ class Splittable(Protocol):
     def problem(self) -> PlacementProblem: ...
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the operator that this one is, or is a piece of; None for what only moves data or holds
-        parameters."""
+        """Return the operator that this one is, or is a piece of; None for one that only moves data or holds
+        parameters.
+        """
         ...
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
@@ -52,8 +53,9 @@ class Splittable(Protocol):
         ...
 
     def split(self, splits: Splits) -> Self:
-        """Return the problem with these cuts beside those already made, replacing those of the same
-        operators."""
+        """Return the problem with these cuts in addition to those already made, replacing those of the same
+        operators.
+        """
         ...
 
 
@@ -61,12 +63,12 @@ S = TypeVar("S", bound=Splittable)
 
 
 @dataclass(frozen=True)
-class _Try(Generic[S]):
-    """A graph, and DPOS's result for it."""
+class _Trial(Generic[S]):
+    """A graph with DPOS's schedule for it."""
 
     graph: S
     units: Units
-    found: DposSchedule
+    schedule: DposSchedule
 
 
 def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[S, PlacedAnswer]:
@@ -88,9 +90,9 @@ def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[
 def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
     """Return the graphs to begin with (section 5.2), in their order, with a note on each.
 
-    The paper has one: data parallelism if the model fits on a device, otherwise the model. The other start is
-    for the case that the first finds no room: parameters are not replicated here, so that pieces may fit
-    where operators do not.
+    The paper has one: data parallelism if the model fits on a device, otherwise the model. The other start
+    serves if the first finds no room: parameters are not replicated here, so that pieces may fit where
+    operators do not.
     """
     whole_bytes = float(units_of(graph.problem).bytes.sum())
     fits = bool((memory_limits(graph.problem, limit) >= whole_bytes).any())
@@ -115,9 +117,9 @@ def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
 
 def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnswer]:
     # As in retry.py, if counting what is in flight leaves no room, that is left to the simulator.
-    counts_transients, first = True, _try(start, limit, True)
+    counts_transients, first = True, _trial(start, limit, True)
     if first is None:
-        counts_transients, first = False, _try(start, limit, False)
+        counts_transients, first = False, _trial(start, limit, False)
     cut: dict[str, GroupSplit] = {}
     if first is None:
         graph, units = start, units_of(start.problem)
@@ -129,61 +131,65 @@ def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnsw
         return schedule_by_ranks(graph.problem, units, memory).answer
 
     answer = place_within_memory("os_dpos", graph.problem, units, limit, attempt)
-    told = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
-    listed = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+    cuts = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
+    listed = ", ".join(cuts[:3]) + (f" and {len(cuts) - 3} more" if len(cuts) > 3 else "")
     notes = (note, f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
     return graph, replace(answer, notes=notes)
 
 
-def _try(graph: S, limit: float | None, counts_transients: bool) -> _Try[S] | None:
-    """Run algorithm 1 on a graph, counting what is in flight or not; return None if it finds no room."""
+def _trial(graph: S, limit: float | None, counts_transients: bool) -> _Trial[S] | None:
+    """Run algorithm 1 on a graph, with or without counting tensors in flight; return None if it finds no
+    room.
+    """
     units = units_of(graph.problem)
     try:
-        found = schedule_by_ranks(
+        schedule = schedule_by_ranks(
             graph.problem, units, MemoryBook.empty(memory_limits(graph.problem, limit), counts_transients)
         )
     except NoRoomError:
         return None
-    return _Try(graph, units, found)
+    return _Trial(graph, units, schedule)
 
 
 def _search(
-    best: _Try[S], limit: float | None, counts_transients: bool
-) -> tuple[_Try[S], dict[str, GroupSplit]]:
-    """Run lines 4 to 14: cut the operators of the critical path once, the longest first, until one gains
-    nothing."""
+    best: _Trial[S], limit: float | None, counts_transients: bool
+) -> tuple[_Trial[S], dict[str, GroupSplit]]:
+    """Run lines 4 to 14: cut the operators of the critical path once, the longest first, until a cut gains
+    nothing.
+    """
     cut: dict[str, GroupSplit] = {}
     for name, operator in _longest_first(best):
         tries = [
             (choice, tried)
             for choice in operator
-            if (tried := _try(best.graph.split({name: choice}), limit, counts_transients)) is not None
+            if (tried := _trial(best.graph.split({name: choice}), limit, counts_transients)) is not None
         ]
         if not tries:
             continue
-        choice, found = min(tries, key=lambda item: item[1].found.finish_s)
+        choice, attempt = min(tries, key=lambda item: item[1].schedule.finish_s)
         # The paper stops at the first operator whose best cut gains nothing and does not try the shorter
         # ones.
-        if found.found.finish_s >= best.found.finish_s:
+        if attempt.schedule.finish_s >= best.schedule.finish_s:
             break
-        best, cut[name] = found, choice
+        best, cut[name] = attempt, choice
     return best, cut
 
 
-def _longest_first(start: _Try[S]) -> list[tuple[str, tuple[GroupSplit, ...]]]:
-    """Return what can be cut on the critical path under this placement, by descending computation time (lines
-    4, 5)."""
+def _longest_first(start: _Trial[S]) -> list[tuple[str, tuple[GroupSplit, ...]]]:
+    """Return the possible cuts on the critical path under this placement, by descending computation time
+    (lines 4, 5).
+    """
     graph, problem = start.graph, start.graph.problem
-    device = start.found.placement.device
+    device = start.schedule.placement.device
     seconds: dict[str, float] = {}
     choices: dict[str, tuple[GroupSplit, ...]] = {}
     for operator in placed_ranks(problem, device).path:
         name = graph.whole_of(operator)
         if name is None or name in seconds:
             continue
-        found = graph.split_choices(operator)
-        if found:
-            at = operator, device[operator]
-            seconds[name] = float(problem.forward_s[at] + problem.backward_s[at])
-            choices[name] = found
+        splits = graph.split_choices(operator)
+        if splits:
+            place = operator, device[operator]
+            seconds[name] = float(problem.forward_s[place] + problem.backward_s[place])
+            choices[name] = splits
     return [(name, choices[name]) for name in sorted(seconds, key=lambda n: -seconds[n])]

@@ -41,9 +41,9 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         # Heuristic B; the input has its device already, as operators come in the model's order.
         if _is_metadata(problem, operator):
             source = problem.tensors[problem.read[operator][0]].producer
-            beside = device_of[units.of[source]]
-            if beside in choices:
-                device_of[unit] = beside
+            input_device = device_of[units.of[source]]
+            if input_device in choices:
+                device_of[unit] = input_device
     # Heuristic A, after all others, as it looks at the devices of consumers.
     for operator in later:
         unit = units.of[operator]
@@ -75,8 +75,9 @@ def _is_generator(problem: PlacementProblem, operator: int) -> bool:
 
 
 def _is_metadata(problem: PlacementProblem, operator: int) -> bool:
-    """Return whether an operator only handles metadata: what moves no data takes no time and holds
-    nothing."""
+    """Return whether an operator only handles metadata: it moves no data, so it takes no time and holds
+    nothing.
+    """
     return (
         bool(problem.read[operator])
         and not problem.forward_s[operator].any()

@@ -8,18 +8,18 @@ batch norm is synchronised, so that the result is that of one device.
 from __future__ import annotations
 
 from tensoropt.planners.sharded.common.restricted import (
+    at_least_one,
     following_the_batch,
     restricted_selections,
-    some,
     whole,
 )
 from tensoropt.planners.task import PlanningTask, Selection
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
+    """Return data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
     allowed = following_the_batch(task, whole)
-    return some(
+    return at_least_one(
         restricted_selections(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),
-        "the batch divides by no number of devices here; choose a batch that does",
+        "no number of devices here divides the batch; choose a batch that one divides",
     )

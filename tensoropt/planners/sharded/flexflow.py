@@ -78,12 +78,12 @@ class _Chain:
         self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}
         self.least = {name: np.array([t[:, 1].min() for t in tables]) for name, tables in costs.items()}
         self.plain = {
-            name: [i for i, again in enumerate(self.tables.of[name].again) if not again]
+            name: [i for i, recomputed in enumerate(self.tables.of[name].again) if not recomputed]
             for name in self.groups
         }
 
     def complete(self, choice: dict[str, int], names: Sequence[str]) -> bool:
-        """Decide the named followers by their neighbours; return False if one has no possible choice."""
+        """Choose the named followers by their neighbours; return False if one has no possible choice."""
         for name in names:
             costs = self.least[name]
             for edge in self.edges[name]:
@@ -149,7 +149,7 @@ class _Chain:
 def metropolis_hastings(
     chain: _Chain, start: dict[str, int], proposals: int, deadline: Deadline, rng: random.Random
 ) -> tuple[float, dict[str, int], bool]:
-    """Return (cost, choice, whether the time ran out) of the best strategy met."""
+    """Return (cost, choice, whether the time ran out) of the best strategy visited."""
     current, cost = start, chain.cost(start)
     best, lowest, last = current, cost, 0
     # Relative to the start, so that one sharpness suits models of microseconds and of minutes.
@@ -172,12 +172,12 @@ def metropolis_hastings(
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select the best strategy met in every space.
+    """Return the best strategy visited in every space.
 
     Raises:
         UnsuitableError: no walk could start.
     """
-    found = []
+    selections = []
     for number in range(len(task.spaces)):
         # Each space draws from a generator of its own, so that its result does not depend on the other
         # spaces.
@@ -190,7 +190,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         if ends:
             choice = min(ends, key=lambda end: end[0])[1]
             notes = (f"stopped after {SECONDS:.0f} s, before all proposals",) if late else ()
-            found.append(chain.selection(choice, notes))
-    if not found:
+            selections.append(chain.selection(choice, notes))
+    if not selections:
         raise UnsuitableError("no random strategy to start from is possible; use the frontier or ilp")
-    return found
+    return selections

@@ -6,8 +6,8 @@ depend on classes of configurations only (``EdgeTable.rows``, ``cols``), so the 
 per pair of classes, tied to the binaries by transport constraints, whose relaxation is tighter than one
 product at a time. HiGHS solves the program (through ``scipy.optimize.milp``).
 
-The limit applies to the simulated memory, while the program sums: what the simulator adds is taken off the
-limit and the program is solved once more, a few times at most.
+The limit applies to the simulated memory, while the program sums: bytes that the simulator adds are taken off
+    the limit and the program is solved once more, a few times at most.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _TIME_LIMIT_S = 60.0
 """Seconds per program; an assumption. The best solution by then is returned with its proven gap."""
 
 ROUNDS = 4
-"""How many times a program is solved with a lower limit, if the simulator sees more memory; an assumption."""
+"""The most times that a program is solved with a lower limit, if the simulator sees more memory; an
+assumption.
+"""
 _GAP = 1e-6
 """The relative gap at which HiGHS may stop, and below which a solution counts as proven."""
 
@@ -79,7 +81,9 @@ class _Program:
         self.right.append(right)
 
     def _edge(self, a: str, b: str, table: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> None:
-        """Add the flow from the classes of ``a`` to those of ``b``: what arrives is what was chosen."""
+        """Add the flow from the classes of ``a`` to those of ``b``: the flow into a class equals its
+        choice.
+        """
         # An edge that costs nothing anywhere needs neither columns nor rows.
         if not table.any():
             return
@@ -140,12 +144,12 @@ def solve(tables: CostTables, limit: float | None, seconds: float = _TIME_LIMIT_
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select the program's answer for every mesh and micro-batch count, within the limit when simulated.
+    """Return the program's answer for every mesh and micro-batch count, within the limit when simulated.
 
     Raises:
         UnsuitableError: the solver found nothing, within the limit and its time, anywhere.
     """
-    found = []
+    selections = []
     for number, space in enumerate(task.spaces):
         program, limit = _Program(space.tables), memory_limit_bytes
         for _ in range(ROUNDS):
@@ -154,7 +158,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
                 break
             notes = (f"not proven: gap {solved.gap:.2%}",) if solved.gap > _GAP else ()
             selection = Selection(number, solved.choice, solved.options, notes)
-            found.append(selection)
+            selections.append(selection)
             if memory_limit_bytes is None or limit is None:
                 break
             (point,) = simulated_points(task, "ilp", [selection])
@@ -163,9 +167,9 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             # The excess comes off what this program used where that is below its limit: the next one could
             # else fill the room that this one left.
             limit = min(limit, solved.memory_bytes) - (point.memory_bytes - memory_limit_bytes)
-    if not found:
+    if not selections:
         raise UnsuitableError(
             "the program has no solution within the limit, or none was found in "
             f"{_TIME_LIMIT_S:.0f} s per mesh; raise the limit, or use the frontier"
         )
-    return found
+    return selections

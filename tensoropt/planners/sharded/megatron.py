@@ -17,7 +17,12 @@ from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.restricted import batch_labels, restricted_selections, some, whole
+from tensoropt.planners.sharded.common.restricted import (
+    at_least_one,
+    batch_labels,
+    restricted_selections,
+    whole,
+)
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph, Label
 
@@ -28,9 +33,10 @@ def _dims(group: Group) -> set[str]:
     return {s.label.loop for s in group.strategies}
 
 
-def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
-    """Return what a group that follows a split tensor splits: its heads, its classes, or whichever dim is not
-    the batch."""
+def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
+    """Return the labels split by a group that follows a split tensor: its heads, its classes, or whichever
+    dim is not the batch.
+    """
     for named in (_HEADS, *_VOCABULARY):
         if named in dims:
             return {str(s.label) for s in group.strategies if s.label == Label(named, s.label.atom)}
@@ -39,39 +45,40 @@ def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
 
 
 def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Return what each group may split on the inner axis, found in one pass over the graph.
+    """Return the labels that each group may split on the inner axis, in one pass over the graph.
 
     A tensor is *split* if it comes from columns or from what follows them. A group that reads a split tensor
     follows it; a group that reads only whole tensors splits by columns if it is a matrix, and otherwise stays
     whole.
     """
     split: set[str] = set()
-    found: dict[str, frozenset[str]] = {}
+    labels: dict[str, frozenset[str]] = {}
     for group in graph.groups:
         dims = _dims(group)
         along = any(name in split for name in group.reads)
         if along and ROWS in dims:
             rows = [s.label for s in group.strategies if s.label.loop == ROWS]
             # A resolution to a shard would leave the residual stream split.
-            wanted = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
+            chosen = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
         elif along:
-            wanted = _goes_along(group, dims, batch[group.name])
+            chosen = _following_labels(group, dims, batch[group.name])
         elif _COLUMNS in dims:
-            wanted = {str(s.label) for s in group.strategies if s.label.loop == _COLUMNS}
+            chosen = {str(s.label) for s in group.strategies if s.label.loop == _COLUMNS}
         elif "vocabulary" in dims and batch[group.name] != "partial_grad":
-            wanted = {"vocabulary"}
+            chosen = {"vocabulary"}
         else:
-            wanted = {"none"}
-        found[group.name] = frozenset(wanted) or frozenset({"none"})
-        # What rows and the vocabulary's lookup write is a sum over the inner axis, which is whole again once
-        # reduced.
-        if found[group.name] != {"none"} and not (along and ROWS in dims) and "vocabulary" not in dims:
+            chosen = {"none"}
+        labels[group.name] = frozenset(chosen) or frozenset({"none"})
+        # The results of row splits and of the vocabulary's lookup are sums over the inner axis, which is
+        # whole again once reduced.
+        if labels[group.name] != {"none"} and not (along and ROWS in dims) and "vocabulary" not in dims:
             split.update(group.writes)
-    return found
+    return labels
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select every mesh of one axis (tensor parallelism) or two (data outside, tensors inside).
+    """Return the strategies of every mesh of one axis (tensor parallelism) or two (data outside, tensors
+    inside).
 
     Raises:
         UnsuitableError: the model has no attention, or no inner axis divides its heads.
@@ -103,10 +110,10 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             return NO_OPTION
         return whole(tables, variable, index)
 
-    return some(
+    return at_least_one(
         restricted_selections(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
-        "the attention heads or the batch divide by none of the meshes here; megatron needs an inner axis "
-        "that divides the number of heads",
+        "no mesh here divides both the attention heads and the batch; megatron needs an inner axis that "
+        "divides the number of heads",
     )
 
 

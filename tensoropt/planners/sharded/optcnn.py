@@ -26,20 +26,20 @@ def fastest(tables: CostTables) -> tuple[Cheapest, dict[str, int]]:
         v.key: np.array([table[:, 1].min() for table in v.costs]) for v in tables.variables
     }
     edges = [(e.a, e.b, e.table[:, :, 1][np.ix_(e.rows, e.cols)]) for e in tables.edges]
-    found = cheapest(nodes, edges)
+    solution = cheapest(nodes, edges)
     options: dict[str, int] = {
-        v.key: int(v.costs[found.choice[v.key]][:, 1].argmin()) for v in tables.variables
+        v.key: int(v.costs[solution.choice[v.key]][:, 1].argmin()) for v in tables.variables
     }
-    return found, options
+    return solution, options
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select the fastest strategy of every mesh and micro-batch count.
+    """Return the fastest strategy of every mesh and micro-batch count.
 
     Raises:
         UnsuitableError: the graph cannot be reduced far enough.
     """
-    found = []
+    selections = []
     for number, space in enumerate(task.spaces):
         try:
             best, options = fastest(space.tables)
@@ -52,5 +52,5 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             ) from None
         left = len(best.final)
         notes = (f"node and edge elimination leave {left} nodes, which were enumerated",) if left else ()
-        found.append(Selection(number, best.choice, options, notes))
-    return found
+        selections.append(Selection(number, best.choice, options, notes))
+    return selections

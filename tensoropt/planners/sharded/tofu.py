@@ -4,10 +4,10 @@ M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow
 2019, section 5: the devices are divided step by step (by two where their number is a power of two); each step
 splits every operator and every tensor once, by the dynamic program that needs the least communication for it
 (section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do not grow). Before that
-the graph is coarsened (section 5.1): forward and backward are one here anyway, what is element-wise mostly
-belongs to a group, and timesteps of recurrent networks are coalesced (``common/timesteps.py``). Here a step
-is a mesh axis, outermost first. An operator or parameter that cannot be split on an axis stays whole there;
-the plan's notes say so.
+the graph is coarsened (section 5.1): forward and backward are one here anyway, element-wise operators mostly
+belong to a group, and timesteps of recurrent networks are coalesced (``common/timesteps.py``). Here a step is
+a mesh axis, outermost first. An operator or parameter that cannot be split on an axis stays whole there; the
+plan's notes say so.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ class _Recursion:
 
     def _coarsened(self) -> tuple[str, ...]:
         merged = sum(name != first for name, first in self.first.items())
-        found = (f"timesteps coalesced: {merged} variables follow those of another step",) if merged else ()
+        notes = (f"timesteps coalesced: {merged} variables follow those of another step",) if merged else ()
         if not self.final:
-            return found
-        return (*found, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
+            return notes
+        return (*notes, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
 
     def _allowed(self, variable: VariableTable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
-        """Return what a step may choose: earlier axes as they were, later ones whole, this one split if
-        possible."""
+        """Return the choices that a step may make: earlier axes as they were, later ones whole, this one
+        split if possible.
+        """
         # Recomputing is not part of the method.
         plain = ~np.array(variable.again, dtype=bool) if variable.again else True
         if before is None:
@@ -82,8 +83,9 @@ class _Recursion:
         return split if split.any() else possible
 
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Return the choice with the least communication for everything chosen so far; among equals the least
-        memory."""
+        """Return the choice with the least communication for everything chosen so far; of equal ones, that
+        with the least memory.
+        """
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
         if not all(map(len, kept.values())):
             raise ImpossibleError("an operator's split of earlier axes goes with none of this one")
@@ -97,27 +99,29 @@ class _Recursion:
         for e in self.tables.edges:
             costs = e.table[:, :, 1] + e.table[:, :, 0] * _TIE_S_PER_BYTE
             edges.append((e.a, e.b, costs[np.ix_(e.rows[kept[e.a]], e.cols[kept[e.b]])]))
-        found = cheapest(*coalesced(nodes, edges, self.first))
-        self.final = max(self.final, found.final, key=len)
-        return {name: int(kept[name][found.choice[self.first[name]]]) for name in nodes}
+        solution = cheapest(*coalesced(nodes, edges, self.first))
+        self.final = max(self.final, solution.final, key=len)
+        return {name: int(kept[name][solution.choice[self.first[name]]]) for name in nodes}
 
     def _leanest(self, variable: VariableTable, index: int) -> int:
         return int(variable.memory[index].argmin())
 
 
 _TIE_S_PER_BYTE = 1e-18
-"""The weight of memory beside communication: a GiB counts as much as a nanosecond, so it only decides
-ties."""
+"""The weight of memory relative to communication: a GiB counts as much as a nanosecond, so it only decides
+ties.
+"""
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """One strategy per space among those with the most axes that have one: the finest recursion there is.
+    """Return one strategy per space among those with the most axes that have one: the finest recursion there
+    is.
 
     Raises:
         UnsuitableError: the graph is not reducible, or nothing can be split.
     """
     for axes in sorted({len(space.names.mesh.shape) for space in task.spaces}, reverse=True):
-        found = []
+        selections = []
         for number, space in enumerate(task.spaces):
             if len(space.names.mesh.shape) != axes:
                 continue
@@ -133,7 +137,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             # alone; another may do.
             except ImpossibleError:
                 continue
-            found.append(Selection(number, choice, options, notes))
-        if found:
-            return found
+            selections.append(Selection(number, choice, options, notes))
+        if selections:
+            return selections
     raise UnsuitableError("tofu splits every tensor, and no mesh here divides this model's sizes")

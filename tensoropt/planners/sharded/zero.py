@@ -4,7 +4,7 @@ S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Para
 section 5: stage 1 (P_os) shards the state; stage 2 (P_os+g) gradients too, reduce-scattered in every
 micro-batch; stage 3 (P_os+g+p, section 5.3; PyTorch's FSDP) parameters too, gathered before forward and again
 for backward. In stages 1 and 2 the gathered parameters stay unsharded over the step, gathered once per step.
-What is too small or too odd to shard stays whole in all of them.
+Parameters too small or too odd to shard stay whole in all of them.
 
 With one micro-batch, stage 1 sends what stage 2 sends and keeps more, so it is tried only with two or more
 (:func:`tensoropt.costs.restrictions.unsharded_options`).
@@ -20,14 +20,19 @@ import numpy as np
 from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
-from tensoropt.planners.sharded.common.restricted import following_the_batch, restricted_selections, some
+from tensoropt.planners.sharded.common.restricted import (
+    at_least_one,
+    following_the_batch,
+    restricted_selections,
+)
 from tensoropt.planners.tables import Scheme, TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
 
 STAGES = {1: Reduce.LAST_MICRO_BATCH, 2: Reduce.EACH_MICRO_BATCH, 3: None}
-"""For each stage, how often the gradients of parameters that are gathered once per step are reduced; None:
-gathered for each use."""
+"""For each stage, how often it reduces the gradients of parameters that are gathered once per step; None:
+parameters are gathered for each use.
+"""
 
 _StoredLayouts = tuple[Layout, ...]
 
@@ -36,20 +41,20 @@ def _sharded(layouts: _StoredLayouts) -> int:
     return sum(code >= 0 for layout in layouts for code in layout[1:])
 
 
-def _once(layouts: _StoredLayouts) -> set[Reduce]:
+def _reduction_times(layouts: _StoredLayouts) -> set[Reduce]:
     """Return how often the gradients of parameters that are gathered once per step are reduced."""
-    found = map(Storage.of, layouts)
-    return {storage.reduce for storage in found if storage.gathered_once}
+    storages = map(Storage.of, layouts)
+    return {storage.reduce for storage in storages if storage.gathered_once}
 
 
-def _of_stage(stage: int) -> Scheme:
-    """Allow the options that shard the most over the most axes in this stage."""
+def _stage_scheme(stage: int) -> Scheme:
+    """Return the scheme with the options that shard the most over the most axes in this stage."""
     reduce = STAGES[stage]
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
         if variable.key.kind == "parameter":
-            others = [(layout,) for layout in variable.layouts]
-            return _mask(others, reduce)[[index]]
+            unsharded = [(layout,) for layout in variable.layouts]
+            return _mask(unsharded, reduce)[[index]]
         return _mask(variable.options[index], reduce)
 
     return allowed
@@ -60,23 +65,25 @@ def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarra
     # If a parameter cannot be sharded at all, whole is the most there is.
     most = counts == counts.max()
     # Stage 3 gathers for each use; and what has no option that is gathered once is the same in every stage.
-    if reduce is None or not any(_once(layouts) for layouts in options):  # else nothing is gathered
-        return most & np.array([not _once(layouts) for layouts in options])
-    mask: np.ndarray = most & np.array([_once(layouts) == {reduce} for layouts in options])
+    if reduce is None or not any(
+        _reduction_times(layouts) for layouts in options
+    ):  # else nothing is gathered
+        return most & np.array([not _reduction_times(layouts) for layouts in options])
+    mask: np.ndarray = most & np.array([_reduction_times(layouts) == {reduce} for layouts in options])
     return mask
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Select every stage at every micro-batch count, on the flat mesh."""
-    return some(
+    """Return every stage at every micro-batch count, on the flat mesh."""
+    return at_least_one(
         _of_all_stages(task),
-        "the batch divides by no number of devices here; choose a batch that does",
+        "no number of devices here divides the batch; choose a batch that one divides",
     )
 
 
 def _of_all_stages(task: PlanningTask) -> Iterator[Selection]:
     for stage in STAGES:
-        allowed = following_the_batch(task, _of_stage(stage))
+        allowed = following_the_batch(task, _stage_scheme(stage))
         for selection in restricted_selections(task, allowed, _is_flat):
             yield replace(selection, notes=(f"stage {stage}",))
 

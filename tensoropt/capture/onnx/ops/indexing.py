@@ -14,8 +14,9 @@ from tensoropt.capture.onnx.values import DataDependentError, OnnxError, Traced
 
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
-    """An index without negative entries: ONNX counts them from the end, but PyTorch's gather and scatter do
-    not."""
+    """Return an index without negative entries: ONNX counts them from the end, but PyTorch's gather and
+    scatter do not.
+    """
     # Known and not negative is the usual case: it needs no operators.
     if index.data is not None and not bool((index.data < 0).any()):
         return index.to(torch.int64)
@@ -36,10 +37,10 @@ def gather(call: Call) -> Traced:
     steps = None if flat.data is None else flat.data.tolist()
     # Neighbouring indices form a slice, which needs no index tensor.
     if steps and steps == list(range(steps[0], steps[0] + len(steps))):
-        taken = torch.narrow(x, axis, steps[0], len(steps))
+        rows = torch.narrow(x, axis, steps[0], len(steps))
     else:
-        taken = torch.index_select(x, axis, flat)
-    return taken.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+        rows = torch.index_select(x, axis, flat)
+    return rows.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
 @converter("GatherElements")
@@ -56,8 +57,8 @@ def _gather_nd(call: Call) -> Traced:
     inner = x.shape[batch + depth :]
     lead = math.prod(x.shape[:batch])
     source = x.reshape(lead * math.prod(x.shape[batch : batch + depth]), *inner)
-    taken = torch.index_select(source, 0, flat.reshape(flat.numel))
-    return taken.reshape(*sizes, *inner)
+    rows = torch.index_select(source, 0, flat.reshape(flat.numel))
+    return rows.reshape(*sizes, *inner)
 
 
 def _flat_index(
@@ -129,7 +130,7 @@ def where(call: Call) -> Traced:
 
 @converter("OneHot")
 def one_hot(call: Call) -> Traced:
-    depth = int(call.scalar(1, what="depth"))
+    depth = int(call.scalar(1, role="depth"))
     axis = call.attribute("axis", -1)
     index, values = call[0], call[2]
     call.builder.reserve(max(depth, 0) * 8)
@@ -191,15 +192,15 @@ def _non_max_suppression(call: Call) -> Traced:
 @converter("Unique")
 def unique(call: Call) -> Any:
     value, axis = call.known(0, "input").numpy(), call.attribute("axis")
-    found, first, inverse, counts = np.unique(
+    unique_values, first, inverse, counts = np.unique(
         value, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )
     if not call.attribute("sorted", 1):
         order = np.argsort(first)
-        found = np.take(found, order, axis=axis or 0)
+        unique_values = np.take(unique_values, order, axis=axis or 0)
         first, counts = first[order], counts[order]
         inverse = np.argsort(order)[inverse]
-    arrays = (found, first, inverse.reshape(-1), counts)
+    arrays = (unique_values, first, inverse.reshape(-1), counts)
     return tuple(call.builder.known(torch.from_numpy(np.ascontiguousarray(a))) for a in arrays)
 
 

@@ -299,7 +299,9 @@ def _cast_like(call: Call) -> Traced:
 
 
 def _converted(x: Traced, code: int, saturate: bool) -> Traced:
-    """``x`` in another element type; a value that does not fit in a few bits wraps around, as in NumPy."""
+    """Return ``x`` in another element type; a value that does not fit in a few bits wraps around, as in
+    NumPy.
+    """
     dtype = torch_dtype(code, "its result")
     if code not in NARROW:
         return x.to(dtype)
@@ -456,7 +458,7 @@ def matmul(call: Call) -> Traced:
 
 
 def product(a: Traced, b: Traced) -> Traced:
-    """``a @ b`` for operands of any rank."""
+    """Return ``a @ b`` for operands of any rank."""
     if a.ndim == 0 or b.ndim == 0:
         raise OnnxError("a matrix product needs operands of at least one dim")
     return torch.matmul(a, b)
@@ -464,7 +466,9 @@ def product(a: Traced, b: Traced) -> Traced:
 
 @converter("Gemm")
 def gemm(call: Call) -> Traced:
-    """``alpha * A' @ B' + beta * C``; the form to which PyTorch's linear layers are exported stays linear."""
+    """Return ``alpha * A' @ B' + beta * C``; the form to which PyTorch's linear layers are exported stays
+    linear.
+    """
     a, b, c = call[0], call[1], call.optional(2)
     if a.ndim != 2 or b.ndim != 2:
         raise OnnxError(f"it takes matrices, but has operands of {a.ndim} and {b.ndim} dims")
@@ -493,7 +497,7 @@ def einsum(call: Call) -> Traced:
 
 @converter("CumSum", "CumProd")
 def _cumulative(call: Call) -> Traced:
-    x, axis = call[0], positive(int(call.scalar(1, what="axis")), call[0].ndim)
+    x, axis = call[0], positive(int(call.scalar(1, role="axis")), call[0].ndim)
     running, empty = (torch.cumsum, 0) if call.op == "CumSum" else (torch.cumprod, 1)
     if call.attribute("reverse", 0):
         x = torch.flip(x, [axis])

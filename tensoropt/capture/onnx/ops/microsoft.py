@@ -76,9 +76,11 @@ def _embed_layer_norm(call: Call) -> Any:
     ids, segments, words, positions, kinds = call[0], call.optional(1), call[2], call[3], call.optional(4)
     batch, sequence = ids.shape
     total = F.embedding(ids, words)
-    given = call.optional(8)
+    position_ids = call.optional(8)
     total = total + (
-        torch.narrow(positions, 0, 0, sequence) if given is None else F.embedding(given, positions)
+        torch.narrow(positions, 0, 0, sequence)
+        if position_ids is None
+        else F.embedding(position_ids, positions)
     )
     if segments is not None and kinds is not None:
         total = total + F.embedding(segments, kinds)

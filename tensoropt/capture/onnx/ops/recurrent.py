@@ -62,10 +62,10 @@ def _layer(call: Call) -> _Layer:
         lengths = None
 
     def state(index: int) -> Traced:
-        given = call.optional(index)
-        if given is None:
+        initial = call.optional(index)
+        if initial is None:
             return call.builder.known(torch.zeros((), dtype=x.dtype).expand(directions, batch, size))
-        return torch.transpose(given, 0, 1) if batch_first else given
+        return torch.transpose(initial, 0, 1) if batch_first else initial
 
     lstm = call.op == "LSTM"
     names = call.attribute("activations") or _DEFAULTS[call.op] * directions
@@ -87,7 +87,7 @@ def _layer(call: Call) -> _Layer:
 
 def _is_torchs(layer: _Layer) -> bool:
     call = layer.call
-    # What PyTorch's fused layers lack: lengths, clipping, coupled gates, peepholes, backward only.
+    # PyTorch's fused layers lack lengths, clipping, coupled gates, peepholes, and backward only.
     plain = layer.lengths is None and call.attribute("clip") is None and not call.attribute("input_forget", 0)
     plain = plain and layer.peepholes is None and call.attribute("direction", "forward") != "reverse"
     default = layer.activations == _DEFAULTS[layer.op] * layer.directions
@@ -190,18 +190,18 @@ def _direction(layer: _Layer, d: int, backward: bool) -> tuple[Traced, Traced, T
     # The inputs' product for all steps at once: only the recurrent part has to wait for the previous step.
     inputs = F.linear(layer.x, torch.select(layer.weight, 0, d), bias)
     steps = range(layer.x.shape[0])
-    found: dict[int, Traced] = {}
+    outputs_by_step: dict[int, Traced] = {}
     for t in reversed(steps) if backward else steps:
         new_hidden, new_cell = step(torch.select(inputs, 0, t), hidden, cell)
         if layer.lengths is None:
-            hidden, cell, found[t] = new_hidden, new_cell, new_hidden
+            hidden, cell, outputs_by_step[t] = new_hidden, new_cell, new_hidden
             continue
         runs = layer.call.builder.constant([[t < n] for n in layer.lengths])
         # Beyond a sequence's end, outputs are zero and the state stays unchanged.
-        found[t] = torch.where(runs, new_hidden, torch.zeros_like(new_hidden))
+        outputs_by_step[t] = torch.where(runs, new_hidden, torch.zeros_like(new_hidden))
         hidden = torch.where(runs, new_hidden, hidden)
         cell = None if cell is None else torch.where(runs, new_cell, cell)
-    return torch.stack([found[t] for t in steps], 0), hidden, cell
+    return torch.stack([outputs_by_step[t] for t in steps], 0), hidden, cell
 
 
 _Step = Callable[[Traced, Traced, Traced], tuple[Traced, Traced]]

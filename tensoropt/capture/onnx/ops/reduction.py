@@ -103,13 +103,14 @@ def _roi_align(call: Call) -> Traced:
 
 
 def _bilinear(images: Traced, rows: Traced, columns: Traced) -> Traced:
-    """(regions, channels, rows, columns) at fractional positions; zero more than one pixel outside the
-    image."""
+    """Return images sampled at fractional positions, (regions, channels, rows, columns); zero more than one
+    pixel outside the image.
+    """
     builder = images.builder
     height, width = images.shape[2:]
 
     def matrix(places: Traced, size: int) -> Traced:
-        """(regions, places, size): the two weights of each place."""
+        """Return the two weights of each position, (regions, places, size)."""
         inside = torch.logical_and(places.method("ge", -1.0), places.method("le", float(size)))
         kept = torch.unsqueeze(torch.clamp(places, 0.0, size - 1.0), 2)
         pixels = builder.known(torch.arange(size, dtype=torch.float32)).to(images.dtype)
@@ -222,11 +223,11 @@ def _top_k_attribute(call: Call) -> Any:
 
 @converter("TopK", since=10)
 def top_k(call: Call) -> Any:
-    return _top_k(call, int(call.scalar(1, what="k")))
+    return _top_k(call, int(call.scalar(1, role="k")))
 
 
 def _top_k(call: Call, k: int) -> Any:
     x, axis = call[0], call.dim("axis", -1)
-    # Of equal elements the earliest comes first, which ``torch.topk`` does not guarantee.
+    # The earliest of equal elements comes first, which ``torch.topk`` does not guarantee.
     values, indices = torch.sort(x, dim=axis, descending=bool(call.attribute("largest", 1)), stable=True)
     return torch.narrow(values, axis, 0, k), torch.narrow(indices, axis, 0, k)

@@ -83,9 +83,9 @@ def _resized(
     ]
     if not changed:
         return x
-    known = _as_pytorch(x, dims, sizes, scales, changed, mode, options)
-    if known is not None:
-        return known
+    resized = _as_pytorch(x, dims, sizes, scales, changed, mode, options)
+    if resized is not None:
+        return resized
     for i in changed:
         bounds = (roi[i], roi[i + len(dims)]) if roi else (0.0, 1.0)
         matrix = _matrix(x.shape[dims[i]], sizes[i], scales[i], mode, options, bounds)
@@ -147,12 +147,12 @@ def _along(x: Traced, dim: int, matrix: np.ndarray) -> Traced:
 
 
 def _matrix(
-    size: int, wanted: int, scale: float, mode: str, options: Any, region: tuple[float, float]
+    size: int, output_size: int, scale: float, mode: str, options: Any, region: tuple[float, float]
 ) -> np.ndarray:
     coordinates = options.get("coordinate_transformation_mode", "half_pixel")
-    matrix = np.zeros((wanted, size))
-    for i in range(wanted):
-        place = _coordinate(i, size, wanted, scale, coordinates, region)
+    matrix = np.zeros((output_size, size))
+    for i in range(output_size):
+        place = _coordinate(i, size, output_size, scale, coordinates, region)
         outside = coordinates == "tf_crop_and_resize" and not 0 <= place <= size - 1
         if outside:
             if options.get("extrapolation_value", 0.0):
@@ -164,29 +164,29 @@ def _matrix(
 
 
 def _coordinate(
-    i: int, size: int, wanted: int, scale: float, mode: str, region: tuple[float, float]
+    i: int, size: int, output_size: int, scale: float, mode: str, region: tuple[float, float]
 ) -> float:
     if mode == "half_pixel":
         return (i + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel":
-        return (i + 0.5) / scale - 0.5 if wanted > 1 else 0.0
+        return (i + 0.5) / scale - 0.5 if output_size > 1 else 0.0
     if mode == "align_corners":
-        return i * (size - 1) / (scale * size - 1) if wanted > 1 else 0.0
+        return i * (size - 1) / (scale * size - 1) if output_size > 1 else 0.0
     if mode == "asymmetric":
         return i / scale
     if mode == "half_pixel_symmetric":
-        adjustment = wanted / (scale * size)
+        adjustment = output_size / (scale * size)
         return size / 2 * (1 - adjustment) + (i + 0.5) / scale - 0.5
     if mode == "tf_crop_and_resize":
         start, end = region
-        if wanted > 1:
-            return start * (size - 1) + i * (end - start) * (size - 1) / (wanted - 1)
+        if output_size > 1:
+            return start * (size - 1) + i * (end - start) * (size - 1) / (output_size - 1)
         return 0.5 * (start + end) * (size - 1)
     raise OnnxError(f"its coordinate transformation '{mode}' is unknown")
 
 
 def _weights(place: float, size: int, scale: float, mode: str, options: Any) -> list[tuple[int, float]]:
-    """(element, weight) for the elements around a coordinate."""
+    """Return (element, weight) for the elements around a coordinate."""
     if mode == "nearest":
         return [(_nearest(place, size, options.get("nearest_mode", "round_prefer_floor")), 1.0)]
     wide = min(scale, 1.0) if options.get("antialias", 0) else 1.0
@@ -199,16 +199,16 @@ def _weights(place: float, size: int, scale: float, mode: str, options: Any) -> 
         first = math.floor(place) - reach + 1
         last = first + 2 * reach - 1
     a = options.get("cubic_coeff_a", -0.75)
-    found = []
+    weights = []
     for column in range(first, last + 1):
         distance = abs(column - place) * wide
         weight = max(0.0, 1.0 - distance) if mode == "linear" else _cubic(distance, a)
         if options.get("exclude_outside", 0) and not 0 <= column < size:
             continue
-        found.append((min(max(column, 0), size - 1), weight))
-    total = sum(weight for _, weight in found)
+        weights.append((min(max(column, 0), size - 1), weight))
+    total = sum(weight for _, weight in weights)
     renormalise = options.get("exclude_outside", 0) or wide != 1.0
-    return [(c, w / total if renormalise and total else w) for c, w in found]
+    return [(c, w / total if renormalise and total else w) for c, w in weights]
 
 
 def _nearest(place: float, size: int, mode: str) -> int:

@@ -70,7 +70,7 @@ def _eye_like(call: Call) -> Traced:
 
 @converter("Range")
 def _range_(call: Call) -> Traced:
-    start, limit, delta = (call.scalar(i, what=w) for i, w in enumerate(("start", "limit", "delta")))
+    start, limit, delta = (call.scalar(i, role=w) for i, w in enumerate(("start", "limit", "delta")))
     if delta == 0:
         raise OnnxError("its delta is 0")
     # The standard's own formula for their number.
@@ -323,14 +323,14 @@ def _pad_by_copies(x: Traced, dim: int, before: int, after: int, mode: str) -> T
 def _center_crop_pad(call: Call) -> Traced:
     x, sizes = call[0], call.ints(1, "shape")
     axes = [positive(a, x.ndim) for a in call.attribute("axes") or range(x.ndim)]
-    for dim, wanted in zip(axes, sizes, strict=True):
+    for dim, target in zip(axes, sizes, strict=True):
         have = x.shape[dim]
-        if have > wanted:
-            x = torch.narrow(x, dim, (have - wanted) // 2, wanted)
-        elif have < wanted:
-            before = (wanted - have) // 2
+        if have > target:
+            x = torch.narrow(x, dim, (have - target) // 2, target)
+        elif have < target:
+            before = (target - have) // 2
             pads = [(0, 0)] * x.ndim
-            pads[dim] = (before, wanted - have - before)
+            pads[dim] = (before, target - have - before)
             x = pad_constant(x, pads)
     return x
 
@@ -350,7 +350,7 @@ def _sequence_empty(call: Call) -> Any:
 
 @converter("SequenceAt")
 def _sequence_at(call: Call) -> Traced:
-    return call[0][int(call.scalar(1, what="position"))]
+    return call[0][int(call.scalar(1, role="position"))]
 
 
 @converter("SequenceLength")

@@ -132,16 +132,16 @@ def _conv_transpose(call: Call) -> Traced:
     x, weight, bias = call[0], call[1], call.optional(2)
     window = _window_of(call, weight.shape[2:])
     dims, extra = window.dims, list(call.attribute("output_padding") or [0] * window.dims)
-    mode, wanted = call.attribute("auto_pad", "NOTSET"), call.attribute("output_shape")
+    mode, output_shape = call.attribute("auto_pad", "NOTSET"), call.attribute("output_shape")
     full = [
         (s - 1) * stride + d * (k - 1) + 1
         for s, stride, d, k in zip(x.shape[2:], window.strides, window.dilations, window.kernel, strict=True)
     ]
-    if wanted is None and mode in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = [s * stride for s, stride in zip(x.shape[2:], window.strides, strict=True)]
+    if output_shape is None and mode in ("SAME_UPPER", "SAME_LOWER"):
+        output_shape = [s * stride for s, stride in zip(x.shape[2:], window.strides, strict=True)]
     pads = list(window.pads)
-    if wanted is not None:
-        totals = [f + e - w for f, e, w in zip(full, extra, wanted[-dims:], strict=True)]
+    if output_shape is not None:
+        totals = [f + e - w for f, e, w in zip(full, extra, output_shape[-dims:], strict=True)]
         small_first = mode != "SAME_LOWER" if mode != "NOTSET" else False
         pads = [(t // 2, t - t // 2) if small_first else (t - t // 2, t // 2) for t in totals]
     group, strides, dilations = call.attribute("group", 1), window.strides, window.dilations
@@ -162,14 +162,14 @@ _AVERAGE: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def _pool_window(call: Call) -> tuple[_Window, bool]:
-    """(window, whether output sizes are rounded up)."""
+    """Return (window, whether output sizes are rounded up)."""
     ceil = bool(call.attribute("ceil_mode", 0))
     same = call.attribute("auto_pad", "NOTSET").startswith("SAME")
     return _window_of(call, tuple(call.attribute("kernel_shape"))), ceil and not same
 
 
 def _extended(window: _Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The pads with which rounding down gives the same as rounding up with the window's own pads.
+    """Return the pads with which rounding down gives the same as rounding up with the window's own pads.
 
     As in ONNX since opset 19, and always in PyTorch, a window that would start in the trailing padding is
     left out.
@@ -299,7 +299,9 @@ def _max_unpool(call: Call) -> Traced:
         )
     ]
     shape = [*x.shape[:2], *sizes]
-    given = call.ints_or(2, shape, "output shape")
+    output_shape = call.ints_or(2, shape, "output shape")
     zeros = call.builder.known(torch.zeros((), dtype=x.dtype).expand(math.prod(shape)))
     scattered = torch.scatter(zeros, 0, index.reshape(index.numel), x.reshape(x.numel))
-    return pad_constant(scattered.reshape(*shape), [(0, a - b) for a, b in zip(given, shape, strict=True)])
+    return pad_constant(
+        scattered.reshape(*shape), [(0, a - b) for a, b in zip(output_shape, shape, strict=True)]
+    )

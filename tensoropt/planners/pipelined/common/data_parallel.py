@@ -1,4 +1,4 @@
-"""Stages whose devices each take a share of the batch: the form of pipelines before they had shards."""
+"""Stages whose devices each take a share of the batch, as in pipelines without sharded parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensoropt.planners.tables import Scheme
 from tensoropt.sharding.regions import region_of
 
 _Recomputing = bool | None
-"""Whether blocks are recomputed in backward; None if that is left open."""
+"""Whether blocks are recomputed in backward; None leaves this open."""
 
 
 def flat(mesh: Mesh) -> bool:
@@ -21,7 +21,9 @@ def flat(mesh: Mesh) -> bool:
 
 
 def following_the_batch(*, recomputing: _Recomputing = False) -> Scheme:
-    """Allow every group of a stage to be split along its batch dim only, with whole parameters."""
+    """Return the scheme that splits every group of a stage along its batch dim only, with whole
+    parameters.
+    """
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
         if computed_otherwise(tables, variable, index, recomputing):
@@ -41,7 +43,7 @@ def following_the_batch(*, recomputing: _Recomputing = False) -> Scheme:
 def computed_otherwise(
     tables: CostTables, variable: VariableTable, index: int, recomputing: _Recomputing
 ) -> bool:
-    """Return whether a configuration recomputes although it should not, or the other way round."""
+    """Return whether a configuration recomputes although it should not, or does not although it should."""
     if recomputing is None or not variable.again:
         return False
     if recomputing and variable.key.kind == "group":

@@ -20,7 +20,7 @@ from tensoropt.pipeline.costs import degrees_of, job_meshes
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.points import pipelined_space
 from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
-from tensoropt.pipeline.stages import Cutter, block_cuts, cheaper_again, flops_of, narrow_cuts
+from tensoropt.pipeline.stages import Cutter, block_cuts, cheaper_to_duplicate, flops_of, narrow_cuts
 from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
@@ -33,8 +33,9 @@ MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place; the first number that suits is used. GPipe calls its bubble "negligible" from
 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
 _FEW = 8
-"""The number of positions up to which a model may be cut at any of them; with more it is cut before blocks.
-All of these are assumptions."""
+"""The most positions up to which a model may be cut at any of them; with more it is cut before blocks. All of
+these are assumptions.
+"""
 STEP = 0.01
 """The share by which each pipeline of a method is leaner than the previous one."""
 _EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
@@ -43,14 +44,14 @@ _EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
 class PipelinedAnswer(NamedTuple):
     """A simulated pipeline that a method chose, with notes about it."""
 
-    found: PipelineEvaluation
+    evaluation: PipelineEvaluation
     mesh: Mesh
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class PipelineTask:
-    """A model on a cluster, as given to methods that cut it into stages.
+    """The task of methods that cut a model into stages: a model on a cluster.
 
     Attributes:
         first_space: the number of the first of :attr:`spaces` in the exploration that the answers belong to.
@@ -68,13 +69,13 @@ class PipelineTask:
         return Cutter(self.problem.graph)
 
     @cached_property
-    def again(self) -> frozenset[str]:
+    def duplicated(self) -> frozenset[str]:
         """The tensors that stages make themselves instead of receiving them."""
-        return cheaper_again(self.cutter, self.costs)
+        return cheaper_to_duplicate(self.cutter, self.costs)
 
     @cached_property
     def flops(self) -> np.ndarray:
-        """(groups,) FLOP of each group, unsplit."""
+        """The FLOP of each group, unsplit, (groups,)."""
         return flops_of(self.problem.graph, self.costs)
 
     @cached_property
@@ -83,11 +84,11 @@ class PipelineTask:
         if not self.problem.graph.atoms.graph.training or self.problem.refusal:
             return ()
         most = min(MOST_PLACES, len(self.cutter.cuts) + 1)
-        found = []
+        jobs = []
         for places in degrees_of(self.cluster):
             if places <= most and (count := self._micro_batches(places)):
-                found += [(mesh, count) for mesh in job_meshes(self.cluster, places, _MOST_AXES)]
-        return tuple(found)
+                jobs += [(mesh, count) for mesh in job_meshes(self.cluster, places, _MOST_AXES)]
+        return tuple(jobs)
 
     def _micro_batches(self, places: int) -> int | None:
         """Return the most micro-batches per place, of a size that a place's devices can divide if there is
@@ -110,8 +111,9 @@ class PipelineTask:
         return self.first_space + self.jobs.index((mesh, micro_batches))
 
     def positions(self, stages: int) -> list[int]:
-        """Return where stages may begin: anywhere in small models, otherwise before blocks, otherwise where
-        the fewest bytes cross."""
+        """Return the positions where stages may begin: anywhere in small models, otherwise before blocks,
+        otherwise where the fewest bytes cross.
+        """
         if len(self.cutter.cuts) <= _FEW:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
@@ -125,14 +127,14 @@ class PipelineTask:
         """
         if not self.problem.graph.atoms.graph.training:
             raise UnsuitableError("pipelines are planned for training only; use --mode train")
-        found = [(mesh, count) for mesh, count in self.jobs if suits(mesh)]
-        if not found:
+        suited = [(mesh, count) for mesh, count in self.jobs if suits(mesh)]
+        if not suited:
             raise UnsuitableError(
-                "no pipeline of this kind goes with the model, its batch and the cluster: stages need "
-                "trained parameters, equal parts of the devices, and a batch that as many micro-batches "
-                "divide; choose a batch that is a multiple of the number of stages"
+                "no pipeline of this kind suits the model, its batch and the cluster: stages need trained "
+                "parameters, equal parts of the devices, and a batch that as many micro-batches divide; "
+                "choose a batch that is a multiple of the number of stages"
             )
-        return found
+        return suited
 
     def compose(
         self,
@@ -145,10 +147,10 @@ class PipelineTask:
         crossings: Crossings | None = None,
         composing: Composing | None = None,
     ) -> Iterator[PipelineEvaluation]:
-        """Yield pipelines on one mesh, composed of what is allowed in the stages' tables.
+        """Yield pipelines on one mesh, composed of the permitted choices in the stages' tables.
 
         Args:
-            positions: for each stage, where it may begin; then where the last one ends.
+            positions: the positions where each stage may begin; then where the last one ends.
             composing: the function that composes stages; by default for memory and the step's time.
         """
 
@@ -159,7 +161,7 @@ class PipelineTask:
             self.problem,
             self.settings,
             self.cutter,
-            self.again,
+            self.duplicated,
             mesh,
             micro_batches,
             FREE,

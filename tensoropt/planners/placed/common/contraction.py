@@ -1,15 +1,15 @@
-"""Operators of a placement problem joined into blocks, without ever closing a cycle.
+"""Join operators of a placement problem into blocks, without ever closing a cycle.
 
 An exact program over hundreds of operators finds little in a minute; over a few dozen blocks it finds good
 schedules. A block lies on one device and runs in one go, so blocks must not wait for each other: joining u
 and v along u -> v closes a cycle exactly if a second path leads from u to v.
 
-Node co-placement: the heaviest edges first, by union-find, with limits on the size and the number of
-groups.
+Node co-placement joins along the heaviest edges first, by union-find, with limits on the size and the number
+of groups.
 
-NetSplit, Algorithm 3: cutting a heavy edge is what a good split avoids, so its two ends share a device from
-the start, and the program decides for groups instead of operators. Here groups are also scheduled in one go
-(:mod:`.contraction`), so two groups are joined only if that closes no cycle.
+This is NetSplit's Algorithm 3: a good split does not cut heavy edges, so the two ends of one share a device
+from the start, and the program decides for groups instead of operators. Here groups are also scheduled in one
+go (:mod:`.contraction`), so two groups are joined only if that closes no cycle.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class _ContractedBlocks:
             return False
         self._reorder(u, v, reached)
         for old, new in ((self.after, self.before), (self.before, self.after)):
-            for other in old.pop(v):
-                new[other].discard(v)
-                if other != u:
-                    new[other].add(u)
-                    old[u].add(other)
+            for neighbour in old.pop(v):
+                new[neighbour].discard(v)
+                if neighbour != u:
+                    new[neighbour].add(u)
+                    old[u].add(neighbour)
         for operator in self.members[v]:
             self.block[operator] = u
         self.members[u] += self.members.pop(v)
         return True
 
     def _reached(self, u: int, v: int) -> set[int]:
-        """Return the blocks up to v that a path from u leads to, other than by the edge u -> v."""
+        """Return the blocks up to v to which a path from u leads, other than by the edge u -> v."""
         # A path from u to v visits only blocks whose place in the order is between the two.
         last, reached = self.rank[v], set()
         waiting = [w for w in self.after[u] if w != v and self.rank[w] <= last]
@@ -80,7 +80,9 @@ class _ContractedBlocks:
         return reached
 
     def _reorder(self, u: int, v: int, reached: set[int]) -> None:
-        """Move u to where v was, what leads to v before it, and what u leads to after it."""
+        """Move u to the position of v, the blocks that lead to v before it, and those to which u leads after
+        it.
+        """
         start, end = self.rank[u], self.rank.pop(v)
         between = [w for w in self.line[start + 1 : end] if w is not None]
         stretch = [
@@ -124,16 +126,17 @@ class Contraction:
     @cached_property
     def block(self) -> tuple[int, ...]:
         """The block of each operator."""
-        found = [0] * self.whole.size
+        blocks = [0] * self.whole.size
         for number, group in enumerate(self.groups):
             for operator in group:
-                found[operator] = number
-        return tuple(found)
+                blocks[operator] = number
+        return tuple(blocks)
 
     @cached_property
     def problem(self) -> PlacementProblem:
-        """The problem over blocks, with times and bytes summed; a tensor inside a block counts in what the
-        block keeps, or in its peak."""
+        """The problem over blocks, with times and bytes summed; a tensor inside a block counts in the block's
+        kept bytes, or in its peak.
+        """
         whole, groups = self.whole, [list(g) for g in self.groups]
         # The very same object where nothing is joined: callers ask by identity whether the program knows
         # every placement.
@@ -163,8 +166,9 @@ class Contraction:
         )
 
     def expand(self, placement: Placement) -> Placement:
-        """Turn a placement of the blocks into one of the operators: each block in one go, backward in
-        reverse."""
+        """Return the operators' placement for a placement of the blocks: each block in one go, backward in
+        reverse.
+        """
         device = tuple(placement.device[b] for b in self.block)
         return Placement(
             device,
@@ -179,7 +183,7 @@ class Contraction:
 
     def majority(self, device: Sequence[int]) -> tuple[int, ...]:
         """Return, for each block, the device with most of its work when the operators lie on ``device``."""
-        whole, found = self.whole, []
+        whole, devices = self.whole, []
         allowed = dict(self.problem.pinned)
         for number, group in enumerate(self.groups):
             seconds = np.zeros(whole.devices.count)
@@ -187,8 +191,8 @@ class Contraction:
                 seconds[device[o]] += whole.forward_s[o, device[o]] + whole.backward_s[o, device[o]]
             # Pins hold for a block as for any of its operators.
             choices = allowed.get(number, range(whole.devices.count))
-            found.append(max(choices, key=lambda d: (seconds[d], -d)))
-        return tuple(found)
+            devices.append(max(choices, key=lambda d: (seconds[d], -d)))
+        return tuple(devices)
 
     def _name(self, group: list[int]) -> str:
         first = self.whole.names[group[0]]
@@ -203,7 +207,7 @@ class Contraction:
         """
         whole, group, kept = self.whole, self.groups[number], 0.0
         changes: dict[int, float] = dict.fromkeys(group, 0.0)
-        gone: dict[int, float] = dict.fromkeys(group, 0.0)
+        freed: dict[int, float] = dict.fromkeys(group, 0.0)
         gradient = 0.0
         for operator in group:
             for t in whole.made[operator]:
@@ -219,12 +223,12 @@ class Contraction:
                     kept += tensor.bytes
                 else:
                     changes[operator] += tensor.bytes
-                    gone[max((operator, *tensor.readers))] += tensor.bytes
+                    freed[max((operator, *tensor.readers))] += tensor.bytes
         alive = peak = 0.0
         for operator in group:
             alive += changes[operator]
             peak = max(peak, alive + float(whole.forward_peak_bytes[operator]))
-            alive -= gone[operator]
+            alive -= freed[operator]
         backward = max(float(whole.backward_peak_bytes[o]) for o in group)
         return kept, peak, backward + gradient * whole.training
 
@@ -257,8 +261,9 @@ class Contraction:
 
 
 def contract(problem: PlacementProblem, groups: Sequence[Sequence[int]]) -> Contraction:
-    """Turn every group into a block. The groups partition the operators, in a topological order, and close no
-    cycle."""
+    """Return the problem whose operators are the groups, as blocks. The groups partition the operators, in a
+    topological order, and close no cycle.
+    """
     return Contraction(problem, tuple(tuple(sorted(g)) for g in groups))
 
 
@@ -280,20 +285,21 @@ class GroupLimits:
 
 
 def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
-    """Return (producer, reader) -> bytes of all tensors that cross between the two, their gradients
-    included."""
-    found: dict[tuple[int, int], int] = {}
+    """Return the bytes of all tensors that cross from a producer to a reader, and of their gradients, by
+    (producer, reader).
+    """
+    weights: dict[tuple[int, int], int] = {}
     for tensor in problem.tensors:
         # A gradient comes back over a cut edge and is as large as the tensor.
         size = tensor.bytes * (1 + (problem.training and tensor.gradient))
         for reader in tensor.readers:
             edge = (tensor.producer, reader)
-            found[edge] = found.get(edge, 0) + size
-    return found
+            weights[edge] = weights.get(edge, 0) + size
+    return weights
 
 
 def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
-    """Group operators by NetSplit's Algorithm 3.
+    """Return the operators grouped by NetSplit's Algorithm 3.
 
     The edges are taken from the heaviest to the lightest until ``most_groups`` is reached, and again as long
     as a round joins anything, because an edge that would have closed a cycle may be free once its detour has
@@ -326,8 +332,9 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
 
 
 def _gather(blocks: _ContractedBlocks, may_join: _Room, most_groups: int) -> None:
-    """Join blocks that no edge leads to, which the algorithm never meets: for example, counters of a
-    normalization."""
+    """Join blocks without edges, which the algorithm never meets: for example, counters of a
+    normalization.
+    """
     first: int | None = None
     for block in blocks.lone():
         if blocks.count <= most_groups:
@@ -358,7 +365,7 @@ class _Room:
         )
 
     def merged(self, u: int, v: int) -> None:
-        """Make both names stand for the group, whichever of them it kept."""
+        """Record that two groups are one: both names stand for it, whichever of them it kept."""
         total, seconds = self.bytes[u] + self.bytes[v], self.seconds[u] + self.seconds[v]
         devices = self.allowed[u] & self.allowed[v]
         for name in (u, v):

@@ -5,12 +5,12 @@ J. Comput. 18(2), 1989 (ETF), under Baechi's memory caps (B. Jeon et al., SoCC 2
 pair whose device lacks room for the operator is not considered. As in Baechi, only forward operators choose
 devices and backward stays with its forward; a tensor is sent to a device once; messages queue on their links.
 
-Devices and links as timetables, for schedules made operator by operator.
+Devices and links are timetables, for schedules made operator by operator.
 
 :class:`IdleSlots` is one device into whose gaps operators are inserted; :class:`Links` is all links, whose
 messages queue. Both only estimate: the simulator has the last word.
 
-Backward on given devices: whatever is ready first runs first, as in a framework's ready queue.
+Backward runs on given devices: the operator that is ready first runs first, as in a framework's ready queue.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ class Links:
 
     @cached_property
     def _shared(self) -> NDArray[np.bool_]:
-        """(source, other source, target): whether messages from two devices to a third share a lane."""
+        """Whether messages from two devices to a third share a lane, by (source, other source, target)."""
         lanes = self._lanes
-        found = np.zeros((len(lanes),) * 3, bool)
+        shared = np.zeros((len(lanes),) * 3, bool)
         for a in range(lanes.shape[2]):
             for b in range(lanes.shape[2]):
-                found |= (lanes[:, None, :, a] == lanes[None, :, :, b]) & (
+                shared |= (lanes[:, None, :, a] == lanes[None, :, :, b]) & (
                     lanes[:, None, :, a] != self._never
                 )
-        return found
+        return shared
 
     def send(self, num_bytes: float, source: int, target: int, ready: float) -> float:
         """Book a message at the end of its queues; return when it arrives."""
@@ -108,16 +108,17 @@ class Links:
         self.version += 1
         return end
 
-    def arrivals(self, messages: Sequence[tuple[float, int, float]], known: Sequence[Floats]) -> Floats:
-        """Return (devices,) when the last of some tensors would arrive if they were sent now, in this order.
+    def arrivals(self, messages: Sequence[tuple[float, int, float]], sent_s: Sequence[Floats]) -> Floats:
+        """Return the times at which the last of some tensors would arrive at each device, (devices,), if they
+        were sent now, in this order.
 
         Args:
-            messages: (when the tensor is made, where, bytes) of each.
-            known: for each message, (devices,) its arrival where it was already sent, otherwise NaN.
+            messages: (time when the tensor is made, its device, its bytes) of each.
+            sent_s: for each message, (devices,) its arrival where it was already sent, otherwise NaN.
         """
         latest = np.zeros(self.devices.count)
         free: Floats | None = None
-        for (made, source, num_bytes), there in zip(messages, known, strict=True):
+        for (made, source, num_bytes), earlier in zip(messages, sent_s, strict=True):
             # The lanes of a pair are free when the last of them is.
             if free is None:
                 free = self._free[self._lanes].max(axis=2)
@@ -125,8 +126,8 @@ class Links:
             end = start + (self.devices.latency_s[source] + num_bytes * self.devices.seconds_per_byte[source])
             # On its own device it is there as soon as it is made.
             end[source] = made
-            sent = np.isnan(there)
-            latest = np.maximum(latest, np.where(sent, end, there))
+            sent = np.isnan(earlier)
+            latest = np.maximum(latest, np.where(sent, end, earlier))
             # Messages to one device queue behind each other too, where they share a lane.
             if len(messages) > 1:
                 free = np.where(self._shared[source] & sent, np.maximum(free, end), free)
@@ -138,7 +139,7 @@ class ForwardSchedule:
     """The devices and starts of all forward operators.
 
     Attributes:
-        free_s: when the last operator of each device ends.
+        free_s: the time when the last operator of each device ends.
     """
 
     device: tuple[int, ...]
@@ -230,7 +231,7 @@ class _EarliestFirst:
                 return int(self.ready[row]), device, earliest
 
     def _starts(self) -> Floats:
-        """Return (ready, devices) the earliest permitted starts, inf where there is none."""
+        """Return the earliest permitted starts, (ready, devices); inf where there is none."""
         count = len(self.rows)
         permitted = self.open[:count]
         if not self.memory.unlimited:
@@ -258,8 +259,8 @@ class _EarliestFirst:
                     starts[row] = np.where(permitted[row], np.maximum(self.arrival[row], self.free), np.inf)
                 if starts[row, device] > starts[row].min():
                     continue
-            others = np.arange(count) != (-1 if row is None else row)
-            starts[others, device] = np.maximum(starts[others, device], waits[others])
+            other_rows = np.arange(count) != (-1 if row is None else row)
+            starts[other_rows, device] = np.maximum(starts[other_rows, device], waits[other_rows])
         # A device that was awake may be free again, but time does not go back: nothing starts before what was
         # started last.
         np.maximum(starts, self.now, out=starts)
@@ -300,16 +301,17 @@ class _EarliestFirst:
             return False
         fresh = self.seen[row] < 0
         self.seen[row] = self.links.version
-        _, messages, known = self._inputs(int(self.ready[row]))
-        arrivals = self.links.arrivals(messages, known)
+        _, messages, already_sent = self._inputs(int(self.ready[row]))
+        arrivals = self.links.arrivals(messages, already_sent)
         if not fresh and (arrivals == self.arrival[row]).all():
             return False
         self.arrival[row] = arrivals
         return True
 
     def _inputs(self, operator: int) -> tuple[list[int], list[tuple[float, int, float]], list[Floats]]:
-        """Return the tensors that an operator reads, in the order in which they are made; (when, where,
-        bytes) of each; and where each already is."""
+        """Return the tensors that an operator reads, in the order in which they are made; (time, device,
+        bytes) of each; and the devices where each already is.
+        """
         tensors = self.problem.tensors
         order = sorted((self.ends[tensors[t].producer], t) for t in self.problem.read[operator])
         messages = [(end, self.device[tensors[t].producer], float(tensors[t].bytes)) for end, t in order]
@@ -318,7 +320,7 @@ class _EarliestFirst:
         return read, messages, [self.there.get(t, nowhere) for t in read]
 
     def _restrict(self, row: int) -> None:
-        """Set where the row's operator may lie now, and what it would book."""
+        """Record the devices where the row's operator may lie now, and the bytes that it would book."""
         unit = self.units.of[int(self.ready[row])]
         lies_on = self.unit_device[unit]
         self.open[row] = self.units.allowed[unit]
@@ -330,11 +332,11 @@ class _EarliestFirst:
             self.size[row] = 0.0
 
     def _start(self, operator: int, device: int, start: float) -> None:
-        for tensor, (made, source, num_bytes), there in zip(*self._inputs(operator), strict=True):
-            if source != device and np.isnan(there[device]):
-                there = there.copy()
-                there[device] = self.links.send(num_bytes, source, device, made)
-                self.there[tensor] = there
+        for tensor, (made, source, num_bytes), arrivals in zip(*self._inputs(operator), strict=True):
+            if source != device and np.isnan(arrivals[device]):
+                arrivals = arrivals.copy()
+                arrivals[device] = self.links.send(num_bytes, source, device, made)
+                self.there[tensor] = arrivals
         end = start + float(self.problem.forward_s[operator, device])
         self.device[operator], self.starts[operator], self.ends[operator] = device, start, end
         self.free[device] = end
@@ -352,13 +354,13 @@ class _EarliestFirst:
 def backward_starts(
     problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]
 ) -> list[float]:
-    """Return the starts of backward on given devices: whatever is ready first runs first; of several, the
-    last made.
+    """Return the starts of backward on given devices: the operator that is ready first runs first; of
+    several, the last made.
 
     A framework's ready queue does this, and so does earliest task first when devices are given.
 
     Args:
-        ready_s: when the forward of each device is done; its backward starts then.
+        ready_s: the time when the forward of each device is done; its backward starts then.
     """
     return _ReadyQueue(problem, device, ready_s).schedule()
 
@@ -382,13 +384,13 @@ class _ReadyQueue:
         self.starts = [0.0] * problem.size
         self.ready = [0.0] * problem.size
         self.waiting = [0] * problem.size
-        """How many readers and messages each operator waits for."""
+        """The number of readers and messages that each operator waits for."""
         self.unread: dict[tuple[int, int], int] = defaultdict(int)
-        """(tensor, device) -> how many readers there still have to add to its gradient."""
-        self.found: list[list[int]] = [[] for _ in ready_s]
-        """What could run on each device, the last made first."""
+        """The number of readers on a device that still have to add to a tensor's gradient, by (tensor, device)."""
+        self.queues: list[list[int]] = [[] for _ in ready_s]
+        """The operators that are ready on each device, the last made first."""
         self.events: list[tuple[float, _Event, int, int]] = []
-        """A heap of (time, what happens, priority among equals, which operator or device)."""
+        """A heap of (time, event, priority among equals, operator or device)."""
 
     def schedule(self) -> list[float]:
         problem, device = self.problem, self.device
@@ -403,27 +405,27 @@ class _ReadyQueue:
                     self.events, (self.free[device[operator]], _Event.OPERATOR_READY, -operator, operator)
                 )
         while self.events:
-            now, event, _, which = heapq.heappop(self.events)
+            time_s, event, _, which = heapq.heappop(self.events)
             if event == _Event.OPERATOR_ENDS:
-                self._end(which, now)
+                self._end(which, time_s)
             elif event == _Event.OPERATOR_READY:
                 where = device[which]
                 # Not started at once: others may become ready at the same moment, and the last made of them
                 # goes first.
-                heapq.heappush(self.found[where], -which)
-                heapq.heappush(self.events, (max(now, self.free[where]), _Event.DEVICE_FREE, where, where))
+                heapq.heappush(self.queues[where], -which)
+                heapq.heappush(self.events, (max(time_s, self.free[where]), _Event.DEVICE_FREE, where, where))
             # A device is called free once for every operator that may run on it; calls while it is busy are
             # void.
-            elif self.found[which] and self.free[which] <= now:
-                operator = -heapq.heappop(self.found[which])
-                self.starts[operator] = now
-                end = now + float(problem.backward_s[operator, which])
+            elif self.queues[which] and self.free[which] <= time_s:
+                operator = -heapq.heappop(self.queues[which])
+                self.starts[operator] = time_s
+                end = time_s + float(problem.backward_s[operator, which])
                 self.free[which] = end
                 heapq.heappush(self.events, (end, _Event.OPERATOR_ENDS, -operator, operator))
                 heapq.heappush(self.events, (end, _Event.DEVICE_FREE, which, which))
         return self.starts
 
-    def _end(self, operator: int, now: float) -> None:
+    def _end(self, operator: int, time_s: float) -> None:
         device = self.device[operator]
         for number in self.problem.read[operator]:
             tensor = self.problem.tensors[number]
@@ -434,17 +436,18 @@ class _ReadyQueue:
             if self.unread[number, device]:
                 continue
             producer, source = tensor.producer, self.device[tensor.producer]
-            there = now if source == device else self.links.send(tensor.bytes, device, source, now)
-            self.ready[producer] = max(self.ready[producer], there)
+            arrival_s = time_s if source == device else self.links.send(tensor.bytes, device, source, time_s)
+            self.ready[producer] = max(self.ready[producer], arrival_s)
             self.waiting[producer] -= 1
             if not self.waiting[producer]:
-                at = max(self.ready[producer], self.free[source])
-                heapq.heappush(self.events, (at, _Event.OPERATOR_READY, -producer, producer))
+                start_s = max(self.ready[producer], self.free[source])
+                heapq.heappush(self.events, (start_s, _Event.OPERATOR_READY, -producer, producer))
 
 
 def with_backward(problem: PlacementProblem, forward: ForwardSchedule) -> Placement:
-    """Return the placement of a forward schedule, with backward on the devices of its forward, run as it
-    becomes ready."""
+    """Return the placement of a forward schedule; backward runs on the devices of its forward, in the order
+    in which operators become ready.
+    """
     device, count = forward.device, problem.devices.count
     backward = None
     if problem.training:

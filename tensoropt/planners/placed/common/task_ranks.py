@@ -33,25 +33,28 @@ class Ranks:
 
 
 def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
-    """Return (tensors,) the seconds of sending each tensor between those two of its possible devices between
-    which that takes longest."""
+    """Return the seconds of sending each tensor, (tensors,), between those two of its possible devices for
+    which it takes longest.
+    """
     devices = problem.devices
     everywhere = devices.latency_s[..., None], devices.seconds_per_byte[..., None]
-    found = np.zeros(len(problem.tensors))
+    longest_s = np.zeros(len(problem.tensors))
     sizes = np.array([t.bytes for t in problem.tensors], dtype=float)
     # By 256 tensors, as each takes a table of all pairs of devices; an assumption about memory.
     for low in range(0, len(sizes), 256):
         part = slice(low, low + 256)
-        found[part] = (everywhere[0] + sizes[part] * everywhere[1]).max(axis=(0, 1), initial=0.0)
+        longest_s[part] = (everywhere[0] + sizes[part] * everywhere[1]).max(axis=(0, 1), initial=0.0)
     if units.allowed.all():
-        return found
+        return longest_s
     for number, tensor in enumerate(problem.tensors):
         sources = units.choices[units.of[tensor.producer]]
         targets = np.unique([d for r in tensor.readers for d in units.choices[units.of[r]]]).astype(np.intp)
         if min(len(sources), len(targets)) < devices.count and len(targets):
             pair = np.ix_(sources, targets)
-            found[number] = (devices.latency_s[pair] + tensor.bytes * devices.seconds_per_byte[pair]).max()
-    return found
+            longest_s[number] = (
+                devices.latency_s[pair] + tensor.bytes * devices.seconds_per_byte[pair]
+            ).max()
+    return longest_s
 
 
 def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
@@ -62,12 +65,12 @@ def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
     """
     allowed = units.allowed[list(units.of)]
     sends = _longest_transfers(problem, units).tolist()
-    of = units.of
+    unit_of = units.of
     weights = [
         np.where(allowed, seconds, 0.0).max(axis=1).tolist()
         for seconds in (problem.forward_s, problem.backward_s, problem.update_s)
     ]
-    return _ranks(problem, weights, lambda number, a, b: 0.0 if of[a] == of[b] else sends[number])
+    return _ranks(problem, weights, lambda number, a, b: 0.0 if unit_of[a] == unit_of[b] else sends[number])
 
 
 def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
@@ -127,12 +130,13 @@ def _ranks(
 
 def _path(forward: Sequence[float], after: Mapping[int, int]) -> tuple[int, ...]:
     """Return the path from the entry operation on: "recursively the operation with the largest rank among the
-    successors" (section 5.1)."""
+    successors" (section 5.1).
+    """
     if not forward:
         return ()
-    met: dict[int, None] = {}
+    visited: dict[int, None] = {}
     task: int | None = max(range(len(forward)), key=forward.__getitem__)
     while task is not None:
-        met[task if task >= 0 else -1 - task] = None
+        visited[task if task >= 0 else -1 - task] = None
         task = after.get(task)
-    return tuple(met)
+    return tuple(visited)

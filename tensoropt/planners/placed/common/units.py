@@ -1,13 +1,13 @@
 """Units: operators that must share a device, treated as one.
 
-The memory of devices while a method places operators: the additive count of the papers.
+The memory of devices while a method places operators is the additive count of the papers.
 
-Baechi (Jeon et al., SoCC 2020, section 4) sums what lasts for a step, and counts the largest of what is
-transient. The simulator follows every tensor instead; a second run with less room reconciles the two.
+Baechi (Jeon et al., SoCC 2020, section 4) sums the bytes that last for a step, and adds the largest transient
+ones. The simulator follows every tensor instead; a second run with less room reconciles the two.
 
-The answer of a placing method: a placement, and notes about it.
+A placing method answers with a placement and notes about it.
 
-A method run repeatedly with less room, until its placement fits when simulated.
+A method runs repeatedly with less room, until its placement fits when simulated.
 
 While a method works, it counts memory as the papers do, by summing what each operator holds for a whole step.
 The simulator follows every tensor, so it sees what sums do not: received copies, gradients on their way, what
@@ -36,10 +36,9 @@ class Units:
     Attributes:
         of: the unit of each operator.
         members: the operators of each unit, ascending.
-        allowed: (units, devices) where each may lie, by the pins of all members and the devices that can run
-            them all.
-        bytes: (units,) the bytes each adds to its device for a whole step.
-        transient_bytes: (units,) the bytes that its largest operator needs on top while it runs.
+        allowed: (units, devices) whether each may lie there, by the pins of all members and the devices that
+        can run them all. bytes: (units,) the bytes each adds to its device for a whole step. transient_bytes:
+        (units,) the bytes that its largest operator needs on top while it runs.
     """
 
     of: tuple[int, ...]
@@ -70,25 +69,25 @@ def units_of(problem: PlacementProblem) -> Units:
         return operator
 
     for group in problem.together:
-        for other in group[1:]:
+        for member in group[1:]:
             # The first operator stands for its unit, so that units come in the order of execution.
-            a, b = sorted((find(group[0]), find(other)))
+            a, b = sorted((find(group[0]), find(member)))
             root[b] = a
     heads = [find(operator) for operator in range(problem.size)]
     number = {head: i for i, head in enumerate(dict.fromkeys(heads))}
-    of = tuple(number[head] for head in heads)
+    unit_of = tuple(number[head] for head in heads)
     members: list[list[int]] = [[] for _ in number]
-    for operator, unit in enumerate(of):
+    for operator, unit in enumerate(unit_of):
         members[unit].append(operator)
     lasting, transient = np.zeros(len(members)), np.zeros(len(members))
-    for operator, unit in enumerate(of):
+    for operator, unit in enumerate(unit_of):
         lasting[unit] += problem.step_bytes(operator)
         transient[unit] = max(transient[unit], transient_bytes(problem, operator))
-    return Units(of, tuple(map(tuple, members)), _allowed(problem, members), lasting, transient)
+    return Units(unit_of, tuple(map(tuple, members)), _allowed(problem, members), lasting, transient)
 
 
 def transient_bytes(problem: PlacementProblem, operator: int) -> float:
-    """Return the bytes that an operator needs while it runs, beside what it adds for the whole step.
+    """Return the bytes that an operator needs while it runs, in addition to those for the whole step.
 
     In forward these are the tensors at its ends that nobody keeps, in backward the gradients at its ends.
     """
@@ -120,8 +119,8 @@ def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDA
                 if not (possible[o] & pins[o]).all()
             )
             raise InfeasibleError(
-                f"no device is allowed to all operators that belong together: {sides}; "
-                "loosen a pin or take them apart"
+                f"no device is allowed for all operators that belong together: {sides}; loosen a pin or "
+                "take them apart"
             )
     return allowed
 
@@ -153,7 +152,7 @@ class MemoryBook:
         return cls(caps, np.zeros(len(caps)), np.zeros(len(caps)), counts_transients)
 
     def copy(self) -> MemoryBook:
-        """Return a separate book with the same entries, for trying."""
+        """Return a separate book with the same entries, to try bookings."""
         # Caps are never written to while a method places.
         return MemoryBook(self.caps, self.used.copy(), self.transient.copy(), self.counts_transients)
 
@@ -163,11 +162,11 @@ class MemoryBook:
         return bool(np.isinf(self.caps).all())
 
     def room(self, units: Units, unit: int) -> NDArray[np.bool_]:
-        """Return (devices,) where a unit fits."""
+        """Return whether a unit fits on each device, (devices,)."""
         return self.rooms(units.bytes[unit], units.transient_bytes[unit])
 
     def rooms(self, lasting: Floats, transient: Floats) -> NDArray[np.bool_]:
-        """Return (..., devices) where so much fits.
+        """Return whether the given bytes fit on each device, (..., devices).
 
         Args:
             lasting, transient: (..., 1), or scalars; bytes for the whole step, and while it runs.
@@ -184,7 +183,9 @@ class MemoryBook:
 
 
 class NoRoomError(Exception):
-    """A method found no device with room for a unit; :func:`place_within_memory` reports it to people."""
+    """Raised when a method finds no device with room for a unit; :func:`place_within_memory` reports it to
+    people.
+    """
 
     def __init__(self, unit: int):
         super().__init__(unit)
@@ -202,7 +203,7 @@ class PlacedAnswer:
 
     Attributes:
         placement: the placement, within the capacity and the limit when simulated.
-        notes: the method's remarks: what was approximated, tightened, or left unproven.
+        notes: the method's remarks on everything approximated, tightened, or left unproven.
         expected_s: the method's own estimate of the step in seconds; None if it makes none.
     """
 
@@ -222,11 +223,11 @@ def orders_by_start(
 
 
 _ATTEMPTS = 12
-"""How many times a method is run with less room before it is refused; an assumption."""
+"""The most runs of a method with less and less room before it is refused; an assumption."""
 
 
 _Attempt = Callable[[MemoryBook], PlacedAnswer]
-"""A method under given caps: returns its answer, or raises :class:`NoRoomError`."""
+"""A method under given caps, which returns its answer or raises :class:`NoRoomError`."""
 
 
 def place_within_memory(
@@ -234,7 +235,7 @@ def place_within_memory(
 ) -> PlacedAnswer:
     """Return a method's placement that fits when simulated.
 
-    If counting what is in flight leaves no room, that is left to the simulator alone.
+    If counting tensors in flight leaves no room, they are left to the simulator alone.
 
     Raises:
         InfeasibleError: no such placement was found.
@@ -255,9 +256,9 @@ def _retry(
     attempt: _Attempt,
     counts_transients: bool,
 ) -> PlacedAnswer:
-    """Return the placement of the first attempt that fits. If the simulator sees ``peak - booked`` more
-    bytes than were booked on a device, and too many, the next attempt books that much less than the device's
-    limit."""
+    """Return the placement of the first attempt that fits. If the simulator sees more bytes on a device than
+    were booked, and too many, the next attempt's cap is lower than the device's limit by the difference.
+    """
     most = memory_limits(problem, limit)
     caps = most.copy()
     for number in range(_ATTEMPTS):
@@ -271,8 +272,8 @@ def _retry(
         peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
         if (peaks <= most).all():
             return replace(answer, notes=(*answer.notes, *_tightened(most, caps, number)))
-        # What the simulator sees beyond what was booked is taken off the cap, and never given back, so that
-        # attempts do not go in circles.
+        # The excess that the simulator sees over the booked bytes is taken off the cap, and never given back,
+        # so that attempts do not go in circles.
         booked = memory.used + (memory.transient if counts_transients else 0.0)
         caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
     worst, in_all = int((peaks - most).argmax()), problem.devices.in_all
@@ -300,15 +301,15 @@ def _refusal(
         if len(set(most)) > 1
         else format_bytes(problem.devices.in_all(float(most[0])))
     )
-    who = problem.names[units.members[unit][0]]
-    others = len(units.members[unit]) - 1
-    beside = f" and the {others} that belong to it" if others else ""
+    first_name = problem.names[units.members[unit][0]]
+    companions = len(units.members[unit]) - 1
+    suffix = f" and the {companions} that belong to it" if companions else ""
     reserved = float((most - caps).max())
     kept_free = (
         f", {format_bytes(reserved)} of which the simulator needs for what is in flight" if reserved else ""
     )
     return (
         f"{name} finds no plan within {within}{kept_free}: no device has room for the "
-        f"{format_bytes(units.bytes[unit])} of {who}{beside}; the whole model holds "
+        f"{format_bytes(units.bytes[unit])} of {first_name}{suffix}; the whole model holds "
         f"{format_bytes(float(units.bytes.sum()))}, use more devices or a higher limit"
     )

@@ -10,7 +10,8 @@
 The answer is the fastest placement that was simulated, that fits and that obeys the planner's rules; it is
 never a program's own opinion. A placement that breaks a rule is neither an answer nor a bound for one.
 
-The notes on an exact planner's answer: who found it, what is proven about it, or why there is none.
+The notes on an exact planner's answer say which method found it and what is proven about it, or why there is
+none.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _Notes:
         return f"found by {self.best.source}: {took}; warm start {self.warm.source}: {before}"
 
     def _broken(self) -> str:
-        """Name a placement that is faster but may not be the answer."""
+        """Name a faster placement that breaks a rule, and so is not the answer."""
         if self.broken is None or self.broken.simulated.time_s >= self.best.simulated.time_s:
             return ""
         took = format_seconds(self.broken.simulated.time_s)
@@ -100,8 +101,9 @@ class _Notes:
         return f"{whole} operators contracted to {blocks} blocks by co-placement" if blocks < whole else ""
 
     def _gap(self) -> str:
-        """Say what is proven: about all placements if the program knew them all, otherwise about a bound that
-        holds for any."""
+        """Say what is proven: about all placements if the program knew them all, otherwise about a bound for
+        any placement.
+        """
         took, whole, outcome = self.best.simulated.time_s, self.contraction.whole, self.proof.last
         floor_s, rules = lower_bound_s(whole), rule_words(self.settings.rules)
         # Over blocks the program does not know all placements, so that its bound is not one of the whole
@@ -134,7 +136,7 @@ class _Notes:
         return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
 
     def _fill(self) -> str:
-        """Say what the program does not know of a step with several micro-batches."""
+        """Say which part of a step with several micro-batches the program ignores."""
         if (count := self.best.simulated.micro_batches) == 1 or self.proof.last is None:
             return ""
         return (
@@ -149,13 +151,13 @@ class _Notes:
             return ""
         if own.micro_batches > 1:  # of which the program schedules one, see _fill
             return ""
-        says, simulated_s = outcome.time_s, own.time_s
+        program_s, simulated_s = outcome.time_s, own.time_s
         fits = "" if own.fits() else ", and it does not fit there"
-        if not fits and abs(simulated_s - says) <= ROUNDING * simulated_s:
+        if not fits and abs(simulated_s - program_s) <= ROUNDING * simulated_s:
             return ""
         why = "" if self.settings.rules.exclusive else ", as it lets operators share a device"
         return (
-            f"the program says {format_seconds(says)} of its own answer, the simulator "
+            f"the program says {format_seconds(program_s)} of its own answer, the simulator "
             f"{format_seconds(simulated_s)}{why}{fits}"
         )
 
@@ -192,7 +194,9 @@ def refusal(settings: ExactSettings, known: KnownPlacements, contraction: Contra
 
 
 def _indivisible(rules: Rules, contraction: Contraction) -> str:
-    """Name what must lie on one device and breaks the balance by itself; empty if nothing does."""
+    """Name the operators that must share a device and break the balance by themselves; empty if there are
+    none.
+    """
     if rules.balance is None:
         return ""
     problem = contraction.problem
@@ -201,8 +205,8 @@ def _indivisible(rules: Rules, contraction: Contraction) -> str:
     whole, largest = all_once_bytes(problem, rules), int(np.argmax(lasting))
     if lasting[largest] <= rules.balance * whole:
         return ""
-    first, *others = units.members[largest]
-    name = problem.names[first] + (f" and {len(others)} more that belong together" if others else "")
+    first, *companions = units.members[largest]
+    name = problem.names[first] + (f" and {len(companions)} more that belong together" if companions else "")
     return f": {name} cannot be divided and holds {lasting[largest] / whole:.1%}"
 
 
@@ -212,7 +216,7 @@ together they should not take several times as long. An assumption."""
 
 
 def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
-    """Return the problem with a limit as its devices' capacity, if that is less."""
+    """Return the problem with a limit as its devices' capacity, where that is lower."""
     if memory_limit_bytes is None:
         return problem
     capacity = problem.devices.within(memory_limit_bytes)
@@ -220,7 +224,7 @@ def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> Plac
 
 
 def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
-    """Return the problem in at most so many blocks, with one operator per block if that is possible.
+    """Return the problem in at most ``most_blocks`` blocks, with one operator per block if that is possible.
 
     Co-placement's limits leave the program a choice: no block of more than a quarter of a device's share of
     operators, work and memory. If they leave too many blocks, they are doubled until they do not.
@@ -234,7 +238,7 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
     # too many of them.
     share = 1 / (4 * devices)
     while True:
-        found = co_place(
+        contraction = co_place(
             problem,
             GroupLimits(
                 most_operators=math.ceil(share * problem.size),
@@ -244,13 +248,13 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
                 most_seconds=max(share * float(work.sum()), float(work.max())),
             ),
         )
-        if len(found.groups) <= most_blocks or share >= 1:
-            return found
+        if len(contraction.groups) <= most_blocks or share >= 1:
+            return contraction
         share *= 2
 
 
 def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings) -> PlacedAnswer:
-    """Return the fastest placement found within the devices' capacity, and what is proven about it.
+    """Return the fastest placement found within the devices' capacity, with notes on what is proven about it.
 
     Raises:
         MissingExtraError: OR-tools is not installed.

@@ -52,7 +52,7 @@ class PlacementProgram(Variables):
 
     Args:
         grid: see :class:`.Grid`.
-        most_s: seconds of a step known to be possible; nothing longer is searched.
+        most_s: seconds of a step known to be possible; longer ones are not searched.
         capacity_bytes: (d,) the memory rule's right-hand side.
     """
 
@@ -101,7 +101,9 @@ class PlacementProgram(Variables):
         self.on = [literals[unit] for unit in units.of]
 
     def _run(self) -> None:
-        """Add that an operator takes its device's time, forward and backward, and what it starts after."""
+        """Add that an operator takes its device's time, forward and backward, and follows what it depends
+        on.
+        """
         model, problem = self.model, self.problem
         for back, seconds in ((False, problem.forward_s), (True, problem.backward_s)):
             if back and not problem.training:
@@ -188,7 +190,7 @@ class PlacementProgram(Variables):
             self.sending[lane].append((ticks, sent))
 
     def _keep(self) -> None:
-        """Add that what is stored and kept on a device fits it, every variable counted once per device;
+        """Add that the stored and kept bytes of a device fit it, every variable counted once per device;
         (5-18).
 
         All of it is there at the moment between a device's forward and backward, so the simulated peak is
@@ -215,8 +217,9 @@ class PlacementProgram(Variables):
             self._step(problem.stored_bytes + problem.update_peak_bytes)
 
     def _step(self, sizes: NDArray[np.float64]) -> None:
-        """Add that what is stored on a device fits it beside what the optimizer's step takes, for all its
-        operators at once."""
+        """Add that the stored bytes of a device fit it together with the temporaries of the optimizer's step,
+        for all its operators at once.
+        """
         for d in self.devices:
             if self.capacity_bytes[d] < float(sizes.sum()):
                 terms = [int(size // UNIT_BYTES) * self.on[o][d] for o, size in enumerate(sizes)]
@@ -289,7 +292,7 @@ class PlacementProgram(Variables):
         return total
 
     def _ticks_on(self, device: int, value: Callable[[Any], int]) -> int:
-        """Return the ticks that a device computes, forward and backward, for one micro-batch."""
+        """Return the ticks for which a device computes, forward and backward, for one micro-batch."""
         problem = self.problem
         seconds = zip(problem.forward_s[:, device], problem.backward_s[:, device], strict=True)
         return sum(
@@ -310,12 +313,13 @@ class PlacementProgram(Variables):
         self.model.add_bool_or(clause)
 
     def demand(self, less_than_s: float) -> None:
-        """Search for nothing slower than this."""
+        """Restrict the search to steps shorter than ``less_than_s``."""
         self.model.add(self.total < self.grid.ticks(less_than_s))
 
     def _first(self, a: int, b: int, back: bool) -> Any:
-        """Return whether a comes before b when operators are ordered by their start, ties as in
-        :meth:`decode`."""
+        """Return the literal that a comes before b when operators are ordered by their start, ties as in
+        :meth:`decode`.
+        """
         key = OrderKey(a, b, back)
         if key not in self.firsts:
             literal = self.firsts[key] = self.model.new_bool_var("")

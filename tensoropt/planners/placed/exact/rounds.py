@@ -4,17 +4,16 @@ The program starts from the best known schedule, and the better placements it fi
 simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the device that
 overflowed gets less room, and the program is solved once more while there is effort left.
 
-All placements of one problem that were simulated, and the best of them.
+:class:`KnownPlacements` keeps the best of all placements of a problem that were simulated.
 
-Solving a :class:`~tensoropt.planners.placed.exact.program.PlacementProgram`: hints in, placements out.
+:func:`solve` solves a :class:`~tensoropt.planners.placed.exact.program.PlacementProgram`: hints in,
+placements out.
 
 The solver's strategies take turns in a fixed rhythm and are limited in effort instead of seconds, so an
 answer depends on the seed alone, whatever the machine; the limit in seconds is a safeguard, and an answer
 that it cut short says so.
 
-Settings of an exact planner: its rules, its blocks, its seconds.
-
-The starting points of exact planners: the heuristics' placements of a problem.
+The starting points of exact planners are the heuristics' placements of a problem.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from tensoropt.planners.placed.exact.variables import ROUNDING, Grid, MessageKey
 
 @dataclass(frozen=True)
 class KnownPlacement:
-    """A simulated placement; ``source`` says who found it."""
+    """A simulated placement; ``source`` names the method that found it."""
 
     source: str
     simulated: SimulatedPlacement
 
     @property
     def excess_bytes(self) -> float:
-        """Return by how many bytes the most overflowing device exceeds its capacity."""
+        """The bytes by which the most overflowing device exceeds its capacity."""
         over = np.array(self.simulated.peak_bytes) - self.simulated.problem.devices.capacity_bytes
         return float(over.max())
 
@@ -71,13 +70,14 @@ class KnownPlacements:
     nearest: KnownPlacement | None = None
 
     def consider(self, placement: Placement, source: str) -> SimulatedPlacement:
-        """Return the simulated step of a placement, which is remembered if it is the best."""
+        """Simulate a placement, keep it if it is the best, and return its simulated step."""
         candidate = KnownPlacement(source, simulate_placement(self.problem, placement))
         simulated = candidate.simulated
         if not simulated.fits():
             if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
                 self.nearest = candidate
-        # What breaks a rule must be neither the answer nor a bound on the program, however fast it is.
+        # A placement that breaks a rule must be neither the answer nor a bound on the program, however fast
+        # it is.
         elif obeys(self.problem, placement.device, self.rules):
             if simulated.time_s < self.best_s:
                 self.best = candidate
@@ -103,8 +103,9 @@ _WATCH_S = 0.2
 """The seconds between checks for an interrupt while the solver runs."""
 
 _CLOCK = 0.95
-"""A run that used this share of its seconds counts as ended by the clock, as the solver stops a little
-early."""
+"""The share of its seconds from which a run counts as ended by the clock, as the solver stops a little
+early.
+"""
 
 
 @dataclass(frozen=True)
@@ -136,13 +137,13 @@ def solve(
     effort: float,
     seconds: float,
     hint: SimulatedPlacement | None = None,
-    found: Callable[[Placement], None] = lambda placement: None,
+    on_placement: Callable[[Placement], None] = lambda placement: None,
 ) -> _SolverOutcome:
     """Solve a program within its limits.
 
     Args:
         hint: a schedule to start from.
-        found: called with every placement that is better than the previous ones, from the solver's thread.
+        on_placement: called from the solver's thread with each placement better than all before it.
     """
     cp = program.cp
     program.model.clear_hints()
@@ -162,7 +163,7 @@ def solve(
 
     class Watcher(cp.CpSolverSolutionCallback):  # type: ignore[name-defined, misc, unused-ignore]
         def on_solution_callback(self) -> None:
-            found(program.decode(self.value))
+            on_placement(program.decode(self.value))
 
     status = _stoppable(solver, program.model, Watcher())
     solved = status in (cp.OPTIMAL, cp.FEASIBLE)
@@ -208,15 +209,15 @@ def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
 def _schedule_of(program: PlacementProgram, simulated: SimulatedPlacement) -> list[tuple[Any, int]]:
     """Return a simulated schedule as values of all the program's variables, rounded down as its durations
     are."""
-    known: dict[int, tuple[Any, int]] = {}
+    values: dict[int, tuple[Any, int]] = {}
 
     def put(variable: Any, value: int) -> None:
-        known[variable.index] = (variable, int(value))
+        values[variable.index] = (variable, int(value))
 
     def lookup(variable: Any) -> int:
         """Return a variable's value, also for a literal's negation, whose index is negative."""
         index = variable.index
-        return known[index][1] if index >= 0 else 1 - known[-index - 1][1]
+        return values[index][1] if index >= 0 else 1 - values[-index - 1][1]
 
     for literals, device in zip(program.on, simulated.placement.device, strict=True):
         for d, literal in enumerate(literals):
@@ -228,9 +229,9 @@ def _schedule_of(program: PlacementProgram, simulated: SimulatedPlacement) -> li
     put(program.horizon, program.most)
     # Recipes read only what was derived before them, so that one pass in their order completes the hint.
     for variable, recipe in program.recipes:
-        if variable.index not in known:
+        if variable.index not in values:
             put(variable, recipe(lookup))
-    return list(known.values())
+    return list(values.values())
 
 
 class _TimedTask(NamedTuple):
@@ -275,7 +276,7 @@ class ExactSettings:
         rules: the rules of its program.
         most_blocks: a graph with more operators is contracted to so many blocks.
         seconds: the solver's time, to which the limit on its effort is proportional.
-        most_after_all: refuse if more blocks remain because nothing more can be joined; None to refuse never.
+        most_after_all: refuse if more blocks remain because no more can be joined; None never refuses.
     """
 
     name: str
@@ -294,7 +295,7 @@ _SCHEDULERS = ("m_etf", "dpos")
 
 
 _MOST_CUTS = 3
-"""How many ways to cut a problem in two are tried, the most even ones; an assumption."""
+"""The most ways tried to cut a problem in two, the most even ones; an assumption."""
 
 
 def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
@@ -368,14 +369,14 @@ ROUNDS = 200
 """The most rounds, each with a run of the solver; an assumption. Effort or time usually end them first."""
 
 _SIMULATED_PER_RUN = 8
-"""How many of the placements that one run of the solver found are simulated, the last and best first; an
+"""The number of placements of one run of the solver that are simulated, the last and best first; an
 assumption, as simulating takes time too.
 """
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The state of knowledge after the last round.
+    """The knowledge after the last round.
 
     Attributes:
         bound_s: seconds that no placement of the program's blocks beats, by its rules; inf if none fits.
@@ -409,14 +410,14 @@ class Rounds:
         self.tightened = self.cut = False
 
     def solve(self) -> Proof:
-        """Return what is known after the last round; placements go to ``known`` as they are found."""
+        """Return the knowledge after the last round; placements go to ``known`` as they are found."""
         proof = Proof(self.floor_s)
         # The warm start is proven already, up to the rounding of ticks.
         if self.known.best_s * (1 - ROUNDING) <= self.floor_s:
             return proof
         program = self._program()
         for number in range(ROUNDS):
-            found: list[Placement] = []
+            placements: list[Placement] = []
             outcome = solve(
                 program,
                 # The rounds differ from one another, but each is the same for the same seed.
@@ -426,12 +427,12 @@ class Rounds:
                 # Once something is forbidden the hint may be no solution, and OR-tools 9.15 ends the process
                 # where it is given one and then finds that there is none ("heuristics.fixed_search").
                 hint=None if self.cut or self.tightened else self.hint,
-                found=found.append,
+                on_placement=placements.append,
             )
             self.effort -= outcome.effort
-            own = self._simulate_found(found) or proof.own
+            own = self._simulate_found(placements) or proof.own
             proof = Proof(self._bound(proof, outcome), outcome, own)
-            if not self._again(proof):
+            if not self._disagrees(proof):
                 break
             program = self._next(program, proof)
         self._reorder(proof)
@@ -472,8 +473,8 @@ class Rounds:
         self.capacity, self.tightened = self.capacity - np.maximum(over, 0.0), True
         return self._program()
 
-    def _again(self, proof: Proof) -> bool:
-        """Return whether the simulator disagrees with the program, and something can be done about it."""
+    def _disagrees(self, proof: Proof) -> bool:
+        """Return whether the simulator disagrees with the program, and another round can resolve it."""
         outcome, own = proof.last, proof.own
         if outcome is None or own is None or outcome.placement is None:
             return False
@@ -481,8 +482,8 @@ class Rounds:
             return False
         if not own.fits() and not self._is_last_round():
             return True
-        met = proof.bound_s >= self.known.best_s * (1 - ROUNDING)
-        return outcome.proven and not met and (self.cuts or not own.fits())
+        proven = proof.bound_s >= self.known.best_s * (1 - ROUNDING)
+        return outcome.proven and not proven and (self.cuts or not own.fits())
 
     @property
     def cuts(self) -> bool:
@@ -501,8 +502,9 @@ class Rounds:
         return max(proof.bound_s, min(outcome.bound_s, simulated_s))
 
     def _hint(self) -> SimulatedPlacement | None:
-        """Return the best known schedule that obeys the rules, for one micro-batch as in the program; a
-        placement of blocks is simulated whole, too."""
+        """Return the best known schedule that obeys the rules, for one micro-batch as in the program; if it
+        is of blocks, the whole placement is simulated.
+        """
         best, rules = self.known.best, self.settings.rules
         simulated_ones = []
         for source, placement in starts(self.blocks, rules, self.seed):
@@ -523,16 +525,17 @@ class Rounds:
         best_of_blocks = min(allowed, key=lambda simulated: simulated.time_s, default=None)
         if best_of_blocks is None:
             return None
-        one = replace(self.blocks, micro_batches=1)
-        hint = simulate_placement(one, best_of_blocks.placement)
+        single = replace(self.blocks, micro_batches=1)
+        hint = simulate_placement(single, best_of_blocks.placement)
         self.longest_s = max(best_of_blocks.time_s, hint.time_s)
         return hint
 
-    def _simulate_found(self, found: list[Placement]) -> SimulatedPlacement | None:
-        """Return the simulated step of the program's last and best placement; those before it are simulated
-        as well."""
+    def _simulate_found(self, placements: list[Placement]) -> SimulatedPlacement | None:
+        """Return the simulated step of the program's last and best placement; some of those before it are
+        simulated as well.
+        """
         own: SimulatedPlacement | None = None
-        for number, placement in enumerate(reversed(found)):
+        for number, placement in enumerate(reversed(placements)):
             if number >= _SIMULATED_PER_RUN and self.known.best is not None:
                 break
             simulated = self.known.consider(self.contraction.expand(placement), "the program")
@@ -548,8 +551,9 @@ class Rounds:
 
 
 def _serial_s(problem: PlacementProblem) -> float:
-    """Return more seconds than any sensible schedule takes: everything one after another, and every message
-    on top."""
+    """Return an upper bound on any sensible schedule: the seconds of everything one after another, and of
+    every message on top.
+    """
     seconds = problem.forward_s + problem.backward_s + problem.update_s
     work = np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum()
     devices = problem.devices

@@ -1,7 +1,7 @@
 """A program's demands on a placement, and the memory rule that a placement must obey.
 
 The program states the rule over literals (:meth:`.program.PlacementProgram._keep`), this module over a
-placement: what is stored and kept counts once on every device it is on, in whole units, rounded down, with
+placement: stored and kept bytes count once on every device they are on, in whole units, rounded down, with
 the limit rounded up.
 """
 
@@ -20,7 +20,7 @@ UNIT_BYTES = 1024
 """The unit of memory in bytes, so that the solver's integers stay small; an assumption."""
 
 _FINENESS = 2**20
-"""A unit is at most this part of all that is stored and kept, so that small models are counted as well."""
+"""The number of units in all stored and kept bytes, at least, so that small models are counted as well."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Rules:
             published.
         balance: the largest share of all stored and kept bytes that one device may hold; None for no rule.
         alpha: the optimizer's state in sizes of the parameters, for the memory rule; None for the problem's.
-        lifetimes: whether memory is limited over time, beside what is stored and kept; see :mod:`.variables`.
+        lifetimes: whether memory is limited over time, in addition to stored and kept bytes; see
+            :mod:`.variables`.
     """
 
     exclusive: bool = True
@@ -42,8 +43,9 @@ class Rules:
 
 
 def lasting_bytes(problem: PlacementProblem, alpha: float | None = None) -> NDArray[np.float64]:
-    """Return (n,) the bytes that an operator itself stores, and keeps of all micro-batches, tensors aside;
-    see ``Rules.alpha``."""
+    """Return the bytes that an operator itself stores, and keeps of all micro-batches, (n,), tensors aside;
+    see ``Rules.alpha``.
+    """
     if not problem.training:
         return problem.stored_bytes
     state = problem.optimizer_bytes if alpha is None else alpha * problem.parameter_bytes
@@ -52,8 +54,9 @@ def lasting_bytes(problem: PlacementProblem, alpha: float | None = None) -> NDAr
 
 
 def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
-    """Return the tensors that are there between forward and backward, on every device that keeps them; as
-    large as those of all micro-batches together."""
+    """Return the tensors alive between forward and backward, on every device that keeps them; as large as
+    those of all micro-batches together.
+    """
     count = problem.micro_batches
     kept = (tensor for tensor in problem.tensors if problem.training and tensor.kept_by)
     return [tensor if count == 1 else replace(tensor, bytes=count * tensor.bytes) for tensor in kept]
@@ -61,7 +64,8 @@ def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
 
 def all_once_bytes(problem: PlacementProblem, rules: Rules) -> float:
     """Return the bytes of everything that is stored and kept, each counted once: the whole of which
-    ``Rules.balance`` is a share."""
+    ``Rules.balance`` is a share.
+    """
     apart = sum(tensor.bytes for tensor in kept_tensors(problem) if not tensor.stored)
     return float(lasting_bytes(problem, rules.alpha).sum()) + float(apart)
 
@@ -73,8 +77,9 @@ def unit_bytes(problem: PlacementProblem, rules: Rules) -> int:
 
 
 def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence[float]) -> list[int]:
-    """Return (d,) the memory rule's right-hand side in :func:`unit_bytes`, rounded up; at most what
-    everything takes."""
+    """Return the memory rule's right-hand side in :func:`unit_bytes`, (d,), rounded up; at most the total of
+    everything.
+    """
     own = float(lasting_bytes(problem, rules.alpha).sum())
     most = own + sum(tensor.bytes for tensor in kept_tensors(problem))
     if rules.balance is not None:
@@ -85,8 +90,9 @@ def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence
 
 
 def lasting_units(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> NDArray[np.int64]:
-    """Return (d,) the memory rule's left-hand side: what is stored and kept, each rounded down, once per
-    device."""
+    """Return the memory rule's left-hand side, (d,): all stored and kept bytes, each rounded down, once per
+    device.
+    """
     lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem, rules.alpha)
     unit = unit_bytes(problem, rules)
     # Not ``lasting[device] +=``, which would count the operators of one device once.
@@ -105,14 +111,14 @@ def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> boo
 
 
 def fullest_share(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> float:
-    """Return the share of all that is stored and kept which the fullest device holds."""
+    """Return the fullest device's share of all stored and kept bytes."""
     whole = all_once_bytes(problem, rules)
     fullest = float(lasting_units(problem, device, rules).max()) * unit_bytes(problem, rules)
     return fullest / whole if whole else 0.0
 
 
 def rule_words(rules: Rules) -> str:
-    """Say what a planner demands beside that everything fits; empty if it demands nothing."""
+    """Return a planner's demands other than fitting, in words; empty if it has none."""
     if rules.balance is not None and rules.balance < 1:
         return f"at most {rules.balance:.0%} of what is stored and kept on one device"
     if rules.alpha is not None:

@@ -4,15 +4,14 @@ A literal is a 0-1 variable of the solver or its negation. A variable that is de
 recipe, so that a known schedule can be completed to values of all variables, which the solver takes as a
 hint.
 
-Seconds as whole ticks, rounded down so that what is proven for ticks is proven for seconds; and a first
-bound.
+Seconds are whole ticks, rounded down so that every proof for ticks holds for seconds.
 
-Memory over time in a program, as the simulator follows it: every tensor from its first to its last use.
+A program can follow memory over time as the simulator does: every tensor from its first to its last use.
 
-NetSplit's (5-18) sums what is there at once between forward and backward. The simulator also sees tensors
-that only forward needs, gradients on their way, and what an operator needs while it runs. Each of these is an
-interval on its device with its bytes as demand; the intervals of a device form one cumulative constraint.
-Bytes are rounded down and capacity up, so that nothing that fits is excluded.
+NetSplit's (5-18) sums the tensors alive at once between forward and backward. The simulator also sees tensors
+that only forward needs, gradients on their way, and an operator's temporaries. Each of these is an interval
+on its device with its bytes as demand; the intervals of a device form one cumulative constraint. Bytes are
+rounded down and capacity up, so that nothing that fits is excluded.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-3
-"""The most that rounding may take off a step, as a share of it."""
+"""The largest share of a step that rounding may take off."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,9 @@ class Grid:
         return cls(ROUNDING * bound_s / (4 * problem.size * problem.micro_batches + 1))
 
     def ticks(self, seconds: float) -> int:
-        """Return the ticks of so many seconds, rounded down; 0 for what is impossible anyway, which no
-        solution contains."""
+        """Return the ticks of ``seconds``, rounded down; 0 for impossible times, which no solution
+        contains.
+        """
         if not math.isfinite(seconds):
             return 0
         # For a whole number of ticks the division may be an ulp too small.
@@ -63,8 +63,9 @@ class Grid:
 
 
 def lower_bound_s(problem: PlacementProblem) -> float:
-    """Return the seconds that no placement beats: the longest chain of operators, or the work of all
-    micro-batches spread evenly."""
+    """Return a lower bound on any placement's step: the longest chain of operators, or the work of all
+    micro-batches spread evenly.
+    """
     forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
     ahead, finish = forward.copy(), backward.copy()
     for reader in range(problem.size):
@@ -117,7 +118,7 @@ class Variables:
         on: for each operator and device, the literal that says it lies there.
         start, end: for each direction (False: forward, True: backward) and operator.
         message: the start and end of every message.
-        sent: whether a tensor goes from a device to another.
+        sent: whether a tensor goes from one device to another.
         recipes: how each derived variable follows from those before it.
         most: the latest time considered.
     """
@@ -178,14 +179,14 @@ class Variables:
 
 
 class _Demands(NamedTuple):
-    """The demands for memory on one device: intervals in time, and how many units each takes."""
+    """The demands for memory on one device: intervals in time, and the units that each takes."""
 
     intervals: list[Any]
     units: list[int]
 
 
 def limit_lifetimes(program: Variables) -> None:
-    """Add to a program the constraint that what is alive on a device at once fits."""
+    """Add to a program the constraint that everything alive on a device at once fits."""
     demands = _Lifetimes(program).demands()
     for device, (intervals, units) in enumerate(demands):
         capacity = math.ceil(min(program.capacity_bytes[device], sum(units) * UNIT_BYTES) / UNIT_BYTES)
@@ -267,11 +268,11 @@ class _Lifetimes:
             users += [(program.end[True][o], program.on[o][device]) for o in tensor.kept_by]
         sends = [
             (
-                program.message[MessageKey(number, other, False)][1],
-                program.sent[SendKey(number, device, other)],
+                program.message[MessageKey(number, target, False)][1],
+                program.sent[SendKey(number, device, target)],
             )
-            for other in program.devices
-            if SendKey(number, device, other) in program.sent
+            for target in program.devices
+            if SendKey(number, device, target) in program.sent
         ]
         if not tensor.stored:
             self._add(
@@ -293,9 +294,12 @@ class _Lifetimes:
             self._add(device, tensor.bytes, begin, end, literal)
         made_there = program.on[tensor.producer][device]
         returned = [
-            (*program.message[MessageKey(number, other, True)], program.sent[SendKey(number, device, other)])
-            for other in program.devices
-            if SendKey(number, device, other) in program.sent
+            (
+                *program.message[MessageKey(number, target, True)],
+                program.sent[SendKey(number, device, target)],
+            )
+            for target in program.devices
+            if SendKey(number, device, target) in program.sent
         ]
         for begin, end, literal in returned:
             self._add(device, tensor.bytes, begin, end, literal)

@@ -76,7 +76,7 @@ def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats
         IrreducibleError: node and edge elimination leave a graph of which some table of best configurations
             would have more than ``MOST_ENTRIES``.
         ImpossibleError: nothing is possible.
-        ValueError: a cost is NaN, which says neither what something costs nor that it is impossible.
+        ValueError: a cost is NaN, which is neither a cost nor a mark of the impossible.
     """
     _check(nodes, edges)
     weights = {name: np.array(costs, dtype=np.float64) for name, costs in nodes.items()}
@@ -102,13 +102,15 @@ def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats
 def _check(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]) -> None:
     tables = [(f"node {name}", costs) for name, costs in nodes.items()]
     tables += [(f"edge {a} - {b}", costs) for a, b, costs in edges]
-    for what, costs in tables:
+    for label, costs in tables:
         if np.isnan(costs).any():
-            raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
+            raise ValueError(f"{label}: a cost is NaN; use inf for what is impossible")
 
 
 def _add(graph: nx.Graph, a: str, b: str, costs: Floats) -> None:
-    """Eliminate an edge: parallel edges are summed. Tables are stored with the smaller name's rows."""
+    """Add an edge (edge elimination): parallel edges are summed. Tables are stored with the smaller name's
+    rows.
+    """
     first, second, table = (a, b, costs) if a < b else (b, a, costs.T)
     if graph.has_edge(first, second):
         table = table + graph.edges[first, second]["table"]
@@ -172,11 +174,12 @@ class _FinalGraph:
         return [self._take(name) for name in order]
 
     def _entries(self, name: str) -> int:
-        return prod(self.sizes[other] for other in self.graph[name])
+        return prod(self.sizes[neighbour] for neighbour in self.graph[name])
 
     def _order(self) -> list[str]:
-        """Return the nodes in order: next is always the one with the smallest table, which is known before
-        any is computed."""
+        """Return the nodes in order: next is always the node with the smallest table, whose size is known
+        before it is computed.
+        """
         order: list[str] = []
         while self.graph:
             name = min(self.graph, key=lambda n: (self._entries(n) * self.sizes[n], n))
@@ -189,15 +192,15 @@ class _FinalGraph:
         return order
 
     def _take(self, name: str) -> _Removed:
-        mine = [term for term in self.terms if name in term.names]
+        own_terms = [term for term in self.terms if name in term.names]
         self.terms = [term for term in self.terms if name not in term.names]
-        names = tuple(sorted({n for term in mine for n in term.names} - {name}))
+        names = tuple(sorted({n for term in own_terms for n in term.names} - {name}))
         least = np.full([self.sizes[n] for n in names], np.inf)
         best = np.zeros(least.shape, dtype=np.int32)
         # One configuration at a time: the table needs an entry per strategy of the neighbours, and none per
         # configuration.
         for index in range(self.sizes[name]):
-            costs = sum((self._slice(term, name, index, names) for term in mine), np.zeros(()))
+            costs = sum((self._slice(term, name, index, names) for term in own_terms), np.zeros(()))
             better = costs < least
             np.copyto(best, index, where=better)
             np.copyto(least, np.broadcast_to(costs, least.shape), where=better)
@@ -208,10 +211,12 @@ class _FinalGraph:
     def _slice(term: _Term, name: str, index: int, names: tuple[str, ...]) -> Floats:
         """Return a term where ``name`` has configuration ``index``, with a dimension for each of
         ``names``."""
-        rest = tuple(n for n in term.names if n != name)
+        remaining = tuple(n for n in term.names if n != name)
         costs: Floats = np.asarray(term.costs.take(index, axis=term.names.index(name)))
-        costs = costs.transpose([rest.index(n) for n in names if n in rest])
-        return costs.reshape([costs.shape[sorted(rest).index(n)] if n in rest else 1 for n in names])
+        costs = costs.transpose([remaining.index(n) for n in names if n in remaining])
+        return costs.reshape(
+            [costs.shape[sorted(remaining).index(n)] if n in remaining else 1 for n in names]
+        )
 
 
 def _unroll(removed: Sequence[_Removed]) -> dict[str, int]:

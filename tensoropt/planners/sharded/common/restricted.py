@@ -1,9 +1,9 @@
-"""Methods that are a part of the search space: what they leave open is decided exactly.
+"""Methods that restrict the search space: the choices that they leave open are made exactly.
 
-A published scheme fixes what operators split; where tensors are materialised and kept is left to the frontier
-of what remains, so that no scheme looks worse than it is.
+A published scheme fixes how operators split. Where tensors are materialised and kept is left to the frontier
+of the remaining choices, so that no scheme looks worse than it is.
 
-Strategies in which everything follows the batch: the base of data parallelism, ZeRO and Megatron.
+Strategies in which everything follows the batch are the base of data parallelism, ZeRO and Megatron.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategie
 
 
 def batch_labels(task: PlanningTask) -> Mapping[str, str]:
-    """Return what each group splits when the batch is split.
+    """Return the label that each group splits when the batch is split.
 
     Raises:
         UnsuitableError: an operator mixes samples.
     """
     try:
-        found = batch_strategies(task.prepared.graph)
+        strategies = batch_strategies(task.prepared.graph)
     except MicroBatchRefused as refusal:
         raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
-    return {name: str(strategy.label) for name, strategy in found.items()}
+    return {name: str(strategy.label) for name, strategy in strategies.items()}
 
 
 def following_the_batch(task: PlanningTask, stored: Scheme) -> Scheme:
-    """Allow every axis of every group on its batch dim, with nothing recomputed; ``stored`` decides about
-    options."""
+    """Return the scheme that splits every group on its batch dim on every axis, with nothing recomputed;
+    ``stored`` decides about options.
+    """
     labels = batch_labels(task)
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -67,8 +68,9 @@ _MOST_POINTS = 64
 def restricted_selections(
     task: PlanningTask, allowed: Scheme, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
-    """Yield the frontiers of what is allowed, over all spaces that suit; spaces without any strategy yield
-    none."""
+    """Yield the frontiers of the permitted choices, over all spaces that suit; spaces without any strategy
+    yield none.
+    """
     for number, space in enumerate(task.spaces):
         if not suits(space):
             continue
@@ -87,13 +89,13 @@ def selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]
         yield Selection(number, frontier.strategy(i), frontier.options(i))
 
 
-def some(selections: Iterator[Selection], why_not: str) -> list[Selection]:
-    """Return the selections as a list.
+def at_least_one(selections: Iterator[Selection], why_not: str) -> list[Selection]:
+    """Return the selections as a list, at least one.
 
     Raises:
         UnsuitableError: there are none.
     """
-    found = list(selections)
-    if not found:
+    chosen = list(selections)
+    if not chosen:
         raise UnsuitableError(why_not)
-    return found
+    return chosen

@@ -1,4 +1,4 @@
-"""Unrolled timesteps: the parts of a graph that are one computation, repeated in every step.
+"""Unrolled timesteps: the parts of a graph that repeat one computation.
 
 M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow Graph Partitioning* (Tofu),
 EuroSys 2019, section 5.1: the operators that different timesteps have in common are coalesced, so that they
@@ -25,18 +25,19 @@ _Edges = Sequence[tuple[str, str, Floats]]
 
 
 def repeated(space: TableSpace) -> dict[str, str]:
-    """Map each variable of the search to the first of those that are the same in other timesteps, often
-    itself."""
-    found = _Repeats(space).find()
+    """Return, for each variable of the search, the first of those that are the same in other timesteps; often
+    itself.
+    """
+    repeats = _Repeats(space).find()
     first: dict[Hashable, str] = {}
     names: dict[str, str] = {}
     for v in space.tables.variables:
         key: Hashable = v.key
         if v.key.kind == "group":
-            key = "group", found[v.key]
+            key = "group", repeats[v.key]
         elif v.key.kind == "hub":
             tensor = v.key.name
-            key = "hub", found[f"tensor {tensor}"], tuple(map(tuple, space.names.hubs[tensor]))
+            key = "hub", repeats[f"tensor {tensor}"], tuple(map(tuple, space.names.hubs[tensor]))
         # The number of configurations is part of the key, as coalesced costs are added configuration by
         # configuration.
         names[v.key] = first.setdefault((key, len(v.memory)), v.key)
@@ -46,8 +47,9 @@ def repeated(space: TableSpace) -> dict[str, str]:
 def coalesced(
     nodes: Mapping[str, Floats], edges: _Edges, first: Mapping[str, str]
 ) -> tuple[dict[str, Floats], _Edges]:
-    """Return the graph in which what repeats is one node: costs are summed, including those of edges inside
-    one."""
+    """Return the graph in which repeated nodes are one: costs are summed, including those of edges inside a
+    node.
+    """
     merged: dict[str, Floats] = {}
     for name, costs in nodes.items():
         merged[first[name]] = merged[first[name]] + costs if first[name] in merged else costs
@@ -119,17 +121,17 @@ class _Repeats:
         sizes: dict[str, int] = defaultdict(int)
         for member in list(self.sets.parents):
             sizes[self.sets[member]] += 1
-        seen: dict[Hashable, str] = {}
+        first_with: dict[Hashable, str] = {}
         for group in self.graph.groups:
             for kind, places in (("reads", self.reads), ("writes", self.writes)):
                 for place, name in places[group.name]:
                     tensor = f"tensor {name}"
                     if sizes[self.sets[tensor]] > 1:
                         key = kind, place, self.looks[group.name], self.sets[tensor]
-                        self._join(seen.setdefault(key, group.name), group.name)
+                        self._join(first_with.setdefault(key, group.name), group.name)
                     if sizes[self.sets[group.name]] > 1:
                         ends = kind, place, self.sets[group.name], self.tensors[name].shape
-                        self._join(seen.setdefault(ends, tensor), tensor)
+                        self._join(first_with.setdefault(ends, tensor), tensor)
 
     def _join(self, a: str, b: str) -> None:
         if self.sets[a] != self.sets[b]:

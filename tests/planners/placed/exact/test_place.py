@@ -11,7 +11,7 @@ import pytest
 
 from tensoropt.errors import InfeasibleError, MissingExtraError
 from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, simulate_placement
-from tensoropt.planners.compare import asked
+from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import netsplit, pesto
 from tensoropt.planners.placed.exact import rounds as exact_module
@@ -216,8 +216,8 @@ def test_a_missing_solver_is_refused_with_the_remedy(monkeypatch):
     with pytest.raises(MissingExtraError, match=remedy):
         netsplit.place(small(0), None, 0)
     with pytest.raises(MissingExtraError, match=remedy):
-        asked("optcnn,netsplit")  # before anything is computed
-    assert "netsplit" in {entry.name for entry in asked("all")}
+        requested_planners("optcnn,netsplit")  # before anything is computed
+    assert "netsplit" in {entry.name for entry in requested_planners("all")}
 
 
 def test_what_belongs_together_or_is_pinned_stays_so():

@@ -1,6 +1,7 @@
-"""Files that are whole or not there (written beside, flushed, renamed), and content that is only data.
+"""Files that are written whole or not at all (to a temporary file, flushed, renamed), and content that is
+only data.
 
-The command line imports this before it knows what it is asked for, so NumPy is imported where it is used.
+The command line imports this module before it knows what is requested, so NumPy is imported where it is used.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import yaml
 from tensoropt.errors import TensorOptError
 
 MOST_BYTES = 2**30
-"""Unpacked, of a file of an exploration: about a hundred times what the largest of ours holds. A small file
-that was made to unpack into more than a machine's memory must not take the process with it."""
+"""The most bytes that an exploration's file may unpack into: about a hundred times the largest of ours. A
+small file made to unpack into more than a machine's memory must not take the process with it."""
 _MOST_MEMBERS = 64
 """The most members of a gzip file."""
 _ARRAY = "ndarray"
@@ -32,11 +33,11 @@ _ARRAY = "ndarray"
 def unpacked(
     content: bytes, name: object, most_bytes: int = MOST_BYTES, remedy: str = "explore again"
 ) -> bytes:
-    """Return the content of a gzip'd file; no more than ``most_bytes`` are ever unpacked.
+    """Return the content of a gzip'd file; at most ``most_bytes`` are ever unpacked.
 
     Args:
-        name: how errors call the file.
-        remedy: how errors end.
+        name: the file's name in errors.
+        remedy: the end of errors.
 
     Raises:
         TensorOptError: the content is larger, or damaged.
@@ -78,10 +79,10 @@ def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
 
 
 def pack(value: Any) -> bytes:
-    """Return JSON in which arrays may stand, compressed; nothing but data can be read back from it.
+    """Return JSON data, in which arrays may occur, as compressed bytes; only data can be read back from them.
 
     Raises:
-        TypeError, ValueError: something in it is neither JSON nor an array of plain numbers.
+        TypeError, ValueError: a part is neither JSON nor an array of plain numbers.
         TensorOptError: it is too large to be read back.
     """
     import numpy as np
@@ -109,7 +110,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """Return what :func:`pack` was given, with lists for tuples.
+    """Return the value given to :func:`pack`, with lists for tuples.
 
     Raises:
         TensorOptError, ValueError, TypeError: the content is damaged.
@@ -131,10 +132,10 @@ def unpack(content: bytes) -> Any:
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside ``path`` that replaces it when the block ends well.
+    """Yield a temporary path that replaces ``path`` if the block succeeds.
 
     Raises:
-        TensorOptError: the file cannot be written (no space, no permission); what was there is kept.
+        TensorOptError: the file cannot be written (no space, no permission); the previous file is kept.
     """
     with written_together([path]) as temporary:
         yield temporary[0]
@@ -142,12 +143,13 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
-    """Temporary paths, each beside its own of ``paths``, that replace them when the block ends well.
+    """Yield temporary paths, one for each of ``paths``, that replace them if the block succeeds.
 
-    No file is replaced before all of them are on the disk, so that files that belong together stay so.
+    No file is replaced before all of them are on the disk, so that files that belong together stay
+    consistent.
 
     Raises:
-        TensorOptError: a file cannot be written; what was there is kept.
+        TensorOptError: a file cannot be written; the previous files are kept.
     """
     temporary: list[Path] = []
     target = Path()
@@ -180,20 +182,20 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8, whole or not at all.
 
     Raises:
-        TensorOptError: the file cannot be written; what was there is kept.
+        TensorOptError: the file cannot be written; the previous file is kept.
     """
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def read_document(path: Path, what: str, refused: type[TensorOptError]) -> Any:
-    """The values in a file that a person wrote: ``.json`` is JSON, anything else YAML.
+    """Return the values in a file that a person wrote: JSON in ``.json``, otherwise YAML.
 
     Args:
-        what: the file's kind, for errors.
+        what: the kind of file, for errors.
 
     Raises:
-        refused: it is not there, cannot be read, or is neither.
+        refused: the file is missing, cannot be read, or is neither.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

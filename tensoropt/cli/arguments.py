@@ -376,14 +376,14 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def explored(
-    question: Any, progress: ProgressDisplay, out: str | None, cluster: Any = None, known: Any = None
+    question: Any, progress: ProgressDisplay, out: str | None, cluster: Any = None, sibling: Any = None
 ) -> Any:
     """Return the exploration that answers a question, saved in ``out`` if given; no empty folder is left
     behind.
 
     Args:
         cluster: a cluster other than the question's.
-        known: an exploration of the same model on another cluster, whose operators are reused.
+        sibling: an exploration of the same model on another cluster, whose operators are reused.
     """
     from tensoropt.cluster import load_cluster
 
@@ -394,7 +394,7 @@ def explored(
         progress.note(question.in_effect(cluster, settings, out))
         from tensoropt.api import answer  # PyTorch is imported after it is said what is explored
 
-        exploration = answer(question, cluster, settings, known, progress=progress, note=progress.note)
+        exploration = answer(question, cluster, settings, sibling, progress=progress, note=progress.note)
         if folder is not None:
             exploration.save(Path(folder))
         return exploration

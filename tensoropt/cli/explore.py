@@ -94,8 +94,8 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
         )
     with writable_folder(out) as folder:
 
-        def on(cluster: Any, known: Any) -> Any:
-            return explored(question, progress, None, cluster, known)
+        def on(cluster: Any, sibling: Any) -> Any:
+            return explored(question, progress, None, cluster, sibling)
 
         explorations = explore_each(clusters, on, out=folder, progress=progress)
     answer = offers_answer(explorations, {})

@@ -92,7 +92,7 @@ def _money(text: str) -> float:
     try:
         amount = float(text)
     except ValueError:
-        raise TensorOptError(f"--cost '{text}' is no number; write for example 5") from None
+        raise TensorOptError(f"--cost '{text}' is not a number; write for example 5") from None
     if not 0 < amount < float("inf"):
         raise TensorOptError(f"--cost {text} buys nothing; give more than 0")
     return amount
@@ -105,7 +105,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not percent or rest.strip() or not 0 <= share < 1:
-        raise TensorOptError(f"--headroom '{text}' is no share of a device's memory; write for example 5%")
+        raise TensorOptError(f"--headroom '{text}' is not a share of a device's memory; write for example 5%")
     return share
 
 

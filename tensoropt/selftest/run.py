@@ -56,7 +56,7 @@ def run_selftest(
     """
     checks, tell = checks_of(None if only is None else list(only)), progress or silent
     if not minutes > 0:
-        raise TensorOptError(f"{minutes:g} minutes are no time for a check; give more than 0")
+        raise TensorOptError(f"{minutes:g} minutes leave no time for a check; give more than 0")
     target = _device(device)
     least = min(check.expected_s[target] for check in checks)
     if least > minutes * 60:

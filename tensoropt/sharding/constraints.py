@@ -210,14 +210,16 @@ def _pipeline(entry: Any) -> PipelinePin:
         raise ConstraintError(f"{name}: 'schedule' is the name of one, such as 1f1b, not {_kind(schedule)}")
     cuts = _texts(name, entry["cuts"], "cuts") if "cuts" in entry else ()
     if stages == 1 and (schedule or cuts):
-        raise ConstraintError(f"{name}: one stage is no pipeline, so that it has neither schedule nor cuts")
+        raise ConstraintError(f"{name}: one stage is not a pipeline, so it has neither a schedule nor cuts")
     return PipelinePin(stages, schedule, cuts)
 
 
 def _axes(name: str, entry: Mapping[str, Any]) -> Axes:
     axes = entry.get("axes")
     if not isinstance(axes, Mapping) or not axes:
-        raise ConstraintError(f"{name}: 'axes' says what is on each mesh axis, for example {{gpu: batch}}")
+        raise ConstraintError(
+            f"{name}: 'axes' gives the dim or the storage on each mesh axis, for example {{gpu: batch}}"
+        )
     return {str(axis): _texts(name, wanted, f"axes, {axis}") for axis, wanted in axes.items()}
 
 

@@ -390,7 +390,7 @@ def _regions(graph: GroupGraph, names: Sequence[str]) -> tuple[Region, ...]:
     for name in names:
         if name not in available:
             raise PlanError(
-                f"the plan recomputes {name}, which is no repeated block of this model; "
+                f"the plan recomputes {name}, which is not a repeated block of this model; "
                 f"it has: {', '.join(available) or 'none'}"
             )
     return tuple(r for r in available.values() if r.name in names)

@@ -381,7 +381,7 @@ def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) ->
         ("pipeline: {stages: 2, schedule: 1f2b}", "no pipeline schedule called 1f2b; there are gpipe, 1f1b"),
         ("pipeline: {stages: 2, cuts: [c]}", "no operator or module called c that a stage could begin with"),
         ("pipeline: {stages: 2, cuts: [cross_entropy_loss]}", "cannot begin with cross_entropy_loss"),
-        ("pipeline: {stages: 1, cuts: [b]}", "one stage is no pipeline"),
+        ("pipeline: {stages: 1, cuts: [b]}", "one stage is not a pipeline"),
         ("pipeline: {stages: 3}", "pipeline (3 stages, any schedule)"),
     ],
 )

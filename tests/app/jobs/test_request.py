@@ -114,7 +114,7 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"inside": "string"}, "choose links from the list"),
         ({"per_node": 0}, "devices per node: between 1 and"),
         ({"per_node": 2.5}, "whole number"),
-        ({"per_node": float("nan")}, "is no number"),
+        ({"per_node": float("nan")}, "is not a number"),
         ({"nodes": 10**9}, "nodes: between 1 and"),
         ({"micro_batches": "1;rm -rf"}, "neither auto nor a list"),
         ({"micro_batches": "1,3", "batch": 8}, "3 micro-batches do not divide the batch of 8"),

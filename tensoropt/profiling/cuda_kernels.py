@@ -204,12 +204,12 @@ def _cudnn_accepts(
 ) -> bool:
     sizes = (q.shape[-1], v.shape[-1])
     # cuDNN represents dropout probabilities in sixteenths (``check_cudnn_dropout``).
-    known = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
+    dropout_fits = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
     # Heads of up to 256 require a cuDNN newer than 9.22 (``check_cudnn_tensor_shapes``), which is not
     # assumed.
     small = all(size % 8 == 0 and size <= 128 for size in sizes)
     fits = small or (capability[0] in (9, 10) and sizes == (192, 128))
-    return _narrow(capability, q) and known and fits and k.shape[-2] != 1
+    return _narrow(capability, q) and dropout_fits and fits and k.shape[-2] != 1
 
 
 def _flash_accepts(
@@ -243,9 +243,11 @@ def _efficient_accepts(
     half = q.dtype in _HALF
     # ``minimum_gemm_alignment``: 128 bits on tensor cores, which compute floats from capability 8 on.
     alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] >= 7 else 1
-    known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability[0] >= 8)
+    supported = q.dtype in (torch.float32, torch.float16) or (
+        q.dtype == torch.bfloat16 and capability[0] >= 8
+    )
     aligned = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
-    return known and aligned
+    return supported and aligned
 
 
 class CudaAttention(TorchFunctionMode):

@@ -91,8 +91,8 @@ class _LiveTensors(TorchDispatchMode):
     def _track(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        known = self._seen.get(key)
-        if known is not None and known() is not None:
+        reference = self._seen.get(key)
+        if reference is not None and reference() is not None:
             return 0
 
         own = 0 if self.lent else size
@@ -141,8 +141,8 @@ class _PeakBytes(NamedTuple):
 
     def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
         """The highest peak above ``kept``; ``reading``: only of those while parameters were read."""
-        found = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
-        return max(0, max(found, default=0) - kept)
+        peaks = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
+        return max(0, max(peaks, default=0) - kept)
 
 
 class _PeakTracker:
@@ -190,8 +190,8 @@ class _PeakTracker:
 
     def take(self) -> _PeakBytes:
         """Return the peaks by activity since the last call."""
-        found, self._of = _PeakBytes(self._of), {}
-        return found
+        peaks, self._of = _PeakBytes(self._of), {}
+        return peaks
 
 
 aten: Any = torch.ops.aten
@@ -233,8 +233,8 @@ class KernelStorages(TorchDispatchMode):
             return result
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         left = [
-            _in_storage(one, count)
-            for one, count in zip(results, elements(*args, **(kwargs or {})), strict=True)
+            _in_storage(part, count)
+            for part, count in zip(results, elements(*args, **(kwargs or {})), strict=True)
         ]
         return left[0] if isinstance(result, torch.Tensor) else tuple(left)
 
@@ -293,8 +293,8 @@ def find_facts_of_all(
     def find(first: int) -> list[Facts]:
         return [find_facts(work, training, capability) for work in works[first::processes]]
 
-    found = in_forks(find, range(processes))
-    return [found[i % processes][i // processes] for i in range(len(works))]
+    facts_of = in_forks(find, range(processes))
+    return [facts_of[i % processes][i // processes] for i in range(len(works))]
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
@@ -307,10 +307,10 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
             tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
             return _Probe(work, tensors, training).observe().to_record()
     except Exception as error:
-        found = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+        record = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
     timer.release()
-    end_if_lost(timer, f"{work.describe()}: {found['error']}")
-    return found
+    end_if_lost(timer, f"{work.describe()}: {record['error']}")
+    return record
 
 
 class _Given(torch.autograd.Function):
@@ -489,11 +489,11 @@ class _Probe:
 
     def _memory_of_calls(self) -> tuple[CallMemory, ...]:
         """The memory of each call, now that it is known which of its storages are saved."""
-        found = []
+        memory = []
         for position, (peak, reads) in enumerate(self.calls):
             kept = (s.nbytes() for key, s in self.saved.items() if self._made_at(key) <= position)
-            found.append(CallMemory(sum(kept), peak, reads))
-        return tuple(found)
+            memory.append(CallMemory(sum(kept), peak, reads))
+        return tuple(memory)
 
     def _made_at(self, storage: int) -> int:
         """The position of the call that made a storage; 0 if no call made it."""

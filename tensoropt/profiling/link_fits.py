@@ -120,12 +120,12 @@ def transition_of(
         parts: plans, and for each rank the stamps that
             :func:`~tensoropt.profiling.link_timing.time_transitions` returned for them.
     """
-    found = []
+    transitions = []
     for group in groups:
         of_group = [(plan, [stamps[rank] for rank in group]) for plan, stamps in parts]
-        found.append(transition_of_group(of_group))
+        transitions.append(transition_of_group(of_group))
     # All groups meet in the next collective over other axes, so the worst group counts.
-    return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s[-1]))
+    return max(transitions, key=lambda t: sum(t.arriving_s[-1]) + sum(t.leaving_s[-1]))
 
 
 def transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transition:
@@ -158,7 +158,7 @@ def transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) 
 
 
 def _table(
-    found: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
+    extra_s: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
 ) -> tuple[tuple[float, ...], ...]:
     """(works, sizes) starting at 0, ascending with work and, if ``by_size``, with size; the longest timed
     work stands for longer work, and the largest size for larger ones."""
@@ -166,9 +166,9 @@ def _table(
     for size in _TRANSITION_SIZES:
         # Noise may make small extras negative or disordered, which isotonic regression corrects with the
         # least change.
-        known = _ascending([max(found[w, size], 0.0) for w in works if (w, size) in found])
-        whole = [0.0, *known, *known[-1:] * (len(works) - 1 - len(known))]
-        columns.append(whole if known else columns[-1])
+        ascending = _ascending([max(extra_s[w, size], 0.0) for w in works if (w, size) in extra_s])
+        whole = [0.0, *ascending, *ascending[-1:] * (len(works) - 1 - len(ascending))]
+        columns.append(whole if ascending else columns[-1])
     columns = columns[1:]
     rows = zip(*columns, strict=True)
     return tuple(tuple(_ascending(row)) if by_size else row for row in rows)

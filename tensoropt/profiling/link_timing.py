@@ -244,7 +244,7 @@ def time_transitions(
         }
         # _slowest gives all ranks the same number, so all of them leave out the same sizes.
         short = {size for size, action in actions.items() if _slowest(action) <= _LONG_S}
-        found = []
+        laps_done = []
         for _ in range(laps):
             lap: list[list[tuple[float, float, float]]] = []
             for turn in plan:
@@ -256,8 +256,8 @@ def time_transitions(
                 # One that is not timed: it leaves the caches as they are after this kind of turn.
                 block(turn.layers, action)
                 lap.append([block(turn.layers, action) for _ in range(turn.blocks)])
-            found.append(lap)
-        return found
+            laps_done.append(lap)
+        return laps_done
     finally:
         dist.destroy_process_group(handles[mine])
 
@@ -299,8 +299,8 @@ def _kinds() -> list[Callable[[], Any]]:
     def feed(x: torch.Tensor, up: Any, down: Any) -> torch.Tensor:
         return down(functional.gelu(up(x)))
 
-    def gate(x: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
-        return torch.tanh(one(x)) * torch.sigmoid(other(x))
+    def gate(x: torch.Tensor, first: Any, second: Any) -> torch.Tensor:
+        return torch.tanh(first(x)) * torch.sigmoid(second(x))
 
     def lookup(x: torch.Tensor, table: Any) -> torch.Tensor:
         return x + table(places)

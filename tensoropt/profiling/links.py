@@ -214,12 +214,12 @@ def measure_links(
         raise MeasurementError(f"unknown collective '{unknown[0]}'; valid: {', '.join(COLLECTIVES)}")
     jobs = _jobs(mesh, kinds, pool.backend, pairs)
     keys = {job: _key(cluster, pool.backend, *job) for job in jobs}
-    known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
+    stored = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     # A record without fits says why measuring failed; links are tried again each time.
-    found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
+    records = {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}
     failed: dict[str, str] = {}
     plans = {job: PAIR_SIZES if job.kind == _SEND else sizes for job in jobs}
-    missing = {j: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in found}
+    missing = {j: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in records}
     remaining = Remaining()
     # The pool starts its ranks with the first run.
     start_s = _START_S if missing and not pool.process_ids else 0.0
@@ -228,11 +228,11 @@ def measure_links(
         kind, groups = job
         what = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
         progress(stage, done, len(jobs), remaining.before(what))
-        if job in found:
+        if job in records:
             continue
         try:
             record = left_alone(partial(_measure, pool, kind, groups, plans[job]))
-            found[job] = record
+            records[job] = record
         except (RankError, _NotAheadError) as error:
             failed[what] = str(error).split("\n", 1)[0]
             record = {"failed": failed[what]}
@@ -243,7 +243,7 @@ def measure_links(
             # At once, job by job: an interrupted call resumes where it stopped.
             store.put(keys[job], record, "collective")
     progress(stage, len(jobs), len(jobs), "links")
-    return _fits(mesh, found, failed)
+    return _fits(mesh, records, failed)
 
 
 def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
@@ -251,8 +251,8 @@ def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str |
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
-    known = store.get_many(keys.values(), "collective")
-    return _fits(mesh, {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}, {})
+    stored = store.get_many(keys.values(), "collective")
+    return _fits(mesh, {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}, {})
 
 
 class _Job(NamedTuple):
@@ -290,17 +290,17 @@ def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     One minute in which a virtual machine's host runs others on its cores would otherwise stay in the store
     permanently as the links' time; ``stolen`` in the record is the share of the cores' time that it took.
     """
-    found: list[tuple[float, dict[str, Any]]] = []
+    attempts: list[tuple[float, dict[str, Any]]] = []
     for _ in range(_TRIES):
         taken_s, begun_s = stolen_s(), time.perf_counter()
         record = measure()
         # /proc/stat sums over all cores, so the elapsed time is also that of all cores.
         spent_s = (time.perf_counter() - begun_s) * len(available_cores())
         share = (stolen_s() - taken_s) / spent_s if spent_s > _WORTH_ASKING_S else 0.0
-        found.append((share, record))
+        attempts.append((share, record))
         if share <= _LEFT_ALONE:
             break
-    share, record = min(found, key=lambda one: one[0])
+    share, record = min(attempts, key=lambda attempt: attempt[0])
     if share > _LEFT_ALONE:
         _logger.warning(
             "the host took %.0f %% of the cores' time while links were measured; measure them again later",
@@ -357,13 +357,13 @@ def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
         _NotAheadError: there are no other repeats.
     """
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
-    found = seconds[~np.isnan(seconds)]
-    if not len(found):
+    ahead = seconds[~np.isnan(seconds)]
+    if not len(ahead):
         raise _NotAheadError(
             "in none of the repeats had the hosts issued a collective before the devices came to it, so that "
             "what it takes behind work is not known; measure again on hosts with less to do"
         )
-    return found
+    return ahead
 
 
 def _fit(
@@ -382,22 +382,22 @@ def _fit(
 
 def _fits(
     mesh: Mesh,
-    found: Mapping[_Job, Mapping[str, Any]],
+    records: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
     collectives, transitions, from_idle = {}, {}, {}
     for axes in mesh.axis_subsets():
-        if (record := found.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
+        if (record := records.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
             transitions[axes] = Transition.from_dict(record["fits"])
         for kind in COLLECTIVES:
-            record = found.get(_Job(kind, mesh.groups(axes)))
+            record = records.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
                 collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
                 if idle := record.get("from_idle"):
                     from_idle[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in idle)
     pairs = {
         groups[0]: LinkFit.from_dict(kind, record["fits"][0])
-        for (kind, groups), record in found.items()
+        for (kind, groups), record in records.items()
         if kind == _SEND
     }
     return LinkFits(

@@ -155,17 +155,17 @@ def measure_workloads(
         records by workload key; a record with ``error`` marks a workload that could not run.
     """
     wanted = {work.key: work for work in works}
-    known = store.get_many([f"{prefix}/{key}" for key in wanted])
-    records = {key: known[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in known}
+    stored = store.get_many([f"{prefix}/{key}" for key in wanted])
+    records = {key: stored[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in stored}
     missing = [work for key, work in wanted.items() if key not in records]
     seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
     remaining = Remaining()
     remaining.expect("timing", sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
-        found = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
-        store.put_many({f"{prefix}/{key}": record for key, record in found.items()})
-        records.update(found)
+        described = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
+        store.put_many({f"{prefix}/{key}": record for key, record in described.items()})
+        records.update(described)
         remaining.expect("timing", sum(s for key, s in seconds.items() if key not in records))
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
@@ -210,25 +210,25 @@ class _Batch:
         while works:
             # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.
             fresh = not self.pool.process_ids
-            found, failure = self._run(works)
+            results, failure = self._run(works)
             if failure is not None:
                 # The workload after the last reported one is the culprit. It is charged only if it hung, or
                 # if ranks that had done nothing else died of it; otherwise it is tried again on fresh ranks.
-                if failure.kind == "hung" or (fresh and not found):
-                    found.append({"error": self._words(failure, works[len(found)])})
-                if not found:
+                if failure.kind == "hung" or (fresh and not results):
+                    results.append({"error": self._words(failure, works[len(results)])})
+                if not results:
                     self.pool.restart()
-            records = [self._alone(work, r) for work, r in zip(works, found, strict=False)]
+            records = [self._alone(work, r) for work, r in zip(works, results, strict=False)]
             lacking = [again and r.get("error", "").startswith(OUT_OF_MEMORY) for r in records]
             done = list(zip(works, records, lacking, strict=False))
             short += [work for work, _, lacks in done if lacks]
             self.keep({work.key: record for work, record, lacks in done if not lacks})
-            works = works[len(found) :]
+            works = works[len(results) :]
         return short
 
     def _run(self, works: Sequence[Workload]) -> tuple[list[dict[str, Any]], RankError | None]:
         """The records of the first of them, and the error that kept the ranks from the next one."""
-        told: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
+        messages: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
         # The pool's time-out counts from the last message, so the longest workload of the batch determines
         # it.
         allowed_s = max(_allowed_for(self.pool.timeout_s, self.expected_s[work.key]) for work in works)
@@ -239,7 +239,7 @@ class _Batch:
                 works,
                 self.training,
                 timeout_s=allowed_s,
-                told=lambda rank, record: told[rank].append(record),
+                told=lambda rank, record: messages[rank].append(record),
             )
         except RankError as error:
             failure = error
@@ -247,12 +247,12 @@ class _Batch:
             self.keep(
                 {
                     w.key: joined(ranks)
-                    for w, ranks in zip(works, zip(*told, strict=False), strict=False)
+                    for w, ranks in zip(works, zip(*messages, strict=False), strict=False)
                     if not any("error" in record for record in ranks)
                 }
             )
             raise
-        return [joined(ranks) for ranks in zip(*told, strict=False)], failure
+        return [joined(ranks) for ranks in zip(*messages, strict=False)], failure
 
     def _words(self, failure: RankError, work: Workload) -> str:
         if failure.kind != "hung":

@@ -192,22 +192,26 @@ def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeco
             stamps.begin()
             call()
             stamps.end(f"only {kind}")
-    found = {what: counted(timer, spans) for what, spans in stamps.spans.items()}
-    return _without_collectives(found, calls, host=False), _without_collectives(found, calls, host=True)
+    repeats_of = {name: counted(timer, spans) for name, spans in stamps.spans.items()}
+    return _without_collectives(repeats_of, calls, host=False), _without_collectives(
+        repeats_of, calls, host=True
+    )
 
 
-def _without_collectives(found: Mapping[str, Repeats], calls: Iterable[str], *, host: bool) -> EdgeSeconds:
+def _without_collectives(
+    repeats_of: Mapping[str, Repeats], calls: Iterable[str], *, host: bool
+) -> EdgeSeconds:
     """The seconds of the device or of the host. Every figure contains the stamps themselves and the
     collectives: both are timed separately and subtracted; the host's time to issue a collective belongs to
     its edge."""
     usual = {
-        what: statistics.median(repeats.host_s if host else repeats.device_s)
-        for what, repeats in found.items()
+        name: statistics.median(repeats.host_s if host else repeats.device_s)
+        for name, repeats in repeats_of.items()
     }
     bare, _ = usual.pop(_NO_EDGE), usual.pop(_UNUSED)
     alone = {kind: (0.0 if host else 1.0) * usual.pop(f"only {kind}") for kind in calls}
     by_kind = {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in usual.items()}
-    pass_s, arrive_s, add_s = (by_kind.pop(what) for what in (_PASSED, _ARRIVED, _ADDED))
+    pass_s, arrive_s, add_s = (by_kind.pop(name) for name in (_PASSED, _ARRIVED, _ADDED))
     return EdgeSeconds(by_kind, pass_s, arrive_s, add_s)
 
 
@@ -432,9 +436,9 @@ def _usual_s(run: Callable[[], object], repeats: int = 15) -> float:
 
 def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Overheads:
     """The overheads of the slowest rank, from the store if it has them."""
-    known = known_overheads(store, prefix, optimizer)
-    if known is not None:
-        return known
+    stored = known_overheads(store, prefix, optimizer)
+    if stored is not None:
+        return stored
     # Twice, using the better of both: the first may run on ranks that have just started.
     rounds = [_slowest(pool.run(_time_overheads, optimizer)) for _ in range(2)]
     record = _each(rounds, min)

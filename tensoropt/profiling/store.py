@@ -369,15 +369,15 @@ class ProfileStore:
         wanted = list(dict.fromkeys(keys))
 
         def read(connection: sqlite3.Connection) -> dict[str, _Record]:
-            found: dict[str, _Record] = {}
+            records_read: dict[str, _Record] = {}
             for start in range(0, len(wanted), _KEYS_PER_QUERY):
                 part = wanted[start : start + _KEYS_PER_QUERY]
                 marks = ",".join("?" * len(part))
                 rows = connection.execute(
                     f"SELECT key, record FROM profiles WHERE kind = ? AND key IN ({marks})", (kind, *part)
                 )
-                found.update((key, json.loads(record)) for key, record in rows)
-            return found
+                records_read.update((key, json.loads(record)) for key, record in rows)
+            return records_read
 
         return self._do(read)
 
@@ -481,16 +481,16 @@ class ProfileStore:
 
     def digest(self) -> str:
         """A hash of all records except facts of CPU kernels, which follow from their workloads."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         where = "kind != 'saved' OR key NOT LIKE 'facts-%'"
 
         def read(connection: sqlite3.Connection) -> None:
             query = f"SELECT kind, key, record FROM profiles WHERE {where} ORDER BY kind, key"
             for row in connection.execute(query):
-                found.update("\0".join(map(str, row)).encode())
+                digest.update("\0".join(map(str, row)).encode())
 
         self._do(read)
-        return found.hexdigest()
+        return digest.hexdigest()
 
     def export_file(self, path: str | os.PathLike[str]) -> int:
         """Write everything to a file of JSON lines; return the count."""
@@ -554,10 +554,10 @@ class ProfileStore:
         """The file that the path names now; None if there is none."""
         assert self.path is not None
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def _replace(self, reason: str) -> sqlite3.Connection:
         """Begin a file with what can be read of this one, and move this one aside."""
@@ -592,17 +592,17 @@ class ProfileStore:
     def _fall_back(self, reason: str) -> sqlite3.Connection:
         """Continue in memory, with the contents of the file if it can at least be read."""
         assert self.path is not None
-        known = _readable_rows(self.path)
+        rows = _readable_rows(self.path)
         _logger.warning(
             "The profile store %s cannot be written (%s). Its %d records are used; new measurements are kept "
             "in memory and lost at the end. Set TENSOROPT_CACHE to a folder that can be written.",
             self.path,
             reason,
-            len(known),
+            len(rows),
         )
         self.path = None
         connection = connect(None)
-        _insert(connection, known)
+        _insert(connection, rows)
         return connection
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:

@@ -122,8 +122,8 @@ class Workload:
     @property
     def dtype(self) -> str:
         """The narrowest floating-point type that it reads: that of its matrix products, if there are any."""
-        found = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
-        return min(found, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
+        dtypes = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
+        return min(dtypes, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
 
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
@@ -230,9 +230,9 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
     """
     # An id may be reused after the graph is gone; the weak reference detects this, and drops the entry.
     number = id(graph)
-    known = _ORDERS.get(number)
-    if known is not None and known[0]() is graph:
-        return known[1]
+    entry = _ORDERS.get(number)
+    if entry is not None and entry[0]() is graph:
+        return entry[1]
     orders: dict[str, Order] = {}
     made: dict[str, list[Order | None]] = {}
     for group in graph.groups:

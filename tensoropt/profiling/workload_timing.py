@@ -60,18 +60,18 @@ def time_workload(
         if the host is separate; or an ``error``, such as too little memory.
     """
     timer = timer or local_timer()
-    found: dict[str, Any]
+    record: dict[str, Any]
     try:
         with _default_device(work, timer):
-            found = _time(work, training, world_size, timer)
+            record = _time(work, training, world_size, timer)
     # Not a failure of this workload: measuring continues with fresh ranks.
     except _ApartError:
         raise
     except Exception as error:  # whatever it is, the other workloads proceed
-        found = {"error": _reason(error)}
-    if "error" in found:  # only now, because the error held the workload's tensors
+        record = {"error": _reason(error)}
+    if "error" in record:  # only now, because the error held the workload's tensors
         timer.release()
-    return found
+    return record
 
 
 class _ApartError(RuntimeError):
@@ -122,14 +122,14 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         # The first lap does not count: it loads kernels and touches fresh pages.
         _lap(work, copies, training, timer)
         laps.append(_lap(work, copies, training, timer))
-        visit = sum(sum(timer.seconds([span for span in one if span])) for one in laps[0]) / count
+        visit = sum(sum(timer.seconds([span for span in spans if span])) for spans in laps[0]) / count
         return ceil(min(timer.most_repeats, max(MIN_REPEATS, TARGET_S / max(visit, 1e-6))) / count)
 
     wanted = _agreed(laps_wanted, world_size, timer)
     if not wanted:
         return {"error": _ELSEWHERE}
     laps += [_lap(work, copies, training, timer) for _ in range(wanted - 1)]
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     if timer.host_apart:
         # Laps in which the host was not ahead do not count, and are timed again: by now the timer has a
         # better estimate of the lead that the host needs.
@@ -139,20 +139,20 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
             enough = _agreed(lambda: 1 + (_ahead(laps) >= MIN_REPEATS), world_size, timer)
         if enough < 2:
             laps = [_lap(work, copies, training, timer, ahead=False) for _ in range(wanted)]
-            found[WAITS] = True
-    found |= _seconds(laps, timer)
+            record[WAITS] = True
+    record |= _seconds(laps, timer)
     if timer.host_apart:
-        found |= {f"{way}_host": seconds for way, seconds in _host_seconds(laps).items()}
+        record |= {f"{way}_host": seconds for way, seconds in _host_seconds(laps).items()}
     # A call of autograd belongs to the host, and a GPU does not see it.
     issued = "backward_host" if timer.host_apart else "backward"
-    found[issued] = [max(s - _start_of_backward_s(), 0.0) for s in found[issued]]
+    record[issued] = [max(s - _start_of_backward_s(), 0.0) for s in record[issued]]
     if timer.also_warm:
-        ahead = WAITS not in found
+        ahead = WAITS not in record
         warm = _seconds(
             [_lap(work, copies[:1], training, timer, cold=False, ahead=ahead) for _ in laps], timer
         )
-        found |= {f"{way}_warm": seconds for way, seconds in warm.items()}
-    return found
+        record |= {f"{way}_warm": seconds for way, seconds in warm.items()}
+    return record
 
 
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
@@ -266,7 +266,7 @@ def _forward(
 @cache
 def _start_of_backward_s() -> float:
     """The seconds of a call of autograd, without its nodes: a step pays them once, not for every group."""
-    x, one = torch.zeros((), requires_grad=True), torch.ones(())
+    x, gradient = torch.zeros((), requires_grad=True), torch.ones(())
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
         for count, taken in seconds.items():
@@ -274,7 +274,7 @@ def _start_of_backward_s() -> float:
             for _ in range(count):
                 y = y.view_as(y)
             start = time.perf_counter()
-            torch.autograd.grad([y], [x], [one], allow_unused=True)
+            torch.autograd.grad([y], [x], [gradient], allow_unused=True)
             taken.append(time.perf_counter() - start)
     single, chain = (statistics.median(taken) for taken in seconds.values())
     # The longer chain shows the time of one node, which is then subtracted from the call with a single node.
@@ -318,13 +318,13 @@ def time_workloads(
 
     A rank that loses its device because of one of them ends.
     """
-    found = []
+    records = []
     for work in works:
-        found.append(time_workload(rank, world_size, work, training))
-        tell(found[-1])
-        if "error" in found[-1]:
-            end_if_lost(local_timer(), f"{work.describe()}: {found[-1]['error']}")
-    return found
+        records.append(time_workload(rank, world_size, work, training))
+        tell(records[-1])
+        if "error" in records[-1]:
+            end_if_lost(local_timer(), f"{work.describe()}: {records[-1]['error']}")
+    return records
 
 
 def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, Any]:

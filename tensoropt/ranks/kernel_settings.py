@@ -53,10 +53,12 @@ class KernelSettings:
         import torch
 
         # PyTorch reports "none" for a setting that nobody has changed, which means ieee.
-        told = {name: _owner(name).fp32_precision for name in _FP32}
-        found: dict[str, Any] = {name: "ieee" if what == "none" else what for name, what in told.items()}
-        found |= {name: bool(_first(getattr(_owner(name), what))) for name, what in _FLAGS.items()}
-        return cls(**found, deterministic=torch.are_deterministic_algorithms_enabled())
+        reported = {name: _owner(name).fp32_precision for name in _FP32}
+        settings: dict[str, Any] = {
+            name: "ieee" if value == "none" else value for name, value in reported.items()
+        }
+        settings |= {name: bool(_first(getattr(_owner(name), value))) for name, value in _FLAGS.items()}
+        return cls(**settings, deterministic=torch.are_deterministic_algorithms_enabled())
 
     def apply(self) -> None:
         """Make these the settings of this process."""

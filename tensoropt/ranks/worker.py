@@ -112,10 +112,10 @@ def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
             module = importlib.util.module_from_spec(spec)
             sys.modules[module_name] = module
             spec.loader.exec_module(module)
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def _freeze_imported(setup: dict[str, Any]) -> None:

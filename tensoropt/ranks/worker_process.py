@@ -62,10 +62,10 @@ class WorkerProcess:
 
     def write_stack(self, deadline: float) -> None:
         """Make faulthandler write the worker's stack to the log, and wait for it."""
-        known = len(self.output())
+        written = len(self.output())
         with contextlib.suppress(OSError):
             self.process.send_signal(signal.SIGUSR1)
-        while _OUTERMOST not in self.output()[known:] and time.monotonic() < deadline:
+        while _OUTERMOST not in self.output()[written:] and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def output(self) -> str:

@@ -68,9 +68,9 @@ def _shards_differ(device: torch.device, whole: torch.Tensor) -> int:
     return int((torch.cat(shards) != whole).sum())
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> float:
+def _alike(first: torch.Tensor, second: torch.Tensor) -> float:
     chance = _CHANCE**2 + (1 - _CHANCE) ** 2
-    return abs(float((one == other).double().mean()) - chance)
+    return abs(float((first == second).double().mean()) - chance)
 
 
 def _dropped(kept: torch.Tensor) -> float:

@@ -37,11 +37,11 @@ class MadeOnTheCpu(TorchDispatchMode):
         self.operators: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        results = [v for v in torch.utils._pytree.tree_leaves(found) if isinstance(v, torch.Tensor)]
+        result = func(*args, **(kwargs or {}))
+        results = [v for v in torch.utils._pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
         if any(value.device.type == "cpu" for value in results):
             self.operators.add(str(func))
-        return found
+        return result
 
 
 def watched_random(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> dict[str, Any]:
@@ -81,8 +81,8 @@ def watched(
                 of_device.append(issued(step.engine, step))
                 if device == "cuda":
                     with MadeOnTheCpu() as noted:
-                        found = tracked_memory(step)
-                        tracked = max(tracked, found["peak"] - found["constants"])
+                        memory = tracked_memory(step)
+                        tracked = max(tracked, memory["peak"] - memory["constants"])
                     made |= noted.operators
     return {
         "alike": sent["cpu"] == sent["cuda"],

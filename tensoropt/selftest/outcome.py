@@ -144,9 +144,12 @@ class Outcome:
         """Return the outcome that :meth:`to_dict` wrote; its inverse."""
         figures = tuple(
             Bounded(
-                one["what"], math.nan if one["value"] is None else one["value"], one["bound"], one["unit"]
+                row["what"],
+                math.nan if row["value"] is None else row["value"],
+                row["bound"],
+                row["unit"],
             )
-            for one in data["figures"]
+            for row in data["figures"]
         )
         return cls(data["state"], figures, data["reason"], tuple(data["notes"]), dict(data["details"]))
 

@@ -72,8 +72,8 @@ def why_not_compiled(context: CheckContext) -> str:
 def _of(
     specs: Sequence[ModelSpec], context: CheckContext, bound: float, wrap: _Wrap = lambda model: model
 ) -> Outcome:
-    found = [_compared(spec, context, bound, wrap) for spec in specs]
-    return Outcome.of([figure for figures in found for figure in figures], _WORDS)
+    compared = [_compared(spec, context, bound, wrap) for spec in specs]
+    return Outcome.of([figure for figures in compared for figure in figures], _WORDS)
 
 
 def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: _Wrap) -> list[Bounded]:

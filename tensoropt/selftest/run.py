@@ -149,13 +149,13 @@ def _in_process(check: Check, device: str, folder: Path, left_s: float) -> Outco
 
 
 def _environment(device: str) -> dict[str, str]:
-    found = {
+    environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
         "PYTHONFAULTHANDLER": "1",
     }
     # As CPU ranks run.
-    return found | ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if device == "cpu" else {})
+    return environment | ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if device == "cpu" else {})
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

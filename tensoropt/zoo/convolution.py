@@ -353,8 +353,8 @@ class AmoebaCell(nn.Module):
     def forward(self, previous: Tensor, before: Tensor) -> Tensor:
         states = [self.first(previous), self.second(before)]
         results = ((op, state) for op, (state, _) in zip(self.operations, self.genes, strict=True))
-        for (one, a), (two, b) in zip(results, results, strict=True):
-            states.append(one(states[a]) + two(states[b]))
+        for (first, a), (second, b) in zip(results, results, strict=True):
+            states.append(first(states[a]) + second(states[b]))
         return torch.cat([states[index] for index in self.out], dim=1)
 
 

@@ -174,7 +174,7 @@ def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "typed", "rule"),
     [
-        ("batch", "-5", "between 1 and"), ("batch", "2.5", "whole number"), ("batch", "many", "no number"),
+        ("batch", "-5", "between 1 and"), ("batch", "2.5", "whole number"), ("batch", "many", "not a number"),
         ("per_node", "0", "between 1 and 1,024"), ("nodes", "", "whole number"), ("price", "1e9", "at most"),
         ("price", "-1", "more than 0"), ("epsilon", "100", "between 0 and 100"),
         ("max_points", "1", "at least 2"), ("micro_batches", "two", "neither auto"),

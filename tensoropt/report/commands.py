@@ -46,13 +46,13 @@ def question_of(exploration: Exploration) -> Question:
     model, settings = exploration.model, Settings.from_dict(exploration.settings)
     named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
     planners = tuple(name for name in named if name != FRONTIER)
-    asked: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if planners:
         settings = replace(settings, memory_bytes=None)  # what planners are given are limits of their own
-        asked["limits"] = limits_asked(exploration)
+        fields["limits"] = limits_asked(exploration)
     if model.onnx is not None:
         loss = None if model.onnx.loss == "auto" else model.onnx.loss
-        asked |= {"dims": model.onnx.dims, "outputs": model.onnx.outputs, "loss": loss}
+        fields |= {"dims": model.onnx.dims, "outputs": model.onnx.outputs, "loss": loss}
     return Question(
         model=_whole_source(model.source) or "MODEL",
         cluster=dict(exploration.cluster),
@@ -60,7 +60,7 @@ def question_of(exploration: Exploration) -> Question:
         seed=model.seed,
         settings=settings,
         planners=planners,
-        **asked,
+        **fields,
     )
 
 

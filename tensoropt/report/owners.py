@@ -95,8 +95,8 @@ class PointOwners:
             )
         before = [number for number, at in enumerate(self.curve) if at.time_s <= time_s]
         last_s = self.curve[before[-1]].time_s
-        together = [number for number in before if self.curve[number].time_s == last_s]
-        return max(together, key=lambda number: self.curve[number].total) if len(together) > 1 else before[-1]
+        latest = [number for number in before if self.curve[number].time_s == last_s]
+        return max(latest, key=lambda number: self.curve[number].total) if len(latest) > 1 else before[-1]
 
     def at(self, number: int | None = None) -> MomentOwners:
         """Return the owners at a point of the curve; at its peak by default.

@@ -97,12 +97,12 @@ def binding(
     }
     share = 100 * waits[key] / (point.time_s or 1.0)
     sentence = f"{words[key]} binds: {share:.0f} % of a step of {format_seconds(point.time_s)}."
-    told = [
+    sentences = [
         sentence,
         _largest(parts, key),
         _budget_words(exploration, index, memory_bytes, within, limit),
     ]
-    return _Binding(parts, key, " ".join(filter(None, told)))
+    return _Binding(parts, key, " ".join(filter(None, sentences)))
 
 
 def _largest(parts: Sequence[Part], key: str) -> str:
@@ -126,9 +126,9 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
     said = limit[:1].upper() + limit[1:]
     points, point = exploration.points, exploration.all_points[index]
     best, fastest = points[within], points[-1]
-    told = []
+    sentences = []
     if best.time_s < point.time_s * (1 - 1e-9):
-        told.append(
+        sentences.append(
             f"Point {within + 1} fits {format_bytes(memory_bytes)} and is faster: "
             f"{_faster(point.time_s, best)}."
         )
@@ -137,14 +137,14 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
             f"the frontier's fastest plan needs {format_bytes(fastest.memory_bytes)} and takes "
             f"{_faster(point.time_s, fastest)}."
         )
-        told.append(f"{said} binds, too: {more}" if limit else f"No memory budget is set; {more}")
-    elif not told:
-        told.append(
+        sentences.append(f"{said} binds, too: {more}" if limit else f"No memory budget is set; {more}")
+    elif not sentences:
+        sentences.append(
             f"{said} does not bind: no plan of the frontier is faster, whatever it needs."
             if limit
             else "No plan of the frontier is faster, whatever memory it needs."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _faster(before_s: float, point: Point) -> str:
@@ -187,13 +187,13 @@ class Why:
     def __repr__(self) -> str:
         return "\n".join(why_lines(self))
 
-    def answered(self, key: str, title: str, found: Exploration) -> Lever:
+    def answered(self, key: str, title: str, changed: Exploration) -> Lever:
         """Return what an exploration with a change says about this point's budget."""
-        return explored_lever(key, title, found, self.memory_bytes, self.unchanged_s)
+        return explored_lever(key, title, changed, self.memory_bytes, self.unchanged_s)
 
     def with_explored(self, lever: Lever, note: str = "") -> Why:
         """Return the same with the answer of an explored change in place of the question."""
-        deeper = tuple(lever if one.key == lever.key else one for one in self.deeper)
+        deeper = tuple(lever if other.key == lever.key else other for other in self.deeper)
         if lever not in deeper:
             deeper = (*deeper, lever)
         return replace(self, deeper=deeper, notes=(*self.notes, *([note] if note else [])))

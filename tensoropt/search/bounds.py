@@ -116,8 +116,8 @@ def looseness(known: Points) -> float:
     below = np.interp(memory, hull[:, 0], hull[:, 1])
     before = np.interp(time, hull[::-1, 1], hull[::-1, 0])
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.maximum(time / below, memory / before) - 1.0
-    return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else 0.0
+        distances = np.maximum(time / below, memory / before) - 1.0
+    return float(distances[np.isfinite(distances)].mean()) if np.isfinite(distances).any() else 0.0
 
 
 def _lower_hull(known: Points) -> Floats:

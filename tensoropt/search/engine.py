@@ -280,10 +280,10 @@ def fill_limits(
 @njit(cache=True, nogil=True)
 def reachable_entries(inside, outside, height, roof):
     """(entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
-    found = np.empty(inside.shape[0], np.bool_)
+    reachable_rows = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
-        found[e] = reachable(inside[e], outside[e], height, roof)
-    return found
+        reachable_rows[e] = reachable(inside[e], outside[e], height, roof)
+    return reachable_rows
 
 
 INLINE_WORK = 20_000
@@ -521,17 +521,17 @@ class ProgramRunner:
                 ends = [size * i // parts for i in range(parts + 1)]
                 spans = list(pairwise(ends))
                 if parts == 1:
-                    found = [_step_entries(0, size, *index, *points, *rest, most, sums - made)]
+                    results = [_step_entries(0, size, *index, *points, *rest, most, sums - made)]
                 else:
                     given = (*index, *points, *rest, most, sums - made)
                     jobs = [pool.submit(_step_entries, a, b, *given) for a, b in spans]
-                    found = [j.result() for j in jobs]
+                    results = [j.result() for j in jobs]
                 # A part that stops has made more than is left for all parts together, so this does not depend
                 # on how the entries are distributed.
-                made += sum(f[5] for f in found)
+                made += sum(f[5] for f in results)
                 if made > sums:
                     raise TooManySumsError(f"a pass takes more than {sums} sums")
-                tables.append(_joined(found))
+                tables.append(_joined(results))
                 # Only now is it known how many points survive.
                 used += _BYTES_PER_POINT * len(tables[-1].memory)
                 if used > allowance:
@@ -539,7 +539,7 @@ class ProgramRunner:
                         f"after {n + 1} of {len(self.program.steps)} tables the frontiers take "
                         f"{format_bytes(used)}, more than half of the free memory; set epsilon or max_points"
                     )
-                thinned = thinned or any(f[4] for f in found)
+                thinned = thinned or any(f[4] for f in results)
         return Pass(tuple(tables), thinned)
 
 

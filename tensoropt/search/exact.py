@@ -147,8 +147,8 @@ def track_exactly(reduced: ReducedGraph, order: Order, settings: SearchSettings)
         log.debug("%d entries before narrowing", program.entries)
         # With fewer classes another order may be cheaper, but it could also fix operators; the given one
         # fixes none and stays possible.
-        again = greedy_order(reduced, 0.1)
-        program = build_program(reduced, order if again.fixed else again)
+        reordered = greedy_order(reduced, 0.1)
+        program = build_program(reduced, order if reordered.fixed else reordered)
     search = HullSearch(program, flatten(program), settings.threads)
     hull = search.find_hull(lines_that_fit(program, LINES))
     if hull is None:
@@ -227,8 +227,8 @@ def _passes(
             log.warning(note)
             return SearchResult(tuple(sources), merge(sources), hull, False, (note,))
         latest = PassSource(program, result)
-        found = f"{result.points} points, {len(latest.time)} at the root"
-        log.debug("%s pass, %d points per entry: %s", "targeted" if is_targeted else "plain", points, found)
+        size = f"{result.points} points, {len(latest.time)} at the root"
+        log.debug("%s pass, %d points per entry: %s", "targeted" if is_targeted else "plain", points, size)
         # Only points that known strategies beat were dropped, and the known strategies lie within their own
         # corners and survive: this pass alone has the whole frontier, and earlier sources add nothing.
         if not (is_targeted or result.thinned):
@@ -256,5 +256,5 @@ def gaps(known: Points, bound: Bound) -> tuple[float, float]:
     budgets = np.append(np.nextafter(known.memory[1:], 0), np.inf)
     lower = bound.bounds(budgets)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(known.time <= lower, 0.0, known.time / lower - 1.0)
-    return float(found.mean()), float(found.max(initial=0.0))
+        shares = np.where(known.time <= lower, 0.0, known.time / lower - 1.0)
+    return float(shares.mean()), float(shares.max(initial=0.0))

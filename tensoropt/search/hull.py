@@ -316,7 +316,7 @@ class HullSearch:
                 return table, None
             return table, descend(*index, *leaf, f.tree, self.program.root, table, *weights)
 
-        found: list[tuple[float, float]] = []
+        costs: list[tuple[float, float]] = []
         n = self.program.inputs
         for table, solution in in_parts(part, len(wm), self.threads, _LINES_PER_THREAD):
             if solution is None:
@@ -329,11 +329,11 @@ class HullSearch:
             for w, point in enumerate(points):
                 # Of strategies with equal costs the first one stays, whatever is solved later.
                 self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
-            found += points
+            costs += points
         self.weight_m += weight_m
         self.weight_t += weight_t
         self._messages = None
-        return found
+        return costs
 
     def find_hull(self, lines: int) -> Hull | None:
         """Hull from about ``lines`` lines, those of earlier calls included; None if there is no strategy."""

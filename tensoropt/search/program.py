@@ -204,8 +204,8 @@ class ProgramBuilder:
         current = min(rest, key=lambda f: (self._span([f]), f.weight))
         rest = [f for f in rest if f is not current]
         while rest:
-            known = current
-            factor = min(rest, key=lambda f: (self._span([known, f]), f.weight))
+            product = current
+            factor = min(rest, key=lambda f: (self._span([product, f]), f.weight))
             rest = [f for f in rest if f is not factor]
             current = self._product(current, factor, -1)
         self._add(self._product(current, last if len(mine) > 1 else None, v))
@@ -217,9 +217,9 @@ class ProgramBuilder:
     def _product(self, left: _Factor, right: _Factor | None, remove: int) -> _Factor:
         if right is None:
             right = _Factor((), (), (), self._unit(), 0)
-        together = left.scope + tuple(u for u in right.scope if u not in left.scope)
+        union = left.scope + tuple(u for u in right.scope if u not in left.scope)
         # Sorted, so that a product of equal factors has equal index arrays in whichever order they came.
-        scope = tuple(sorted(u for u in together if u != remove))
+        scope = tuple(sorted(u for u in union if u != remove))
         maps, representatives = [], []
         for u in scope:
             m, r = self.joint([f.maps[f.scope.index(u)] for f in (left, right) if u in f.scope])

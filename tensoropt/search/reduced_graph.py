@@ -128,17 +128,17 @@ def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
     memory_error, time_error = (math.fsum(moved[id(t)][i] for t in tables) for i in (0, 1))
 
     leaves: list[Leaf] = []
-    known: dict[object, tuple[int, Indices, Indices]] = {}
+    made: dict[object, tuple[int, Indices, Indices]] = {}
     numbers = {name: number for number, name in enumerate(graph.names)}
     raw_maps: list[list[Indices]] = [[] for _ in flat.nodes]
     edge_leaf = []
     for edge, edge_table in zip(graph.edges, tables[len(flat.nodes) :], strict=True):
         key = id(edge_table)
-        if key not in known:
+        if key not in made:
             leaf, rows, cols = _edge_leaf(edge_table, *snapped[key])
             leaves.append(leaf)
-            known[key] = len(leaves) - 1, rows, cols
-        index, rows, cols = known[key]
+            made[key] = len(leaves) - 1, rows, cols
+        index, rows, cols = made[key]
         edge_leaf.append((index, int(rows.max()) + 1, int(cols.max()) + 1))
         raw_maps[numbers[edge.a]].append(rows[edge.rows])
         raw_maps[numbers[edge.b]].append(cols[edge.cols])
@@ -187,16 +187,16 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
     """The same graph with fewer classes; ``kept[v]`` (classes of v,) for the operators to narrow."""
     leaves = list(reduced.leaves)
     node_leaf, domains = list(reduced.node_leaf), list(reduced.domains)
-    known: dict[tuple[int, bytes], int] = {}
+    made: dict[tuple[int, bytes], int] = {}
     shared: dict[bytes, Indices] = {}
     for v, mask in kept.items():
         if mask.all():
             continue
         key = reduced.node_leaf[v], mask.tobytes()
-        if key not in known:
+        if key not in made:
             leaves.append(leaves[key[0]].only(mask))
-            known[key] = len(leaves) - 1
-        node_leaf[v], domains[v] = known[key], int(mask.sum())
+            made[key] = len(leaves) - 1
+        node_leaf[v], domains[v] = made[key], int(mask.sum())
 
     def narrowed(v: int, values: Indices) -> Indices:
         if v not in kept:

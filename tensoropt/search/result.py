@@ -209,8 +209,8 @@ def unroll(program: Program, result: Pass, points: Indices) -> Indices:
     )
     picks = np.zeros((len(points), program.inputs, 2), np.int64)
     index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k, flat.tree)
-    found = _unroll_points(*index, offsets, memory, time, label, program.root, np.asarray(points), picks)
-    assert found, "a point of a product is the sum of two points"
+    matched = _unroll_points(*index, offsets, memory, time, label, program.root, np.asarray(points), picks)
+    assert matched, "a point of a product is the sum of two points"
     return picks
 
 

@@ -111,7 +111,7 @@ class _Tables:
         np.add.at(blocked, (row, self.low + 1), ~possible)
         np.add.at(blocked, (row, self.high + 1), -1.0 * ~possible)
         wall = np.cumsum(blocked, axis=1)[:, : n + 1] > 0
-        found = []
+        sums = []
         for cost in (self.memory, self.time):
             of_node, of_edge = cost[node], cost[edge]
             change = np.zeros(shape)
@@ -120,8 +120,8 @@ class _Tables:
             between = np.where(possible, cost[mixed], 0.0)
             np.add.at(change, (row, self.low + 1), between - of_edge[tails])
             np.add.at(change, (row, self.high + 1), of_edge[heads] - between)
-            found.append(np.where(wall, np.inf, np.cumsum(change, axis=1)[:, : n + 1]))
-        return found[0], found[1]
+            sums.append(np.where(wall, np.inf, np.cumsum(change, axis=1)[:, : n + 1]))
+        return sums[0], sums[1]
 
 
 def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
@@ -149,33 +149,33 @@ def _unmix(
     used, ends = np.unique(np.concatenate([heads, tails]), return_inverse=True)
     ends = ends.reshape(2, -1)
     given = np.stack([picks[i] for i in used.tolist()])
-    found = np.empty((len(cuts), *given.shape[1:]), np.int64)
+    mixed = np.empty((len(cuts), *given.shape[1:]), np.int64)
     # An edge belongs to its higher end: if that is below the cut, both ends are.
     last = np.concatenate([np.arange(n), np.maximum(source, target)])
     expected = len(cuts), len(last), 2
-    assert found.shape == expected, f"{found.shape} picks for {expected}"
+    assert mixed.shape == expected, f"{mixed.shape} picks for {expected}"
     assert ends.shape == (2, len(cuts)), f"{ends.shape} ends of {len(cuts)} cuts"
-    _mix(given, ends[0], ends[1], cuts, last, found)
+    _mix(given, ends[0], ends[1], cuts, last, mixed)
     cut = cuts[:, None]
     rows, numbers = np.nonzero((source < cut) != (target < cut))
     for number in np.unique(numbers).tolist():
         e, where = reduced.edges[number], rows[numbers == number]
-        entry = e.rows[found[where, e.source, 0]] * e.width + e.cols[found[where, e.target, 0]]
-        found[where, n + number, 0], found[where, n + number, 1] = entry, 0
-    return found
+        entry = e.rows[mixed[where, e.source, 0]] * e.width + e.cols[mixed[where, e.target, 0]]
+        mixed[where, n + number, 0], mixed[where, n + number, 1] = entry, 0
+    return mixed
 
 
 @njit(cache=True, nogil=True)
-def _mix(picks, heads, tails, cuts, last, found):
-    """Fill ``found`` with a head's pick where the ``last`` (operators + edges,) operator of an input is below
+def _mix(picks, heads, tails, cuts, last, mixed):
+    """Fill ``mixed`` with a head's pick where the ``last`` (operators + edges,) operator of an input is below
     the cut, and with a tail's elsewhere."""
-    for m in range(found.shape[0]):
+    for m in range(mixed.shape[0]):
         head, tail, cut = picks[heads[m]], picks[tails[m]], cuts[m]
         for i in range(last.shape[0]):
             if last[i] < cut:
-                found[m, i, 0], found[m, i, 1] = head[i, 0], head[i, 1]
+                mixed[m, i, 0], mixed[m, i, 1] = head[i, 0], head[i, 1]
             else:
-                found[m, i, 0], found[m, i, 1] = tail[i, 0], tail[i, 1]
+                mixed[m, i, 0], mixed[m, i, 1] = tail[i, 0], tail[i, 1]
 
 
 class Source(Protocol):

@@ -131,8 +131,8 @@ class _Within:
 
     def result(self, bound: Bound, *notes: str) -> SearchResult:
         worst = gaps(self.known, bound)[1]
-        told = notes if worst > self.settings.epsilon else ()
-        return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, told)
+        remarks = notes if worst > self.settings.epsilon else ()
+        return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, remarks)
 
     def search(self, program: Program, order: Order) -> SearchResult | None:
         """Narrow, then make passes, until the gap is proven or the effort is spent."""
@@ -176,8 +176,8 @@ class _Within:
         reduced = restrict(program.reduced, classes)
         # With fewer classes another order may be cheaper, but it could also fix operators; the given one
         # fixes none and stays possible.
-        again = greedy_order(reduced, 0.1)
-        return build_program(reduced, order if again.fixed else again)
+        reordered = greedy_order(reduced, 0.1)
+        return build_program(reduced, order if reordered.fixed else reordered)
 
     def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
         """Make thinned passes, then the one that proves the gap."""
@@ -229,8 +229,8 @@ class _Within:
             self._add(program, result)
             # Everything below the goal has been found.
             if not (targeted or result.thinned):
-                found = Staircase(self.known.memory, self.known.time)
-                return self.result(self.bound(Highest((hull, Lowest((goal, found))))))
+                staircase = Staircase(self.known.memory, self.known.time)
+                return self.result(self.bound(Highest((hull, Lowest((goal, staircase))))))
             if gaps(self.known, bound)[1] <= self.settings.epsilon:
                 break
         return self.result(bound, UNPROVEN)
@@ -251,15 +251,15 @@ class _Within:
         loose = looseness(known)
         # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that
         # is close enough.
-        first, last, found = 0, len(_CLOSENESS) - 1, None
+        first, last, closest = 0, len(_CLOSENESS) - 1, None
         while first < last:
             middle = (first + last) // 2
             messages = below(pruning_target(known, _CLOSENESS[middle] * loose))
             if messages.pairs(program) <= most:
-                last, found = middle, messages
+                last, closest = middle, messages
             else:
                 first = middle + 1
-        return found if found is not None else below(pruning_target(known, _CLOSENESS[first] * loose))
+        return closest if closest is not None else below(pruning_target(known, _CLOSENESS[first] * loose))
 
 
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:

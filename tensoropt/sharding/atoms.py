@@ -60,26 +60,26 @@ class _Refinement:
 
     def _discover(self, kept: Kept | None) -> dict[str, Discovery]:
         """Discover how operators without a rule split; operators that look alike are run once."""
-        found: dict[str, Discovery] = {}
-        known: dict[str, Discovery] = {}
+        by_operator: dict[str, Discovery] = {}
+        by_signature: dict[str, Discovery] = {}
         for op in self.graph.operators:
             if not self.spaces[op.name].known and op.inputs():
                 key = signature(op, self.graph)
-                if key not in known:
-                    known[key] = discover(op, self.graph, kept)
-                found[op.name] = known[key]
-                self.spaces[op.name] = discovered_space(op, self.graph, known[key])
-        return found
+                if key not in by_signature:
+                    by_signature[key] = discover(op, self.graph, kept)
+                by_operator[op.name] = by_signature[key]
+                self.spaces[op.name] = discovered_space(op, self.graph, by_signature[key])
+        return by_operator
 
     def _positions(self, space: IndexSpace, loop: int) -> list[tuple[tuple[str, int], int]]:
         """The places where a loop occurs: (tensor dim, product of the loops inside it within that dim)."""
-        found = []
+        places = []
         for operand in (*space.reads, *space.writes):
             for dim, loops in enumerate(operand.dims):
                 if loop in loops:
                     inner = math.prod(space.dims[i].size for i in loops[loops.index(loop) + 1 :])
-                    found.append(((operand.tensor, dim), inner))
-        return found
+                    places.append(((operand.tensor, dim), inner))
+        return places
 
     def _inside(self, place: tuple[str, int], inner: int, size: int) -> set[int]:
         """The boundaries of a loop at this place, as multiples of the loop's own unit."""

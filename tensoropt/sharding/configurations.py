@@ -129,14 +129,14 @@ def enumerate_configurations(
             if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
                 continue
         kept.append(strategy)
-    found = []
+    configurations = []
     # All combinations, not only those that differ beyond the order of axes, because axes differ in their
     # links.
     for choice in itertools.product(kept, repeat=len(mesh) - 1):
         strategies = (micro, *choice)
         if fits(atoms, group, strategies, mesh):
-            found.append(Configuration(group, strategies))
-    return tuple(found)
+            configurations.append(Configuration(group, strategies))
+    return tuple(configurations)
 
 
 class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
@@ -157,9 +157,9 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
             mean over targets that are made from parameters; or a buffer's new value depends on the batch.
     """
     _check_targets(graph.atoms.graph)
-    found = _BatchFollowing(graph).choose()
-    _check_buffers(graph, found)
-    return found
+    strategies = _BatchFollowing(graph).choose()
+    _check_buffers(graph, strategies)
+    return strategies
 
 
 def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None:
@@ -169,7 +169,7 @@ def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None
     decay, a power iteration). If it depends on the batch, each micro-batch would compute a different one.
     """
     source = graph.atoms.graph
-    placed = {name: code for one in micro.values() for name, code in one.placements.items()}
+    placed = {name: code for strategy in micro.values() for name, code in strategy.placements.items()}
     varies = {name for name, code in batch_placements(graph).items() if code != REPLICATE}
     made_by: dict[str, Operator] = {}
     for op in source.operators:

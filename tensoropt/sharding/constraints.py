@@ -146,14 +146,14 @@ def constraints_from_dict(data: object) -> Constraints:
     pins: list[Pin] = []
     stored: list[StoredPin] = []
     for name, entry in _entries(data, "pin"):
-        found = _pin(name, entry)
-        (pins if isinstance(found, Pin) else stored).append(found)  # type: ignore[arg-type]
-    together = [_together(name, entry) for name, entry in _entries(data, "together")]
+        entry_pin = _pin(name, entry)
+        (pins if isinstance(entry_pin, Pin) else stored).append(entry_pin)  # type: ignore[arg-type]
+    tied = [_together(name, entry) for name, entry in _entries(data, "together")]
     devices = [_device_kinds(name, entry) for name, entry in _entries(data, "devices")]
     pipeline = _pipeline(data["pipeline"]) if "pipeline" in data else None
-    if not (pins or stored or together or devices or pipeline):
+    if not (pins or stored or tied or devices or pipeline):
         raise ConstraintError(f"there are no constraints; give at least one under {_listed(_SECTIONS)}")
-    return Constraints(tuple(pins), tuple(stored), tuple(together), tuple(devices), pipeline, dict(data))
+    return Constraints(tuple(pins), tuple(stored), tuple(tied), tuple(devices), pipeline, dict(data))
 
 
 def _entries(data: Mapping[str, Any], section: str) -> Iterable[tuple[str, Any]]:
@@ -237,11 +237,11 @@ def _text(name: str, entry: Mapping[str, Any], key: str) -> str:
 
 
 def _texts(name: str, value: Any, key: str = "operators") -> tuple[str, ...]:
-    found = (value,) if isinstance(value, str) else value
-    texts = isinstance(found, Sequence) and all(isinstance(one, str) and one for one in found)
-    if not texts or not found:
+    texts = (value,) if isinstance(value, str) else value
+    valid = isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
+    if not valid or not texts:
         raise ConstraintError(f"{name}: '{key}' is a text or a list of texts, not {_kind(value)}")
-    return tuple(found)
+    return tuple(texts)
 
 
 def _mapping(name: str, entry: Any) -> None:
@@ -249,10 +249,10 @@ def _mapping(name: str, entry: Any) -> None:
         raise ConstraintError(f"{name} is a mapping of fields, not {_kind(entry)}")
 
 
-def _fields(entry: Mapping[str, Any], where: str, known: Sequence[str]) -> None:
+def _fields(entry: Mapping[str, Any], where: str, allowed: Sequence[str]) -> None:
     for key in entry:
-        if key not in known:
-            raise ConstraintError(f"{where} has no field '{key}'; {suggest(str(key), known)}")
+        if key not in allowed:
+            raise ConstraintError(f"{where} has no field '{key}'; {suggest(str(key), allowed)}")
 
 
 def _kind(value: object) -> str:
@@ -295,20 +295,22 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
     notes: list[str] = []
     pins = []
     for pin in constraints.pins:
-        found = tuple(op for op in _leading(pin, pin.operators, graph) if _has_dims(pin, op, graph, notes))
-        if found:
-            pins.append((pin, found))
+        operators = tuple(
+            op for op in _leading(pin, pin.operators, graph) if _has_dims(pin, op, graph, notes)
+        )
+        if operators:
+            pins.append((pin, operators))
     stored = tuple((pin, _parameters(pin, graph)) for pin in constraints.stored)
-    together = []
+    tied = []
     batch = _batch_dims(graph) if constraints.together else {}
     for entry in constraints.together:
         groups = _groups(entry, graph)
         if len(groups) > 1 and _share_labels(entry, groups, graph, batch, notes):
-            together.append((entry, groups))
+            tied.append((entry, groups))
     # Sharding keeps nothing of these; only a pattern that matches nothing is refused.
     for kinds in constraints.devices:
         _leading(kinds, kinds.operators, graph)
-    return Matched(constraints, tuple(pins), stored, tuple(together), tuple(notes), batch)
+    return Matched(constraints, tuple(pins), stored, tuple(tied), tuple(notes), batch)
 
 
 def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ...]:
@@ -319,8 +321,8 @@ def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ..
     """
     if isinstance(entry, Together):
         return _groups(entry, graph)
-    found = _leading(entry, entry.operators, graph)
-    return tuple(dict.fromkeys(graph.group_of[op.name].name for op in found))
+    operators = _leading(entry, entry.operators, graph)
+    return tuple(dict.fromkeys(graph.group_of[op.name].name for op in operators))
 
 
 def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
@@ -344,10 +346,10 @@ def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Opera
 def _parameters(pin: StoredPin, graph: GroupGraph) -> tuple[str, ...]:
     used = {n for g in graph.groups for n in (*g.parameters, *g.shared)}
     keys = {t.name: t.key or t.name for t in graph.atoms.graph.parameters if t.name in used}
-    found = tuple(n for n, key in keys.items() if fnmatchcase(key, pin.parameters))
-    if not found:
+    names = tuple(n for n, key in keys.items() if fnmatchcase(key, pin.parameters))
+    if not names:
         raise ConstraintError(f"{pin} matches no parameter; {suggest(pin.parameters, keys.values())}")
-    return found
+    return names
 
 
 def _has_dims(pin: Pin, op: Operator, graph: GroupGraph, notes: list[str]) -> bool:

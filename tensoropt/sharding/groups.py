@@ -347,16 +347,16 @@ class _Grouping:
     def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
         """The placement of each tensor under a choice. None if one tensor would need two placements at once,
         or if a tensor that no operator makes (a parameter, an input) would have to be a partial sum."""
-        found: dict[str, int] = {}
+        placements: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:
                 tensor = self.graph.tensors[operand.tensor]
                 code = canonical(tensor, operand_placement(space, operand, choice, written=written))
-                if found.setdefault(operand.tensor, code) != code:
+                if placements.setdefault(operand.tensor, code) != code:
                     return None
                 if code == PARTIAL and not written and tensor.kind != "activation" and not operand.added:
                     return None
-        return found
+        return placements
 
     def _anchor_strategies(self, op: Operator) -> list[AxisStrategy]:
         space = self.atoms.spaces[op.name]
@@ -488,13 +488,13 @@ def _input_independent(atoms: AtomGraph) -> frozenset[str]:
     """The operators that read nothing of the batch (position embeddings, weight arithmetic)."""
     graph = atoms.graph
     dependent = set(batch_inputs(graph))
-    found = set()
+    independent = set()
     for op in graph.operators:
         if dependent.intersection(op.inputs()):
             dependent.update(op.outputs)
         else:
-            found.add(op.name)
-    return frozenset(found)
+            independent.add(op.name)
+    return frozenset(independent)
 
 
 def group_operators(atoms: AtomGraph) -> GroupGraph:
@@ -537,7 +537,7 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
     for group in graph.groups:
         for name in group.reads:
             readers.setdefault(name, []).append(group)
-    leaving, found = {*source.outputs, *source.mutations.values()}, {}
+    leaving, products = {*source.outputs, *source.mutations.values()}, {}
     for name, groups in readers.items():
         product = reader_product(source, groups[0], name)
         if product is None or name in leaving or not source.tensors[name].requires_grad:
@@ -546,8 +546,8 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
         # Groups come in the order of their anchors; an operator that joined one of them may come earlier than
         # a later anchor.
         if all(source.places[other] > source.places[product.operator] for other in others):
-            found[name] = product
-    return found
+            products[name] = product
+    return products
 
 
 def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProduct | None:
@@ -566,7 +566,7 @@ def _linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearPr
         return None
     arguments = (*op.args, *op.kwargs.values())
     operands = [arguments[place] if place < len(arguments) else None for place in places[:3]]
-    read, weight, bias = (one.name if isinstance(one, Ref) else "" for one in operands)
+    read, weight, bias = (operand.name if isinstance(operand, Ref) else "" for operand in operands)
     if not read or not weight:
         return None
     tensors = source.tensors

@@ -91,7 +91,7 @@ def _block(group: Group, depth: int) -> str:
 
 
 def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
-    found: list[Region] = []
+    regions: list[Region] = []
     times: dict[str, int] = {}
     # Neighbours only: a block that runs a second time later is a separate region, because otherwise
     # everything between the two runs would have to be inside.
@@ -104,8 +104,8 @@ def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
             continue
         times[name] = times.get(name, 0) + 1
         label = name if times[name] == 1 else f"{name}#{times[name]}"
-        found.append(Region(label, tuple(g.name for g in groups)))
-    return tuple(found)
+        regions.append(Region(label, tuple(g.name for g in groups)))
+    return tuple(regions)
 
 
 def _has_backward(graph: GroupGraph, groups: Sequence[Group]) -> bool:

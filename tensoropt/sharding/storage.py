@@ -105,11 +105,11 @@ def turns(uses: Sequence[UsePlace]) -> list[Turn]:
             gathered.setdefault((use.block, use.layout, use.again, use.learns), []).append(number)
         if use.behind:
             summed.setdefault(use.layout, []).append(number)
-    found = [alone(wanted=use.wanted) for use in uses]
+    shares = [alone(wanted=use.wanted) for use in uses]
     for members in gathered.values():
         wanting = [number for number in members if uses[number].wanted]
         for number in members:
-            found[number] = found[number]._replace(
+            shares[number] = shares[number]._replace(
                 gathers=number == members[0],
                 frees=number == members[-1],
                 frees_again=number == members[-1] and not wanting,
@@ -118,8 +118,8 @@ def turns(uses: Sequence[UsePlace]) -> list[Turn]:
             )
     for members in summed.values():
         for before, number in enumerate(reversed(members)):
-            found[number] = found[number]._replace(before=before, scatters=number == members[0])
-    return found
+            shares[number] = shares[number]._replace(before=before, scatters=number == members[0])
+    return shares
 
 
 _Both = tuple[tuple[Step, ...], tuple[Step, ...]]
@@ -306,8 +306,8 @@ def stored_words(names: Sequence[str]) -> tuple[str, ...]:
     """The words that people see for a stored layout, given by its names: one per mesh axis, followed by
     ``held`` or ``held/P`` if an unsharded copy serves the whole step, or ``ahead`` if it is gathered ahead of
     its uses."""
-    told = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
-    return (*names[1:], *(name for name in names[:1] if name in told))
+    shown = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
+    return (*names[1:], *(name for name in names[:1] if name in shown))
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:

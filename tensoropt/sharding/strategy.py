@@ -194,40 +194,42 @@ class Strategy:
 
     def use(self, name: str, group: Group) -> Edge:
         """The edge that brings a parameter to a group that uses it."""
-        found = self.way(name, group)
-        back = found.back if found.back != found.source else None
-        behind = self._behind.get((name, found.use)) if self._goes_behind(name, group, found) else None
+        to_use = self.way(name, group)
+        back = to_use.back if to_use.back != to_use.source else None
+        behind = self._behind.get((name, to_use.use)) if self._goes_behind(name, group, to_use) else None
         block = (
-            self.blocks.of[group.name] if behind is not None or self._goes_ahead(name, group, found) else None
+            self.blocks.of[group.name]
+            if behind is not None or self._goes_ahead(name, group, to_use)
+            else None
         )
-        return Edge(name, found.source, found.use, group.name, "parameter", back, block, behind)
+        return Edge(name, to_use.source, to_use.use, group.name, "parameter", back, block, behind)
 
     @cached_property
     def _behind(self) -> Mapping[tuple[str, Layout], int]:
         """The first block of the uses whose gradients are scattered behind, for each parameter and each way
         in which uses read it."""
-        found: dict[tuple[str, Layout], int] = {}
+        first_blocks: dict[tuple[str, Layout], int] = {}
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
-                one = self.way(name, group)
-                if self._goes_behind(name, group, one):
-                    found.setdefault((name, one.use), self.blocks.of[group.name])
-        return found
+                to_use = self.way(name, group)
+                if self._goes_behind(name, group, to_use):
+                    first_blocks.setdefault((name, to_use.use), self.blocks.of[group.name])
+        return first_blocks
 
     @cached_property
     def scattered(self) -> Mapping[str, Scattered]:
         """How the gradient comes to its shard, for each parameter with a gradient, or a part of one, that is
         scattered behind."""
-        found: dict[str, Scattered] = {}
+        arrivals: dict[str, Scattered] = {}
         for name, _ in self._behind:
-            found[name] = Scattered(found[name].sums + 1 if name in found else 1)
+            arrivals[name] = Scattered(arrivals[name].sums + 1 if name in arrivals else 1)
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
                 learns = self.graph.learns(name, group.name)
-                if name in found and learns and not self._goes_behind(name, group, self.way(name, group)):
-                    found[name] = found[name]._replace(others=True)
+                if name in arrivals and learns and not self._goes_behind(name, group, self.way(name, group)):
+                    arrivals[name] = arrivals[name]._replace(others=True)
         last = (edge for edge in self.unsharded.values() if edge.block is not None)
-        return found | {edge.tensor: Scattered(1) for edge in last if self.reduced_last(edge.tensor)}
+        return arrivals | {edge.tensor: Scattered(1) for edge in last if self.reduced_last(edge.tensor)}
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -273,13 +275,13 @@ class Strategy:
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
                 ways.setdefault(name, (group, self.way(name, group)))
-        for name, (group, found) in ways.items():
-            if found.unsharded:
-                ahead = self._has_neighbours(group, found) and found.copy_goes_ahead(
+        for name, (group, to_use) in ways.items():
+            if to_use.unsharded:
+                ahead = self._has_neighbours(group, to_use) and to_use.copy_goes_ahead(
                     *self._asked(name), learns=self._learns(name)
                 )
                 block = self.blocks.of[group.name] if ahead else None
-                yield Edge(name, found.shard, found.source, "", "unsharded", block=block)
+                yield Edge(name, to_use.shard, to_use.source, "", "unsharded", block=block)
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:
@@ -404,24 +406,26 @@ def _mesh(value: Any) -> AxisSizes:
 
 
 def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> Mapping[str, Any]:
-    found = data.get(section)
-    if not isinstance(found, Mapping):
+    entries = data.get(section)
+    if not isinstance(entries, Mapping):
         raise PlanError(f"the plan has no '{section}'; it is not a strategy")
     # A dict for its order: the first difference in the graph's order is the one that is reported.
     names = dict.fromkeys(expected)
     for name in names:
-        if name not in found:
+        if name not in entries:
             raise PlanError(f"the plan says nothing about {name} ({section}); it is for another model")
-    for name in found:
+    for name in entries:
         if name not in names:
             hint = "".join(f" (nearest: {near})" for near in closest(name, names, most=1))
             raise PlanError(f"the plan names {name} ({section}), which this model does not have{hint}")
-    return found
+    return entries
 
 
-def _per_axis(what: str, value: Any, mesh: AxisSizes) -> Sequence[str]:
+def _per_axis(subject: str, value: Any, mesh: AxisSizes) -> Sequence[str]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(mesh):
-        raise PlanError(f"{what}: expected {len(mesh)} names, one per mesh axis, but the plan has {value!r}")
+        raise PlanError(
+            f"{subject}: expected {len(mesh)} names, one per mesh axis, but the plan has {value!r}"
+        )
     return value
 
 
@@ -442,27 +446,27 @@ def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes
     return configuration
 
 
-def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: AxisSizes) -> Layout:
+def _layout(graph: GroupGraph, subject: str, name: str, names: Any, mesh: AxisSizes) -> Layout:
     sizes = graph.atoms.atom_sizes(name)
     try:
-        layout = tuple(placement_code(n) for n in _per_axis(f"{what} {name}", names, mesh))
+        layout = tuple(placement_code(n) for n in _per_axis(f"{subject} {name}", names, mesh))
     except (ValueError, AttributeError) as error:
-        raise PlanError(f"{what} {name}: {error}") from None
-    if what != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
-        raise PlanError(f"{what} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
+        raise PlanError(f"{subject} {name}: {error}") from None
+    if subject != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
+        raise PlanError(f"{subject} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
     if any(Storage.of((code,)).gather is not Gather.EACH_USE for code in layout[1:]):
         raise PlanError(
-            f"{what} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
+            f"{subject} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
         )
     for code in layout:
         # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
-                f"{what} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
+                f"{subject} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
             )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)
         if code >= 0 and parts > sizes[code]:
             raise PlanError(
-                f"{what} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements"
+                f"{subject} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements"
             )
     return layout

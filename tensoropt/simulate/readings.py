@@ -204,7 +204,7 @@ class Kind:
         return self._numbers[key]
 
 
-class Known:
+class Memo:
     """The results that batches of the same candidates, schedule and prices share; the batches fill it."""
 
     def __init__(self) -> None:
@@ -250,12 +250,12 @@ def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
     # A mixed-radix code of the columns so far, made dense again if the next column's values could overflow
     # it.
     firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
-    for one in columns:
-        base = int(one.max(initial=0)) + 1
+    for column in columns:
+        base = int(column.max(initial=0)) + 1
         if size * base > _LARGEST_CODE:
             firsts, code = np.unique(code, return_index=True, return_inverse=True)[1:]
             size = len(firsts)
-        code, size = code * base + one, size * base
+        code, size = code * base + column, size * base
     return np.unique(code, return_index=True, return_inverse=True)[1:]
 
 
@@ -266,7 +266,7 @@ class Readings:
         choices, options: for each variable and each group, the index that every strategy chose.
         product: for a group's configuration that reads a tensor, the product with which the gradient's
             reduction may overlap.
-        known: that of earlier batches of the same candidates. Equal readings and layouts have equal numbers
+        memo: that of earlier batches of the same candidates. Equal readings and layouts have equal numbers
             in all of them, which keeps the combinations of readers few.
     """
 
@@ -276,14 +276,14 @@ class Readings:
         choices: Mapping[str, Indices],
         options: Mapping[str, Indices],
         product: Callable[[Group, str, Workload, Facts], WeightProduct | None] = lambda *_: None,
-        known: Known | None = None,
+        memo: Memo | None = None,
     ):
         self.candidates, self.choices, self.options = candidates, choices, options
         self.product = product
-        self.known = Known() if known is None else known
+        self.memo = Memo() if memo is None else memo
         self.graph = candidates.graph
         self.count = len(next(iter(choices.values()))) if choices else 1
-        self._region_of = self.known.once("regions of groups", lambda: region_of(candidates.regions))
+        self._region_of = self.memo.once("regions of groups", lambda: region_of(candidates.regions))
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
@@ -295,44 +295,44 @@ class Readings:
         return self._reading(group, name, writes=False)
 
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
-        asked = group_name, name, writes
-        if asked not in self._seen:
-            group, known = self.graph.group_of[group_name], self.known
+        query = group_name, name, writes
+        if query not in self._seen:
+            group, memo = self.graph.group_of[group_name], self.memo
             # Equal groups see their tensors in the same way, each under its own name.
             key = ("reading", self.candidates.signature(group), group.short_names[name], writes)
-            numbers = known.once(key, lambda: self._numbers(group, name, writes=writes))
-            self._seen[asked] = Column(numbers[self.choices[group_name]], known.readings.values)
-        return self._seen[asked]
+            numbers = memo.once(key, lambda: self._numbers(group, name, writes=writes))
+            self._seen[query] = Column(numbers[self.choices[group_name]], memo.readings.values)
+        return self._seen[query]
 
     def _numbers(self, group: Group, name: str, *, writes: bool) -> Indices:
         """The number of the way in which a group writes or reads a tensor, per configuration of the group."""
         short, candidates = group.short_names[name], self.candidates
-        configurations, again = candidates.configurations(group), candidates.again(group)
-        looks = zip(configurations, candidates.facts(group), again, strict=True)
+        configurations, recomputed = candidates.configurations(group), candidates.again(group)
+        looks = zip(configurations, candidates.facts(group), recomputed, strict=True)
         if writes:
-            found = [
+            readings = [
                 Reading(
                     c.layout(name),
                     short in f.writes_kept,
-                    again,
+                    recomputed,
                     f.lies_in.get(short, ""),
                     f.extents.get(short),
                     given=group.anchor.target == ARRIVE,
                 )
-                for c, f, again in looks
+                for c, f, recomputed in looks
             ]
         else:
-            found = [
+            readings = [
                 Reading(
                     c.layout(name),
                     short in f.reads_kept,
-                    again,
+                    recomputed,
                     extent=f.gradient_extents.get(short),
                     product=self.product(group, name, work, f),
                 )
-                for (c, f, again), work in zip(looks, candidates.works(group), strict=True)
+                for (c, f, recomputed), work in zip(looks, candidates.works(group), strict=True)
             ]
-        return np.array([self.known.readings.of(reading) for reading in found], dtype=np.int64)
+        return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
 
     def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
         """Whether a group's backward, or its second forward, needs a buffer that it reads, per strategy.
@@ -343,26 +343,28 @@ class Readings:
         group, candidates = self.graph.group_of[group_name], self.candidates
         short, result = group.short_names[buffer], group.short_names[view] if view else ""
 
-        def found() -> np.ndarray:
+        def needing() -> np.ndarray:
             looks = zip(candidates.facts(group), candidates.again(group), strict=True)
             if view:
                 return np.array([facts.lies_in_free.get(result) == short for facts, _ in looks], dtype=bool)
-            return np.array([short in facts.free_kept or again for facts, again in looks], dtype=bool)
+            return np.array(
+                [short in facts.free_kept or recomputed for facts, recomputed in looks], dtype=bool
+            )
 
         key = ("keeps", candidates.signature(group), short, result)
-        return np.asarray(self.known.once(key, found)[self.choices[group_name]])
+        return np.asarray(self.memo.once(key, needing)[self.choices[group_name]])
 
     def used(self, group_name: str, name: str) -> Column[Layout]:
         """The layout in which a group uses a parameter."""
-        group, known = self.graph.group_of[group_name], self.known
-        layouts = known.once(
+        group, memo = self.graph.group_of[group_name], self.memo
+        layouts = memo.once(
             ("use", self.candidates.signature(group), group.short_names[name]),
             lambda: np.array(
-                [known.layouts.of(c.layout(name)) for c in self.candidates.configurations(group)],
+                [memo.layouts.of(c.layout(name)) for c in self.candidates.configurations(group)],
                 dtype=np.int64,
             ),
         )
-        return Column(layouts[self.choices[group_name]], known.layouts.values)
+        return Column(layouts[self.choices[group_name]], memo.layouts.values)
 
     def hub(self, name: str) -> Column[Layout] | None:
         """The placement in which a tensor with several readers is materialised; None for other tensors."""
@@ -373,13 +375,13 @@ class Readings:
     def _layouts(
         self, name: str, of: Callable[[str], Sequence[Layout]], variable: Callable[[str], Variable]
     ) -> Column[Layout]:
-        known = self.known
+        memo = self.memo
 
         def numbers() -> tuple[Variable, Indices]:
-            return variable(name), np.array([known.layouts.of(layout) for layout in of(name)], dtype=np.int64)
+            return variable(name), np.array([memo.layouts.of(layout) for layout in of(name)], dtype=np.int64)
 
-        chosen, numbered = known.once(("layouts", name), numbers)
-        return Column(numbered[self.choices[chosen]], known.layouts.values)
+        chosen, numbered = memo.once(("layouts", name), numbers)
+        return Column(numbered[self.choices[chosen]], memo.layouts.values)
 
     def inside(self, producer: str, reader: str) -> bool:
         """Whether a tensor is produced and read in the same region."""
@@ -388,7 +390,7 @@ class Readings:
 
     def stored(self) -> dict[str, Column[Layout]]:
         """The stored layout of each parameter."""
-        found: dict[str, Column[Layout]] = {}
+        stored: dict[str, Column[Layout]] = {}
         for group in self.graph.groups:
             if not group.parameters:
                 continue
@@ -396,14 +398,14 @@ class Readings:
             firsts, which = distinct([choices, options])
             numbers = np.array([self._stored(group, int(choices[r]), int(options[r])) for r in firsts])
             for position, name in enumerate(group.parameters):
-                found[name] = Column(numbers[which, position], self.known.layouts.values)
+                stored[name] = Column(numbers[which, position], self.memo.layouts.values)
         for name in self.graph.shared:
-            found[name] = self._layouts(name, self.candidates.shared, Variable.of_parameter)
-        return found
+            stored[name] = self._layouts(name, self.candidates.shared, Variable.of_parameter)
+        return stored
 
     def _stored(self, group: Group, choice: int, option: int) -> list[int]:
         """The numbers of the layouts in which a group's own parameters are stored."""
-        return [self.known.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]
+        return [self.memo.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]
 
 
 _Choose = Callable[[Group, int, Mapping[str, Layout]], Choice]
@@ -429,7 +431,7 @@ def tied_parameter(
     chosen: Mapping[str, Indices],
     choose: _Choose,
     effects: GroupEffects,
-    known: Known,
+    memo: Memo,
 ) -> TiedParameter | None:
     """The part that falls to each use of a shared parameter; None if each use is independent in all
     strategies.
@@ -460,8 +462,8 @@ def tied_parameter(
     numbers, joins = [], []
     for row in firsts.tolist():
         uses = [place(user, int(column[row]), stored.at(row)) for user, column in enumerate(chosen.values())]
-        numbers.append([known.turns.of(turn) for turn in turns(uses)])
+        numbers.append([memo.turns.of(turn) for turn in turns(uses)])
         joins.append(sum(use.learns and not use.behind for use in uses) > 1)
     table = np.array(numbers)[which]
-    columns = {group: Column(table[:, user], known.turns.values) for user, group in enumerate(chosen)}
+    columns = {group: Column(table[:, user], memo.turns.values) for user, group in enumerate(chosen)}
     return TiedParameter(columns, np.array(joins)[which])

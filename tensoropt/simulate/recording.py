@@ -165,7 +165,7 @@ class Recording:
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Recording:
         """The recording that :meth:`to_data` wrote, maybe among other things."""
-        return cls(**{one.name: data[one.name] for one in fields(cls) if one.name in data})
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
 
     def to_data(self) -> dict[str, Any]:
         """The recording as plain data; nothing of an empty one."""

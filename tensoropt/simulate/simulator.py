@@ -160,13 +160,13 @@ def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
     Args:
         recorder: for a batch of one strategy, records everything that happens.
     """
-    part = max(_CELLS // max(len(batch.schedule.moments), 1), 1)
-    if batch.count <= part:
+    size = max(_CELLS // max(len(batch.schedule.moments), 1), 1)
+    if batch.count <= size:
         return StepSimulator(batch, recorder).simulate()
-    parts = [batch.part(slice(start, start + part)) for start in range(0, batch.count, part)]
-    found = [StepSimulator(one).simulate() for one in parts]
-    figures = _joined([{k: v for k, v in vars(one).items() if k != "parts"} for one in found])
-    return StepMetrics(**figures, parts=_StepParts(**_joined([vars(one.parts) for one in found])))
+    parts = [batch.part(slice(start, start + size)) for start in range(0, batch.count, size)]
+    metrics = [StepSimulator(part).simulate() for part in parts]
+    figures = _joined([{k: v for k, v in vars(m).items() if k != "parts"} for m in metrics])
+    return StepMetrics(**figures, parts=_StepParts(**_joined([vars(m.parts) for m in metrics])))
 
 
 def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
@@ -255,15 +255,19 @@ class StepSimulator:
     ) -> None:
         count = stack.kind.tables.count
         takes, largest = seconds.of(stack.used, count), size.of(stack.used, count)
-        beside = work.of(stack.used, count)
-        hides = self.batch.overlap.beside and beside.any()
+        overlapped = work.of(stack.used, count)
+        hides = self.batch.overlap.beside and overlapped.any()
         if not largest.any() and not takes.any():
             return
         sending = ((largest > 0) | (takes > 0))[stack.which].any(axis=1)
         owners = np.flatnonzero(sending)
         which = stack.which[owners]
         for position, of_seconds, of_bytes, of_work in zip(
-            stack.positions(place)[owners].tolist(), takes[which], largest[which], beside[which], strict=True
+            stack.positions(place)[owners].tolist(),
+            takes[which],
+            largest[which],
+            overlapped[which],
+            strict=True,
         ):
             at = self.sends.setdefault(position, {})
             beside_work = of_work if hides else None
@@ -277,39 +281,41 @@ class StepSimulator:
         """Lay out collectives of several parameters, which are priced by the total that they send."""
         costs, micro = self.batch.prices.communication, self.batch.mesh[0]
         beginnings = self.batch.schedule.beginnings
-        for one in coalesced(self.batch):
-            sizes, which = np.unique(one.bytes, return_inverse=True)
-            of_size = [costs.time_s(one.kind, one.axes, size) if size else 0.0 for size in sizes.tolist()]
-            seconds, sending = np.array(of_size)[which], one.bytes > 0
+        for shared in coalesced(self.batch):
+            sizes, which = np.unique(shared.bytes, return_inverse=True)
+            of_size = [
+                costs.time_s(shared.kind, shared.axes, size) if size else 0.0 for size in sizes.tolist()
+            ]
+            seconds, sending = np.array(of_size)[which], shared.bytes > 0
             sends = _Sends(
-                one.axes,
+                shared.axes,
                 seconds,
-                one.bytes.astype(float),
+                shared.bytes.astype(float),
                 sending,
-                ahead=not one.at_once,
-                kind=one.kind,
-                only=one.only,
+                ahead=not shared.at_once,
+                kind=shared.kind,
+                only=shared.only,
             )
-            self.ahead.setdefault(one.position, []).append(sends)
+            self.ahead.setdefault(shared.position, []).append(sends)
             # The axes of collectives are numbered without that of the micro-batches.
-            shards = one.bytes // prod(self.batch.mesh[axis + 1] for axis in one.axes)
-            if one.kind == "reduce_scatter" and one.position == self.batch.schedule.last - 1:
-                copied = self.batch.prices.packs & (one.members > 1)
-                alive = one.bytes + shards - np.where(copied, 0, one.staying)
+            shards = shared.bytes // prod(self.batch.mesh[axis + 1] for axis in shared.axes)
+            if shared.kind == "reduce_scatter" and shared.position == self.batch.schedule.last - 1:
+                copied = self.batch.prices.packs & (shared.members > 1)
+                alive = shared.bytes + shards - np.where(copied, 0, shared.staying)
                 self.trailing[:, 1] += alive
-                self.trailing[:, 0] += alive * (one.only != "last")
-            if self.batch.prices.packs and one.kind == "reduce_scatter":
+                self.trailing[:, 0] += alive * (shared.only != "last")
+            if self.batch.prices.packs and shared.kind == "reduce_scatter":
                 # In addition to the gradients, which are released one after another, before there are shards.
                 # Memory that the packed ones of this moment have before them is gone by then.
                 # Packed ones are under way while gradients that stay are alive, until the next block begins.
-                beside = np.where(one.members > 1, one.staying, 0)
-                packed = np.where(one.members > 1, one.bytes - shards - beside, 0)
-                self.workspace[one.position] = np.maximum(self.workspace[one.position], packed)
-                arrived = min((at for at in beginnings if at > one.position), default=one.position + 1)
-                self.transient[one.position] += beside
-                self.transient[arrived] -= beside
-            times = 1 if one.only else micro
-            self.sources[:, SOURCES.index(costs.source(one.kind, one.axes))] += seconds * times
+                staying = np.where(shared.members > 1, shared.staying, 0)
+                packed = np.where(shared.members > 1, shared.bytes - shards - staying, 0)
+                self.workspace[shared.position] = np.maximum(self.workspace[shared.position], packed)
+                arrived = min((at for at in beginnings if at > shared.position), default=shared.position + 1)
+                self.transient[shared.position] += staying
+                self.transient[arrived] -= staying
+            times = 1 if shared.only else micro
+            self.sources[:, SOURCES.index(costs.source(shared.kind, shared.axes))] += seconds * times
 
     def _lay_out_buckets(self, issue: Reductions) -> None:
         """Lay out the buckets of gradients that are complete in some strategies."""
@@ -464,15 +470,17 @@ class StepSimulator:
         ``last`` one, their own and the buckets that are complete."""
         issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
-        found = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
+        issuing_at = {
+            at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()
+        }
         for at, ahead in self.ahead.items():
-            found.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in issuing)
+            issuing_at.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in issuing)
         if last:
             for at, complete in self.buckets.items():
-                before = found.get(at, [])
+                before = issuing_at.get(at, [])
                 # When a block begins, gradients arrive and complete buckets before anything else is sent.
-                found[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
-        return found
+                issuing_at[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
+        return issuing_at
 
     def _issuing(self, positions: range) -> list[int]:
         """The moments at which there are collectives, at which they are waited for, or after which buckets
@@ -648,8 +656,8 @@ class StepSimulator:
         alive = float(self.kept[position, 0]), float(self.transient[position, 0])
         recorder.memory(begun_s, self.changed[position], float(self.workspace[position, 0]), alive)
         # The work that begins together with a collective is reported separately.
-        beside = (s.beside_work for s in self.issued.get(position, ()) if s.beside_work is not None)
-        for work in beside:
+        works = (s.beside_work for s in self.issued.get(position, ()) if s.beside_work is not None)
+        for work in works:
             if work[0] > 0.0:
                 recorder.work(begun_s, done_s - float(work[0]))
                 begun_s = done_s - float(work[0])
@@ -714,8 +722,8 @@ class StepSimulator:
         slower = self.batch.overlap.slower
         if sends.beside_work is None or not slower:
             return np.zeros(self.batch.count)
-        beside = np.minimum(np.maximum(since, 0.0), sends.seconds / (1.0 + slower))
-        extra = np.where(sends.sending, beside * slower, 0.0)
+        overlapped = np.minimum(np.maximum(since, 0.0), sends.seconds / (1.0 + slower))
+        extra = np.where(sends.sending, overlapped * slower, 0.0)
         if self.recorder is not None:
             now_s = float(self.time[0])
             self.recorder.work(now_s, now_s + float(extra[0]))
@@ -730,7 +738,7 @@ class StepSimulator:
             if sends.sending[0]:
                 self.recorder.ahead(sends.kind, sends.axes or (), start_s, float(sends.seconds[0]))
         elif not sends.bucket:
-            beside = sends.beside_work is not None and bool(sends.sending[0])
-            self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]), beside=beside)
+            overlaps = sends.beside_work is not None and bool(sends.sending[0])
+            self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]), beside=overlaps)
         elif sends.sending[0]:
             self.recorder.reduction(sends.axes or (), start_s, float(sends.seconds[0]))

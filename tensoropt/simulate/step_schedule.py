@@ -227,26 +227,26 @@ class StepSchedule:
     @cached_property
     def readers(self) -> Mapping[str, tuple[Group, ...]]:
         """The groups that read each activation, in execution order."""
-        found: dict[str, list[Group]] = {}
+        readers: dict[str, list[Group]] = {}
         for group in self.graph.groups:
             for name in group.reads:
-                found.setdefault(name, []).append(group)
-        return {name: tuple(groups) for name, groups in found.items()}
+                readers.setdefault(name, []).append(group)
+        return {name: tuple(groups) for name, groups in readers.items()}
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, str]]:
         """The first and the last group that give each parameter a gradient, which begins to arrive with the
         last one's backward and is complete after the first one's; if no group does, the first and the last
         that use it."""
-        found: dict[str, tuple[str, str]] = {}
+        users: dict[str, tuple[str, str]] = {}
         for idle in (False, True):
             of_kind: dict[str, tuple[str, str]] = {}
             for group in self.graph.groups:
                 for name in (*group.parameters, *group.shared):
                     if self.graph.learns(name, group.name) is not idle:
                         of_kind[name] = (of_kind.get(name, (group.name,))[0], group.name)
-            found = of_kind | found
-        return found
+            users = of_kind | users
+        return users
 
     @cached_property
     def first_users(self) -> Mapping[str, str]:

@@ -80,8 +80,8 @@ class Timeline:
 
     def on(self, resource: str) -> tuple[_Event, ...]:
         """The events on a resource, in time order."""
-        found = (self.events[i] for i in self.order)
-        return tuple(e for e in found if resource in e.task.resources)
+        started = (self.events[i] for i in self.order)
+        return tuple(e for e in started if resource in e.task.resources)
 
     def busy(self, resources: Iterable[str]) -> tuple[tuple[float, float], ...]:
         """The spans (start, end) in which at least one of the resources works, joined where they touch."""
@@ -103,12 +103,12 @@ class Timeline:
     def steps(self, device: str) -> list[list[tuple[str, float]]]:
         """The (kind, bytes) of each point of a device's memory curve, negative for memory that is given back;
         the first point is the initial state."""
-        found = [[(kind, size) for where, kind, size in self.initial if where == device]]
+        points = [[(kind, size) for where, kind, size in self.initial if where == device]]
         for _, holdings, sign in self._changes():
             changed = [(kind, sign * size) for where, kind, size in holdings if size and where == device]
             if changed:
-                found.append(changed)
-        return found
+                points.append(changed)
+        return points
 
     def peak(self, device: str) -> tuple[float, Mapping[str, float]]:
         """(time, bytes by kind) when the most is alive; the first of several such times."""
@@ -135,18 +135,18 @@ class Timeline:
         return curves
 
     def _changes(self) -> list[tuple[float, tuple[Holding, ...], int]]:
-        found = []
+        changes = []
         for position, i in enumerate(self.order):
             event = self.events[i]
             # A task without duration must not free before it has allocated, so its frees are sorted among the
             # allocations of its time, by the order in which tasks were started.
             lasting = event.task.duration_s > 0
-            found.append((event.start_s, 1, position, 0, event.task.allocates, 1))
-            found.append((event.end_s, 0 if lasting else 1, position, 1, event.task.frees, -1))
+            changes.append((event.start_s, 1, position, 0, event.task.allocates, 1))
+            changes.append((event.end_s, 0 if lasting else 1, position, 1, event.task.frees, -1))
         # By time, then frees before allocations, then the order of starts, then the allocation before the
         # free of one task.
-        found.sort(key=lambda change: change[:4])
-        return [(change[0], change[4], change[5]) for change in found]
+        changes.sort(key=lambda change: change[:4])
+        return [(change[0], change[4], change[5]) for change in changes]
 
 
 def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

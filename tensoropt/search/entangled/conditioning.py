@@ -89,8 +89,8 @@ class _Conditioned:
             return False
         self.tried += 1
         # Strategies that are already known need not turn up, so each search is pruned by all earlier ones.
-        found = track_auto(inner, order, self.settings.after(self.sources))
-        return found is not None and self._add(found.sources)
+        result = track_auto(inner, order, self.settings.after(self.sources))
+        return result is not None and self._add(result.sources)
 
     def _add(self, sources: Sequence[Source]) -> bool:
         """Keep those of all sources that have points on the frontier; return whether a new one has any."""
@@ -114,9 +114,9 @@ class _Conditioned:
         if not self.sources and (some := possible(bounded.split)) is not None:
             relaxed = bounded.split
             inner = condition(relaxed.reduced, relaxed.copies, some)
-            found = track_auto(inner, relaxed.order, self.settings)
-            assert found is not None, "the scalar problem found a strategy here"
-            self._add(found.sources)
+            result = track_auto(inner, relaxed.order, self.settings)
+            assert result is not None, "the scalar problem found a strategy here"
+            self._add(result.sources)
         log.debug("%d assignments tried, %d sources kept", self.tried, len(self.sources))
 
     def improve(self) -> None:
@@ -128,9 +128,9 @@ class _Conditioned:
         groups = _groups(self.reduced, self.fixed)
         budget = self.tried + _SEARCHES
         done: set[tuple[object, ...]] = set()
-        again = True
-        while again:
-            again = False
+        improved = True
+        while improved:
+            improved = False
             for base in list(self._bases()):
                 for group in groups:
                     # For this search, only the base's operators outside the group matter.
@@ -140,7 +140,7 @@ class _Conditioned:
                     if self.tried >= budget:
                         return
                     done.add(key)
-                    again |= self.search(base, group)
+                    improved |= self.search(base, group)
 
     def _bases(self) -> Iterator[_Classes]:
         """Yield the classes of the fixed operators at points spaced evenly along the frontier."""
@@ -240,7 +240,7 @@ def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
 
 def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[_Classes]:
     """Classes that the hull vertices of the tied graphs choose, starting with the finest affordable graph."""
-    found: list[_Classes] = []
+    guesses: list[_Classes] = []
     for colour in colourings(reduced):
         tied = tie(reduced, colour)
         order = greedy_order(tied, 0.1, _LARGEST_TIED)
@@ -250,17 +250,17 @@ def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[_Classes]:
         hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
         if hull is not None:
             # Colourings come from coarse to fine, and guesses are tried from the front.
-            found = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + found
-    return found
+            guesses = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + guesses
+    return guesses
 
 
 def _groups(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Neighbourhoods: look-alikes at every degree of likeness, coarse ones first, followed by runs of
     operators."""
-    found: dict[tuple[int, ...], None] = {}
+    groups: dict[tuple[int, ...], None] = {}
     for colour in colourings(reduced):
         for c in dict.fromkeys(colour[list(fixed)].tolist()):
-            found.setdefault(tuple(f for f in fixed if colour[f] == c))
+            groups.setdefault(tuple(f for f in fixed if colour[f] == c))
     for first in range(0, len(fixed), _NEIGHBOURS // 2):
-        found.setdefault(fixed[first : first + _NEIGHBOURS])
-    return list(found)
+        groups.setdefault(fixed[first : first + _NEIGHBOURS])
+    return list(groups)

@@ -56,8 +56,8 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
 
 
 def _numbered(keys: list[object]) -> Indices:
-    known: dict[object, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
@@ -70,8 +70,8 @@ def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
 
     def times(leaf: int, count: int) -> int:
         if count > 1 and (leaf, count) not in scaled:
-            one = leaves[leaf]
-            leaves.append(replace(one, memory=count * one.memory, time=count * one.time))
+            plain = leaves[leaf]
+            leaves.append(replace(plain, memory=count * plain.memory, time=count * plain.time))
             scaled[leaf, count] = len(leaves) - 1
         return scaled[leaf, count] if count > 1 else leaf
 
@@ -205,12 +205,12 @@ def preferred_classes(
     In each pick, every operator takes the class that most of its copies chose; further results take the
     choice of single copies.
     """
-    found: dict[tuple[int, ...], None] = {}
+    picked: dict[tuple[int, ...], None] = {}
     copies = [relaxed.copies.get(v, (v,)) for v in operators]
     for pick in picks:
         votes = [np.bincount(pick[list(same), 0]) for same in copies]
-        found.setdefault(tuple(int(np.argmax(v)) for v in votes))
+        picked.setdefault(tuple(int(np.argmax(v)) for v in votes))
     for pick in picks:
         for i in range(max(len(same) for same in copies)):
-            found.setdefault(tuple(int(pick[same[min(i, len(same) - 1)], 0]) for same in copies))
-    return [dict(zip(operators, classes, strict=True)) for classes in found]
+            picked.setdefault(tuple(int(pick[same[min(i, len(same) - 1)], 0]) for same in copies))
+    return [dict(zip(operators, classes, strict=True)) for classes in picked]

@@ -134,14 +134,14 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
             program = build_program(reduced, relaxed.order)
             search = HullSearch(program, flatten(program))
             checks, work = checks + 1, work + program.work
-            found = search.solve([1.0], [0.0])
-            if not found or found[0][0] >= least:
+            solutions = search.solve([1.0], [0.0])
+            if not solutions or solutions[0][0] >= least:
                 continue
             if not complete:
                 # deepest first among equals: a strategy ends the search
-                heapq.heappush(waiting, (max(bound, found[0][0]), -len(classes), (*chosen, c)))
+                heapq.heappush(waiting, (max(bound, solutions[0][0]), -len(classes), (*chosen, c)))
             else:
-                least = found[0][0]
+                least = solutions[0][0]
                 vertices = search.find_hull(1)
                 assert vertices is not None, "the scalar problem found a strategy here"
                 sources.append(VertexSource(reduced, vertices))
@@ -154,9 +154,9 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
 
 def _unit(costs: list[Floats], grid: float) -> float:
     """Largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example one byte."""
-    together = np.concatenate(costs) / grid
+    units = np.concatenate(costs) / grid
     # The lowest set bit of all costs together, in steps of the grid.
-    whole = np.bitwise_or.reduce(together[together > 0].astype(np.int64), initial=0)
+    whole = np.bitwise_or.reduce(units[units > 0].astype(np.int64), initial=0)
     return grid * float(whole & -whole) if whole else grid
 
 
@@ -178,20 +178,20 @@ def possible(relaxed: SplitGraph) -> dict[int, int] | None:
             reduced = condition(relaxed.reduced, relaxed.copies, attempt)
             program = build_program(reduced, relaxed.order)
             if HullSearch(program, flatten(program)).find_hull(2) is not None:
-                found = search(depth + 1, attempt)
-                if found is not None:
-                    return found
+                assignment = search(depth + 1, attempt)
+                if assignment is not None:
+                    return assignment
         return None
 
-    found = search(0, {})
-    if found is None and checks > _FEASIBILITY_CHECKS:
+    assignment = search(0, {})
+    if assignment is None and checks > _FEASIBILITY_CHECKS:
         names = ", ".join(repr(relaxed.reduced.graph.names[f]) for f in fixed[:5])
         raise ValueError(
             f"no possible strategy was found in {_FEASIBILITY_CHECKS} attempts: around {names} the graph "
             "is too entangled for an exact search and has too many inf entries; give these operators fewer "
             "configurations"
         )
-    return found
+    return assignment
 
 
 def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source], bool]:
@@ -201,10 +201,10 @@ def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source],
     exact = True
     for classes in itertools.product(*(range(relaxed.reduced.domains[f]) for f in fixed)):
         given = dict(zip(fixed, classes, strict=True))
-        found = solver(condition(relaxed.reduced, relaxed.copies, given), relaxed.order)
-        if found is not None:
-            sources += found.sources
-            exact = exact and found.exact
+        result = solver(condition(relaxed.reduced, relaxed.copies, given), relaxed.order)
+        if result is not None:
+            sources += result.sources
+            exact = exact and result.exact
     return sources, exact
 
 

@@ -96,29 +96,29 @@ def difference(
     return None
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     if expected.is_complex():
         # Part by part, because complex numbers may have infinities and NaN in either part.
-        return found.is_complex() and _close(_parts(found), _parts(expected), tolerance)
-    if found.is_complex():
+        return actual.is_complex() and _close(_parts(actual), _parts(expected), tolerance)
+    if actual.is_complex():
         return False
     if not expected.is_floating_point():
-        return torch.equal(found, expected)
+        return torch.equal(actual, expected)
     finite = expected.nan_to_num(posinf=0.0, neginf=0.0).abs()
     # Cancelled sums are as inexact as their largest summand, so the absolute tolerance grows with the tensor.
     scale = 1.0 + (float(finite.max()) if finite.numel() else 0.0)
-    found = found.to(expected.dtype)
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    actual = actual.to(expected.dtype)
+    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _parts(value: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(value.resolve_conj())
 
 
-def _far(found: torch.Tensor, expected: torch.Tensor) -> str:
-    wide = torch.complex128 if found.is_complex() or expected.is_complex() else torch.float64
-    found, expected = found.to(wide), expected.to(wide)
-    return f"{100 * float((found - expected).norm() / expected.norm().clamp_min(1e-300)):.3g} %"
+def _far(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    wide = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
+    actual, expected = actual.to(wide), expected.to(wide)
+    return f"{100 * float((actual - expected).norm() / expected.norm().clamp_min(1e-300)):.3g} %"
 
 
 def sample_inputs(
@@ -306,8 +306,8 @@ class Mismatch:
 
     def __str__(self) -> str:
         split = " x ".join(f"{c}/{n}" for c, n in zip(self.choices, self.mesh, strict=True) if n > 1)
-        what = f"{self.kind} of {self.tensor or 'the call'}"
-        return f"{self.operator} ({self.target}) split {split or 'nowhere'}: {what}: {self.detail}"
+        claim = f"{self.kind} of {self.tensor or 'the call'}"
+        return f"{self.operator} ({self.target}) split {split or 'nowhere'}: {claim}: {self.detail}"
 
 
 class _Wrong(Exception):  # noqa: N818 - carries a finding, never escapes this module
@@ -380,9 +380,9 @@ def _check(
 
     def compare(kind: str, name: str, value: torch.Tensor, layout: Layout) -> None:
         pieces = {at: (run.outputs if kind == "value" else run.gradients)[name] for at, run in runs.items()}
-        found = difference(value, pieces, atoms.atoms[name], layout, mesh, tolerance)
-        if found is not None:
-            raise _Wrong(kind if found[0] == "value" else found[0], name, found[1])
+        mismatch = difference(value, pieces, atoms.atoms[name], layout, mesh, tolerance)
+        if mismatch is not None:
+            raise _Wrong(kind if mismatch[0] == "value" else mismatch[0], name, mismatch[1])
 
     for name, value in whole.outputs.items():
         if not _is_read(atoms.graph, name):
@@ -462,7 +462,7 @@ def _execute(
         raise _Wrong("error", "", f"the call does not give {sorted(missing)}")
     wanted = {n: v for n, v in leaves.items() if v.requires_grad}
     given = [n for n in gradients if outputs[n].requires_grad]
-    found: _Tensors = {}
+    operand_gradients: _Tensors = {}
     if wanted and given:
         if isinstance(context, _ThreadedRanks.Context):
             # Everything that this rank's kernels send from now on belongs to backward.
@@ -477,15 +477,15 @@ def _execute(
             [gradients[n] for n in given],
             allow_unused=True,
         )
-        found = {
+        operand_gradients = {
             n: torch.zeros_like(leaf) if g is None else g
             for (n, leaf), g in zip(wanted.items(), results, strict=True)
         }
     elif wanted and gradients:
         # The outputs do not depend differentiably on any operand: the gradients are zeros, also on the
         # pieces.
-        found = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
-    return _Run({n: v.detach() for n, v in outputs.items()}, found)
+        operand_gradients = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
+    return _Run({n: v.detach() for n, v in outputs.items()}, operand_gradients)
 
 
 def _run_ranks(

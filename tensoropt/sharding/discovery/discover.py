@@ -157,9 +157,9 @@ def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
 
     try:
         for scale in scales:
-            one, other = drawn(scale), drawn(scale)
-            total = _backward(probe, values, [a + b for a, b in zip(one, other, strict=True)])
-            parts = zip(total, _backward(probe, values, one), _backward(probe, values, other), strict=True)
+            first, second = drawn(scale), drawn(scale)
+            total = _backward(probe, values, [a + b for a, b in zip(first, second, strict=True)])
+            parts = zip(total, _backward(probe, values, first), _backward(probe, values, second), strict=True)
             if not all(_alike(whole, a + b) for whole, a, b in parts):
                 return False
     except Exception:  # the operator's own
@@ -182,14 +182,16 @@ def _backward(
     wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
     if not pairs or not wanted:
         return []
-    found = torch.autograd.grad([m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
+    gradients_of = torch.autograd.grad(
+        [m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
+    )
+    return [torch.zeros_like(w) if g is None else g for g, w in zip(gradients_of, wanted, strict=True)]
 
 
-def _alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+def _alike(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
     if not wanted.numel():
         return True
-    return bool((found - wanted).abs().max() <= _TOLERANCE * wanted.abs().max() + 1e-30)
+    return bool((actual - wanted).abs().max() <= _TOLERANCE * wanted.abs().max() + 1e-30)
 
 
 _VERSION = 2
@@ -287,13 +289,13 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     if before is not None and before.lost:
         return before
     # The fork is for users' own operators, which may hang or crash; PyTorch's own are trusted not to.
-    found = (_tried if _is_pytorchs(op) else _tried_apart)(op, graph, before)
-    if found.refused and not _is_pytorchs(op):
-        found = replace(found, additive=False)  # unknown: a user's own may do anything
+    discovery = (_tried if _is_pytorchs(op) else _tried_apart)(op, graph, before)
+    if discovery.refused and not _is_pytorchs(op):
+        discovery = replace(discovery, additive=False)  # unknown: a user's own may do anything
     # Other refusals are quickly repeated, but a lost operator may take all of TRIAL_S once more.
-    if kept is not None and found != before and (found.lost or not found.refused):
-        kept.put(key, found.to_record(), kind="discovery")
-    return found
+    if kept is not None and discovery != before and (discovery.lost or not discovery.refused):
+        kept.put(key, discovery.to_record(), kind="discovery")
+    return discovery
 
 
 def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
@@ -308,9 +310,9 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
     refused = "; ".join({r for r in map(_unsteady, probes) if r})
     if refused:
         return Discovery(refused=refused)
-    found = _search(probes)
-    splits = tuple(split for split in found.splits if _fits(op, graph, split))
-    return replace(found, splits=splits, additive=additive)
+    discovery = _search(probes)
+    splits = tuple(split for split in discovery.splits if _fits(op, graph, split))
+    return replace(discovery, splits=splits, additive=additive)
 
 
 def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
@@ -336,13 +338,13 @@ def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -
         return _tried(op, graph, before)
 
     try:
-        found = call_in_fork(child, TRIAL_S)
+        discovery = call_in_fork(child, TRIAL_S)
     except MeasurementError as error:
         return Discovery(refused=f"tried on small tensors, {error}", lost=True)
-    return found if found is not None else _tried(op, graph, before)
+    return discovery if discovery is not None else _tried(op, graph, before)
 
 
-def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> IndexSpace:
+def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -> IndexSpace:
     """The index space of an operator, given these findings."""
     builder = Builder(op, graph)
     names = tuple(dict.fromkeys(op.inputs()))
@@ -350,7 +352,7 @@ def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> In
     writes: list[list[Any]] = [[None] * len(graph.tensors[n].shape) for n in op.outputs]
     whole: list[list[int]] = [[] for _ in op.outputs]
     means: list[list[int]] = [[] for _ in op.outputs]
-    for split in found.splits:
+    for split in discovery.splits:
         operand, dim = next((i, d) for i, d in enumerate(split.reads) if d is not None)
         loop = builder.loop(f"found{operand}_{dim}", graph.tensors[names[operand]].shape[dim])
         for position, cut in enumerate(split.reads):
@@ -367,9 +369,9 @@ def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> In
         builder.read(Ref(name), labels)
     for index, labels in enumerate(writes):
         builder.write(labels, index, synced=whole[index], means=means[index])
-    builder.linear = found.linear
-    space = builder.build(known=bool(found.splits))
-    return replace(space, discovered=bool(found.splits), additive=found.additive)
+    builder.linear = discovery.linear
+    space = builder.build(known=bool(discovery.splits))
+    return replace(space, discovered=bool(discovery.splits), additive=discovery.additive)
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
@@ -377,10 +379,10 @@ def signature(op: Operator, graph: OperatorGraph) -> str:
     number: dict[str, int] = {}
 
     def named(name: str) -> str:
-        tensor, known = graph.tensors[name], name in number
+        tensor, listed = graph.tensors[name], name in number
         index = number.setdefault(name, len(number))
         value = graph.constants.get(name)
-        digest = _digest(value) if value is not None and not known and _value_matters(tensor, value) else ""
+        digest = _digest(value) if value is not None and not listed and _value_matters(tensor, value) else ""
         return f"<{index} {tensor.shape} {tensor.dtype} {tensor.requires_grad} {digest}>"
 
     call = repr((map_refs(op.args, named), sorted(map_refs(tuple(op.kwargs.items()), named))))
@@ -441,7 +443,7 @@ def _unsteady(probe: _ProbeOperator) -> str:
 
 def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     first = probes[0]
-    found: list[Split] = []
+    loops: list[Split] = []
     taken: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
     for operand, tensor in enumerate(first.operands):
@@ -456,8 +458,8 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
                     continue
                 # Earlier loops were checked when they were added; the new one is checked alone and with each
                 # of them.
-                if all(_holds(probe, (*found, split), False, first=len(found)) for probe in probes):
-                    found.append(split)
+                if all(_holds(probe, (*loops, split), False, first=len(loops)) for probe in probes):
+                    loops.append(split)
                     written |= cut
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
                     break
@@ -467,7 +469,7 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
         t.dtype in FLOATING for t in first.operands
     )
     linear = linear and all(_holds(probe, (), True) for probe in probes)
-    return Discovery(tuple(found), linear)
+    return Discovery(tuple(loops), linear)
 
 
 def _candidates(
@@ -537,15 +539,15 @@ def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -
     return _MEAN if exact and _equal(total / len(parts), whole) else None
 
 
-def _equal(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> bool:
-    if found.shape != wanted.shape:
+def _equal(actual: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> bool:
+    if actual.shape != wanted.shape:
         return False
     inexact = wanted.is_floating_point() or wanted.is_complex()
     if not inexact or tolerance == 0.0:
-        return bool(((found == wanted) | ((found != found) & (wanted != wanted))).all())
+        return bool(((actual == wanted) | ((actual != actual) & (wanted != wanted))).all())
     # Sums of pieces round in another order; that 8 roundings are enough for half precision is an assumption.
     tolerance = max(tolerance, 8 * torch.finfo(wanted.dtype).eps)
-    return torch.allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return torch.allclose(actual, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 # -- verification ---------------------------------------------------------------------------------

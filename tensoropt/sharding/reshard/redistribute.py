@@ -489,8 +489,8 @@ class _Redistribute(torch.autograd.Function):
             # `x` is the shard, which is passed so that autograd returns the gradient to it; the value is that
             # of the copy.
             return travel(runtime, runtime.unsharded[spec.name], spec).detach()
-        found = ctx.ahead.take(spec) if ctx.ahead is not None else None
-        result = travel(runtime, x, spec) if found is None else found
+        gathered = ctx.ahead.take(spec) if ctx.ahead is not None else None
+        result = travel(runtime, x, spec) if gathered is None else gathered
         # A function that returned its input unchanged would return the input tensor itself.
         return result.view_as(result) if result is x else result
 

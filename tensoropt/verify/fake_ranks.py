@@ -119,13 +119,13 @@ def tracked_memory(step: RunStep) -> dict[str, int]:
     with tracker:
         step()
     peak = tracker.peak_bytes + constants_bytes
-    found = {**sizes, "constants": constants_bytes, "peak": peak}
-    found["inputs_and_constants"] = tracker.excluded_bytes
+    memory = {**sizes, "constants": constants_bytes, "peak": peak}
+    memory["inputs_and_constants"] = tracker.excluded_bytes
     if on_gpu:
         engine.runtime.synchronize()
-        found["allocated"] = torch.cuda.max_memory_allocated(device)
-        found["reserved"] = torch.cuda.max_memory_reserved(device)
-    return found
+        memory["allocated"] = torch.cuda.max_memory_allocated(device)
+        memory["reserved"] = torch.cuda.max_memory_reserved(device)
+    return memory
 
 
 def step_times(step: RunStep, count: int) -> list[float]:
@@ -274,21 +274,21 @@ def compare_ranks(
     """Return what would let two ranks of a job wait for each other forever, or send more than the first: one
     line for the first difference in order, kind or axes, and one for each collective that is bigger."""
     # The order counts: ranks that issue the same collectives in different orders wait for each other forever.
-    for position, (one, other) in enumerate(zip(expected, sent, strict=False)):
-        if (one.kind, one.axes) != (other.kind, other.axes):
+    for position, (wanted, issued) in enumerate(zip(expected, sent, strict=False)):
+        if (wanted.kind, wanted.axes) != (issued.kind, issued.axes):
             return [
-                f"collective {position}: rank {first} issues {one.kind} over axes {_shown(one.axes)}, "
-                f"rank {rank} {other.kind} over axes {_shown(other.axes)}"
+                f"collective {position}: rank {first} issues {wanted.kind} over axes {_shown(wanted.axes)}, "
+                f"rank {rank} {issued.kind} over axes {_shown(issued.axes)}"
             ]
     if len(expected) != len(sent):
         return [f"rank {first} issues {len(expected)} collectives, rank {rank} {len(sent)}"]
     pairs = zip(expected, sent, strict=True)
     # Smaller ones are the shards at the end of an uneven dim; bigger ones would exceed what was priced.
-    bigger = Counter((one, other) for one, other in pairs if other.bytes > one.bytes)
+    bigger = Counter((wanted, issued) for wanted, issued in pairs if issued.bytes > wanted.bytes)
     return [
-        f"{one.kind} over axes {_shown(one.axes)}: rank {rank} sends {other.bytes} bytes, "
-        f"rank {first} {one.bytes} ({count} times)"
-        for (one, other), count in bigger.items()
+        f"{wanted.kind} over axes {_shown(wanted.axes)}: rank {rank} sends {issued.bytes} bytes, "
+        f"rank {first} {wanted.bytes} ({count} times)"
+        for (wanted, issued), count in bigger.items()
     ]
 
 

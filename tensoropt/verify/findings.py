@@ -103,7 +103,7 @@ _TOLERANCES = {
 
 
 def within_tolerance(
-    found: Differences, precision: str = "float32", rounding: Differences | None = None
+    differences: Differences, precision: str = "float32", rounding: Differences | None = None
 ) -> bool:
     """Return whether the differences are explained by rounding (NaN is not); one that was not taken is
     ignored.
@@ -116,7 +116,7 @@ def within_tolerance(
         allowed = {k: _NARROW_TOLERANCE + NARROW_FACTOR * r for k, r in rounding.compared.items()}
     else:
         allowed = {kind: limit * _TOLERANCE_FACTOR[precision] for kind, limit in _TOLERANCES.items()}
-    return all(value <= allowed[kind] for kind, value in found.compared.items())
+    return all(value <= allowed[kind] for kind, value in differences.compared.items())
 
 
 def is_rounding(single: Differences, double: Differences) -> bool:
@@ -146,7 +146,7 @@ class NarrowDistance:
     kinked: bool
 
 
-def near_enough(found: NarrowDistance, precision: str) -> bool:
+def near_enough(distance: NarrowDistance, precision: str) -> bool:
     """Return whether a rank's gradients in the model's own precision are as near the exact ones as they
     should be.
 
@@ -156,10 +156,10 @@ def near_enough(found: NarrowDistance, precision: str) -> bool:
     Args:
         precision: the model's own precision.
     """
-    allowed = _DISTANCE_FACTOR * found.unsplit
-    if found.kinked:
+    allowed = _DISTANCE_FACTOR * distance.unsplit
+    if distance.kinked:
         allowed = max(allowed, KINKED_DISTANCE.get(precision, 0.0))
-    return found.split <= allowed
+    return distance.split <= allowed
 
 
 def replicas_near(spread: float | None, precision: str) -> bool:

@@ -135,12 +135,12 @@ def _strategies(
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
     sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
     pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
-    found: list[Predicted] = []
+    strategies: list[Predicted] = []
     if sharded:
-        found += predicted(sharded, costs)
+        strategies += predicted(sharded, costs)
     if pipelines:
-        found += predict_pipelines(pipelines, costs)
-    return found
+        strategies += predict_pipelines(pipelines, costs)
+    return strategies
 
 
 def _placements(

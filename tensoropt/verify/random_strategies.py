@@ -243,11 +243,11 @@ def random_pipeline(
     error: PlanError | None = None
     for _ in range(_TRIES if len(cutter.cuts) >= stages - 1 else 0):
         cuts = tuple(sorted(rng.sample(cutter.cuts, stages - 1)))
-        again = frozenset(name for name in sorted(cutter.can_be_made_again) if rng.random() < _AGAIN)
+        remade = frozenset(name for name in sorted(cutter.can_be_made_again) if rng.random() < _AGAIN)
         try:
             strategies: list[Strategy] = []
             stored: dict[str, Layout] = {}
-            for part in cutter.stages(cuts, again):
+            for part in cutter.stages(cuts, remade):
                 given = _entering(strategies[-1], part) if strategies else {}
                 often = 0.0 if apart else recompute
                 strategies.append(
@@ -256,7 +256,7 @@ def random_pipeline(
                     )
                 )
                 stored.update(strategies[-1].stored)
-            return PipelinedStrategy(graph, cuts, again, tuple(strategies), schedule, places)
+            return PipelinedStrategy(graph, cuts, remade, tuple(strategies), schedule, places)
         except PlanError as refused:  # a stage that does not learn, copies of a tied parameter at one place
             error = refused
     why = error or f"the model can be cut at {len(cutter.cuts)} places"
@@ -270,7 +270,7 @@ def _per_place(schedule: str) -> int:
 def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) -> list[tuple[str, list[int]]]:
     """Return the schedules that a pipeline can have, each with the numbers of micro-batches that it
     accepts."""
-    found = []
+    ways = []
     for name, schedule in SCHEDULES.items():
         # A backward that is taken apart must not pass collectives.
         if (schedule.apart and axes) or places * _per_place(name) > cuts + 1:
@@ -283,24 +283,24 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
                 continue
             taken.append(micro_batches)
         if taken:
-            found.append((name, taken))
-    if not found:
+            ways.append((name, taken))
+    if not ways:
         raise TensorOptError(
             f"the model can be cut at {cuts} places and run in {list(counts)} micro-batches, which no "
             f"schedule of {places} places takes"
         )
-    return found
+    return ways
 
 
 def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
     """Return configurations in which what arrives has the layout in which it departed."""
-    found = {}
+    configurations = {}
     for name in part.arriving:
         group = part.graph.group_of[arriving_group(name)]
         labels = [s.label for s in before.configurations[departing_group(name)].strategies]
         of = {s.label: s for s in group.strategies}
-        found[group.name] = Configuration(group, tuple(of[label] for label in labels))
-    return found
+        configurations[group.name] = Configuration(group, tuple(of[label] for label in labels))
+    return configurations
 
 
 def random_splits(
@@ -311,11 +311,11 @@ def random_splits(
     Args:
         share: how often a group that can be cut is cut.
     """
-    found = {}
+    splits = {}
     for group in groups.groups:
         if rng.random() < share and (choices := split_choices(groups, group, devices)):
-            found[group.name] = rng.choice(choices)
-    return found
+            splits[group.name] = rng.choice(choices)
+    return splits
 
 
 def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
@@ -338,15 +338,15 @@ def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[in
     """Return every operator after those it waits for, otherwise in random order."""
     waiting = [len(row) for row in reversed_edges(after)]
     ready = [node for node, count in enumerate(waiting) if not count]
-    found = []
+    order = []
     while ready:
         node = ready.pop(rng.randrange(len(ready)))
-        found.append(node)
+        order.append(node)
         for other in after[node]:
             waiting[other] -= 1
             if not waiting[other]:
                 ready.append(other)
-    return found
+    return order
 
 
 def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:

@@ -230,13 +230,13 @@ class Library:
         elsewhere = {folder.resolve() for chain in shown.values() for folder in chain}
         key_of = {entry.folder.resolve(): entry.key for entry in jobs}
 
-        def told(entry: Entry) -> Entry:
+        def with_newer(entry: Entry) -> Entry:
             if not (chain := shown[entry]):
                 return entry
-            known = [key_of[folder.resolve()] for folder in chain if folder.resolve() in key_of]
-            return replace(entry, newer=chain[-1], also=tuple(known))
+            keys = [key_of[folder.resolve()] for folder in chain if folder.resolve() in key_of]
+            return replace(entry, newer=chain[-1], also=tuple(keys))
 
-        return tuple(told(e) for e in order if e.folder.resolve() not in elsewhere)
+        return tuple(with_newer(e) for e in order if e.folder.resolve() not in elsewhere)
 
     def entry(self, key: str) -> Entry:
         """Return the entry called ``key``, or the one that shows it in its place.
@@ -268,13 +268,13 @@ class Library:
         """Return the explorations of the same step that have points, in the library's order, with their
         curves; none of them is opened."""
         step = self.head_of(self.entry(key)).step
-        found = {}
+        curves = {}
         for entry in self.entries():
             head = self.head_of(entry)
             if head.step == step and head.kinds and len((costs := self.costs_of(entry)).memory):
                 count = int(costs.devices[0])
-                found[entry] = ClusterCurve(head.cluster, head.kinds, count, costs.memory, costs.time)
-        return found
+                curves[entry] = ClusterCurve(head.cluster, head.kinds, count, costs.memory, costs.time)
+        return curves
 
     def model_name(self, source: str) -> str:
         """Return what people call a model: its upload's or the zoo's name, or the last part of its file's."""
@@ -288,7 +288,7 @@ class Library:
         """
         entry = self.entry(key)
         folders = dict.fromkeys((entry.shown, entry.folder))
-        return tuple(one for folder in folders for one in load_verified(folder))
+        return tuple(run for folder in folders for run in load_verified(folder))
 
     def load(self, key: str) -> Exploration:
         """Return the exploration called ``key``.
@@ -304,32 +304,32 @@ class Library:
             raise UnknownExplorationError(
                 f"the files of '{key}' are gone; pick another exploration"
             ) from error
-        found: Exploration = self._recent.get(
+        exploration: Exploration = self._recent.get(
             (folder, stamp), lambda: _checked(load_exploration(folder), folder)
         )
-        return found
+        return exploration
 
 
-def _chain(folder: Path, beside: Mapping[Path, Path]) -> list[Path]:
+def _chain(folder: Path, newer_of: Mapping[Path, Path]) -> list[Path]:
     """Return the folders that are shown in a folder's place, each in that of the previous one."""
-    found: list[Path] = []
-    while (newer := beside.get(folder.resolve())) is not None and newer not in found:
-        found.append(newer)
+    folders: list[Path] = []
+    while (newer := newer_of.get(folder.resolve())) is not None and newer not in folders:
+        folders.append(newer)
         folder = newer
-    return found
+    return folders
 
 
-def _checked(found: Exploration, folder: Path) -> Exploration:
+def _checked(exploration: Exploration, folder: Path) -> Exploration:
     """Return the exploration, if its pages can be drawn; raise :class:`TensorOptError` otherwise."""
     try:
-        str(found.cluster["name"]), len(found.cluster["devices"])
-        if min(float(kind["memory_bytes"]) for kind in found.cluster["kinds"]) <= 0:
+        str(exploration.cluster["name"]), len(exploration.cluster["devices"])
+        if min(float(kind["memory_bytes"]) for kind in exploration.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
-        spaces = found.all_points.column("space")
-        if not ((spaces >= 0) & (spaces < len(found.spaces))).all():
+        spaces = exploration.all_points.column("space")
+        if not ((spaces >= 0) & (spaces < len(exploration.spaces))).all():
             raise ValueError("a point of no space")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(
             f"{folder.name} is damaged ({type(error).__name__}: {error}); explore again"
         ) from error
-    return found
+    return exploration

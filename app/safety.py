@@ -189,7 +189,7 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["MAX_FORM_MEMORY_SIZE"] = MAX_REQUEST_BYTES
-    known = _known_outputs(app)
+    outputs = _known_outputs(app)
 
     @server.before_request
     def check() -> Response | None:
@@ -208,7 +208,7 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
             return _refused(413, f"the request is larger than {MAX_REQUEST_BYTES // 2**20} MiB")
         if request.path == UPDATE:
             # Cached, as Dash reads the body again.
-            fault = _callback_fault(request.get_data(cache=True), known)
+            fault = _callback_fault(request.get_data(cache=True), outputs)
             return _refused(400, fault) if fault else None
         return None
 
@@ -246,7 +246,7 @@ def _refused(status: int, why: str) -> Response:
     return Response(json.dumps({"error": why}) + "\n", status=status, mimetype="application/json")
 
 
-def _callback_fault(body: bytes, known: Any) -> str:
+def _callback_fault(body: bytes, callbacks: Any) -> str:
     """Say what is wrong with the body of a callback request; "" for nothing."""
     try:
         data = json.loads(body)
@@ -256,13 +256,13 @@ def _callback_fault(body: bytes, known: Any) -> str:
     if not isinstance(data, dict):
         return "the body is not an object"
     output = data.get("output")
-    if not isinstance(output, str) or output not in known:
+    if not isinstance(output, str) or output not in callbacks:
         return "there is no such callback"
     for part in ("inputs", "state"):
         listed = data.get(part, [])
         if not isinstance(listed, list) or not all(_is_dependency(item) for item in listed):
             return f"{part} is not a list of properties"
-    expected = known[output]
+    expected = callbacks[output]
     for part in ("inputs", "state"):
         want = [(dep["id"], dep["property"]) for dep in expected[part]]
         have = [(item["id"], item["property"]) for item in data.get(part, []) if not isinstance(item, list)]

@@ -65,12 +65,12 @@ def shown_instead(results: Iterable[tuple[Sequence[str], Path]]) -> Mapping[Path
     Args:
         results: (arguments, folder) of jobs that came to their end, newest first.
     """
-    found: dict[Path, Path] = {}
+    newest: dict[Path, Path] = {}
     for arguments, folder in results:
         before = beside_of(arguments)
-        if before is not None and before not in found and _is_the_same(before, folder):
-            found[before] = folder
-    return found
+        if before is not None and before not in newest and _is_the_same(before, folder):
+            newest[before] = folder
+    return newest
 
 
 def _is_the_same(before: Path, folder: Path) -> bool:

@@ -49,9 +49,9 @@ def deeper_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Job]:
     Args:
         jobs: newest first.
     """
-    found: dict[str, Job] = {}
+    by_change: dict[str, Job] = {}
     for job in jobs:
         words = job.arguments
         if len(words) > 3 and words[:3] == (VERB, str(folder), _DEEP):
-            found.setdefault(words[3], job)
-    return found
+            by_change.setdefault(words[3], job)
+    return by_change

@@ -40,22 +40,22 @@ def number(value: Any, what: str) -> float | None:
 
 def count(value: Any, what: str, most: int) -> int:
     """A whole number from 1 to ``most``; raises :class:`RequestError`."""
-    found = number(value, what)
-    if found is None or found % 1:
+    typed = number(value, what)
+    if typed is None or typed % 1:
         raise RequestError(f"{what}: give a whole number")
-    if not 1 <= found <= most:
+    if not 1 <= typed <= most:
         raise RequestError(f"{what}: between 1 and {most:,}")
-    return int(found)
+    return int(typed)
 
 
 def price_from(value: Any) -> float | None:
     """Money per device-hour, None for an empty field; raises :class:`RequestError`."""
-    found = number(value, "the price of a device-hour")
-    if found is not None and not 0 < found <= _DEAREST:
+    price = number(value, "the price of a device-hour")
+    if price is not None and not 0 < price <= _DEAREST:
         raise RequestError(
             f"the price of a device-hour: more than 0, at most {_DEAREST:,}; empty where unknown"
         )
-    return found
+    return price
 
 
 def batch(value: Any) -> int | None:
@@ -72,12 +72,12 @@ def divides(counts: str | Sequence[int], batch: int) -> None:
 
 def dims(value: Any) -> list[str]:
     """``name=size`` words; raises :class:`RequestError`."""
-    found = words(value)
+    sizes = words(value)
     # Checked against a pattern, as the words become arguments of a command line: none may begin with a dash.
-    for dim in found:
+    for dim in sizes:
         if not re.fullmatch(r"[A-Za-z_][\w.\-]{0,60}(\[\d\])?=[1-9]\d{0,8}", dim):
             raise RequestError(f"'{dim[:80]}' is not a size of an input's dim; write for example batch=8")
-    return found
+    return sizes
 
 
 def device_counts(value: Any) -> str | tuple[int, ...]:
@@ -109,25 +109,25 @@ def constraints(value: Any) -> dict[str, Any] | None:
     if len(text) > _LONGEST:
         raise RequestError(f"constraints: at most {_LONGEST:,} characters; use the command line for more")
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     # Deeply nested JSON exceeds Python's recursion before it is decoded.
     except (ValueError, RecursionError) as error:
         raise RequestError(f"constraints: no JSON ({str(error)[:80]})") from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise RequestError(f"constraints: an object, for example {PIN}")
     try:
-        constraints_of(found)
+        constraints_of(data)
     except TensorOptError as error:
         raise RequestError(f"constraints: {error}") from error
-    return found
+    return data
 
 
 def seed(value: Any) -> int | None:
     """A seed, None for the usual one; raises :class:`RequestError`."""
-    found = number(value, "the seed")
-    if found is not None and (found % 1 or not 0 <= found < 2**31):
+    typed = number(value, "the seed")
+    if typed is not None and (typed % 1 or not 0 <= typed < 2**31):
         raise RequestError("the seed: a whole number from 0 to 2,147,483,647")
-    return None if found is None else int(found)
+    return None if typed is None else int(typed)
 
 
 def _of_setting(setting: Setting) -> Callable[[Any], Any]:
@@ -170,11 +170,11 @@ def settings(form: Mapping[str, Any]) -> Settings:
 
 def faults(form: Mapping[str, Any]) -> dict[str, str]:
     """What is wrong with each field that a person types into, by field; "" for nothing."""
-    found = {}
+    by_field = {}
     for field, check in CHECKS.items():
         try:
             check(form.get(field))
-            found[field] = ""
+            by_field[field] = ""
         except RequestError as error:
-            found[field] = str(error)
-    return found
+            by_field[field] = str(error)
+    return by_field

@@ -102,18 +102,18 @@ class JobManager:
         """Another text whenever there may be something new to show of the jobs: each second while one is at
         work."""
         jobs = self.jobs()
-        told = [(job.id, job.state, job.error) for job in jobs], [job.id for job in self.forgotten()]
+        shown = [(job.id, job.state, job.error) for job in jobs], [job.id for job in self.forgotten()]
         moment = int(time.time()) if any(job.active for job in jobs) else 0
-        return f"{zlib.crc32(repr(told).encode()):08x}-{moment}"
+        return f"{zlib.crc32(repr(shown).encode()):08x}-{moment}"
 
     def results(self) -> list[tuple[str, Path]]:
         """(key, folder) of what jobs left, newest first; several where a job explored parts of a cluster."""
-        found = []
+        folders = []
         for job in self.jobs():
             for folder in folders_in(self.folder / job.id) if job.state == "done" else ():
                 part = "" if folder.name == job.id else f"-{folder.name}"
-                found.append((f"job-{job.id}{part}", folder))
-        return found
+                folders.append((f"job-{job.id}{part}", folder))
+        return folders
 
     def beside(self) -> Mapping[Path, Path]:
         """Per absolute folder of an exploration the one shown in its place, with planners beside it."""
@@ -240,8 +240,8 @@ class JobManager:
         """Jobs that :meth:`restore` can bring back, the last one first."""
         self._delete_forgotten(KEPT_S)
         with self._lock:
-            found = sorted(self._forgotten.values(), key=lambda item: item[1], reverse=True)
-            return [job for job, _ in found]
+            latest = sorted(self._forgotten.values(), key=lambda item: item[1], reverse=True)
+            return [job for job, _ in latest]
 
     def restore(self, id: str) -> None:
         """Bring a forgotten job back, with its folder; nothing for one that is not known."""
@@ -267,10 +267,10 @@ class JobManager:
         with self._lock:
             self._closed = True
             running = list(self._running.values())
-        for one in running:
-            _kill_tree(one.process.pid)
-        for one in running:
-            one.process.join(timeout=10)
+        for worker in running:
+            _kill_tree(worker.process.pid)
+        for worker in running:
+            worker.process.join(timeout=10)
 
     # -- what runs ----------------------------------------------------------------------------------
 
@@ -367,12 +367,12 @@ def _moved(job: Job, old: Path, new: Path) -> list[str]:
 
 def _kill_tree(pid: int) -> None:
     """Kill a child of this process and everything it started; nothing if it has ended meanwhile."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         child = psutil.Process(pid)
         if child.ppid() == psutil.Process().pid:  # else the id is another process's by now
-            found = [child, *child.children(recursive=True)]
-    for process in found:
+            processes = [child, *child.children(recursive=True)]
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(found, timeout=5)
+    psutil.wait_procs(processes, timeout=5)

@@ -73,14 +73,14 @@ class Job:
     def progressed(self, stage: str, done: int, total: int, what: str, now: float) -> Job:
         """The job after a report of its pipeline; a stage that comes again goes on, or begins anew where it
         was over: then other stages ran meanwhile, whose time is not its own."""
-        earlier = [s for s in self.stages if s.name != stage]
+        others = [s for s in self.stages if s.name != stage]
         began, spent = now, 0.0
-        for known in self.stages:
-            if known.name == stage:
-                again = known is not self.stages[-1] and (known.done >= known.total or done < known.done)
-                began = now if again else known.began
-                spent = known.spent_s + (known.last - known.began if again else 0.0)
-        return replace(self, stages=(*earlier, Stage(stage, done, total, what, began, now, spent)))
+        for old in self.stages:
+            if old.name == stage:
+                restarted = old is not self.stages[-1] and (old.done >= old.total or done < old.done)
+                began = now if restarted else old.began
+                spent = old.spent_s + (old.last - old.began if restarted else 0.0)
+        return replace(self, stages=(*others, Stage(stage, done, total, what, began, now, spent)))
 
     def save(self, folder: Path) -> None:
         """Write it into its folder; raises :class:`TensorOptError` if that fails."""
@@ -97,13 +97,13 @@ def read_job(folder: Path) -> Job | None:
 
 
 def _job(data: Mapping[str, Any]) -> Job:
-    known = {f.name: data[f.name] for f in fields(Job) if f.name in data}
-    known["arguments"] = tuple(map(str, known["arguments"]))
-    known["stages"] = tuple(Stage(**s) for s in known.get("stages", ()))
-    known["server"] = tuple(known.get("server", (0, 0.0)))
-    if known.get("state") not in _STATES:
-        raise ValueError(f"state {known.get('state')!r}")
-    return Job(**known)
+    values = {f.name: data[f.name] for f in fields(Job) if f.name in data}
+    values["arguments"] = tuple(map(str, values["arguments"]))
+    values["stages"] = tuple(Stage(**s) for s in values.get("stages", ()))
+    values["server"] = tuple(values.get("server", (0, 0.0)))
+    if values.get("state") not in _STATES:
+        raise ValueError(f"state {values.get('state')!r}")
+    return Job(**values)
 
 
 def this_server() -> tuple[int, float]:

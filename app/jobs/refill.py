@@ -66,11 +66,11 @@ def question_of_words(words: Sequence[str]) -> Question:
         raise RequestError("the form explores; what this job did is started where its result is shown")
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            found: Question = question_option(parser().parse_args(list(words)))
-        if isinstance(found.cluster, str) and Path(found.cluster).is_file():
+            question: Question = question_option(parser().parse_args(list(words)))
+        if isinstance(question.cluster, str) and Path(question.cluster).is_file():
             # The file may go with the job that it lies beside.
-            found = found.model_copy(update={"cluster": load_cluster(found.cluster).to_dict()})
-        return found.model_copy(update={"constraints_file": ""})
+            question = question.model_copy(update={"cluster": load_cluster(question.cluster).to_dict()})
+        return question.model_copy(update={"constraints_file": ""})
     except SystemExit:
         reason = (said.getvalue().strip().splitlines()[-1:] or ["its words are not understood"])[0]
     except TensorOptError as error:
@@ -146,9 +146,9 @@ def _hardware(named: str, cluster: Cluster, uploads: Uploads) -> dict[str, Any]:
             )
         ranks = Hardware("local", "CPU", cluster.device_count, 1, "", "")
         return {"cluster": "local", **hardware_fields(ranks)}
-    found = edited_preset(cluster, named)
-    if found is not None:
-        return {"cluster": found.name, **hardware_fields(found)}
+    edited = edited_preset(cluster, named)
+    if edited is not None:
+        return {"cluster": edited.name, **hardware_fields(edited)}
     label = re.sub(r"[^\w.\- ]", "_", str(cluster.name))[:60] or "cluster"
     token = uploads.keep_description(cluster.to_dict(), f"{label}.json")
     return {"cluster": token, **hardware_fields(uploads.clusters()[token])}
@@ -183,19 +183,19 @@ def edited_preset(cluster: Cluster, named: str) -> Hardware | None:
     return wanted if _same(made, cluster) else None
 
 
-def _same(one: Cluster, other: Cluster) -> bool:
-    return (one.fingerprint, one.price_per_hour) == (other.fingerprint, other.price_per_hour)
+def _same(first: Cluster, second: Cluster) -> bool:
+    return (first.fingerprint, first.price_per_hour) == (second.fingerprint, second.price_per_hour)
 
 
-def hardware_fields(found: Hardware | ClusterFile) -> dict[str, Any]:
+def hardware_fields(hardware: Hardware | ClusterFile) -> dict[str, Any]:
     """What stands in the form's fields beside the choice of a cluster."""
     return {
-        "kind": found.kind if isinstance(found, Hardware) and not found.is_local else None,
-        "per_node": str(found.per_node),
-        "nodes": str(found.nodes),
-        "inside": (found.inside or None) if isinstance(found, Hardware) else None,
-        "between": (found.between or None) if isinstance(found, Hardware) else None,
-        "price": "" if found.price is None else f"{found.price:g}",
+        "kind": hardware.kind if isinstance(hardware, Hardware) and not hardware.is_local else None,
+        "per_node": str(hardware.per_node),
+        "nodes": str(hardware.nodes),
+        "inside": (hardware.inside or None) if isinstance(hardware, Hardware) else None,
+        "between": (hardware.between or None) if isinstance(hardware, Hardware) else None,
+        "price": "" if hardware.price is None else f"{hardware.price:g}",
     }
 
 

@@ -73,16 +73,16 @@ class Hardware:
         if self.is_local:
             return f"cpu:{self.per_node}"
         plain = Hardware.of(self.name)
-        found = [self.name]
+        parts = [self.name]
         if (self.kind, self.per_node) != (plain.kind, plain.per_node):
-            found.append(f"{self.per_node} × {self.kind}")
+            parts.append(f"{self.per_node} × {self.kind}")
         if self.nodes != plain.nodes:
-            found.append(f"{self.nodes} nodes")
+            parts.append(f"{self.nodes} nodes")
         links = {"inside": (self.inside, plain.inside), "between nodes": (self.between, plain.between)}
-        found += [f"{link} {where}" for where, (link, usual) in links.items() if link and link != usual]
+        parts += [f"{link} {where}" for where, (link, usual) in links.items() if link and link != usual]
         if self.price != plain.price and self.price is not None:
-            found.append(f"at {self.price:g} per device-hour")
-        return ", ".join(found)
+            parts.append(f"at {self.price:g} per device-hour")
+        return ", ".join(parts)
 
     def asked(self) -> str | dict[str, Any]:
         """The cluster of a question: its name, or what an edited one is.
@@ -159,23 +159,23 @@ class Request:
     @property
     def title(self) -> str:
         """What people read: the model, where, and all that is not at its default."""
-        asked = self.question
-        found = [f"{self.label} on {self.place}"]
-        if asked.devices:
-            found.append(f"on {write_counts(asked.devices)} devices")
-        if asked.also_on:
-            found.append(f"also on {', '.join(asked.also_on)}")
-        found += [f"{name}={size}" for name, size in asked.dims.items()]
-        found += [f"up to {tensor}" for tensor in asked.outputs]
-        named = {"batch": asked.batch, "loss": asked.loss, "seed": asked.seed}
-        found += [f"{name} {value}" for name, value in named.items() if value]
+        question = self.question
+        parts = [f"{self.label} on {self.place}"]
+        if question.devices:
+            parts.append(f"on {write_counts(question.devices)} devices")
+        if question.also_on:
+            parts.append(f"also on {', '.join(question.also_on)}")
+        parts += [f"{name}={size}" for name, size in question.dims.items()]
+        parts += [f"up to {tensor}" for tensor in question.outputs]
+        named = {"batch": question.batch, "loss": question.loss, "seed": question.seed}
+        parts += [f"{name} {value}" for name, value in named.items() if value]
         for setting in settings_fields():
-            value = getattr(asked.settings, setting.name)
-            found += [setting.in_title(value)] if value != setting.default else []
-        found += [f"memory {write_size(limit)}" for limit in asked.limits if limit is not None]
-        if asked.planners:
-            found.append(f"beside {', '.join(asked.planners)}")
-        return " · ".join(found)
+            value = getattr(question.settings, setting.name)
+            parts += [setting.in_title(value)] if value != setting.default else []
+        parts += [f"memory {write_size(limit)}" for limit in question.limits if limit is not None]
+        if question.planners:
+            parts.append(f"beside {', '.join(question.planners)}")
+        return " · ".join(parts)
 
     def arguments(self, folder: Path) -> list[str]:
         """The words of the command line that does the same; the result lands in ``folder``."""
@@ -255,20 +255,20 @@ def request_from(
     """
     hardware = hardware_from(form, clusters)
     settings = fields.settings(form)
-    asked: dict[str, Any] = {"seed": fields.seed(form.get("seed")) or 0}
+    values: dict[str, Any] = {"seed": fields.seed(form.get("seed")) or 0}
     model = form.get("model")
     if isinstance(model, str) and model in uploads:
         path, label = uploads[model]
         source = str(path)
-        asked |= _of_file(form, training=settings.mode == "train")
+        values |= _of_file(form, training=settings.mode == "train")
     else:
         source = str(model)
         label = source.removeprefix("zoo:")
         usual = {m.name: m.batch for m in list_models()}
         if label not in usual:
             raise RequestError("choose a model from the list, or upload an ONNX file")
-        asked["batch"] = fields.batch(form.get("batch"))
-        fields.divides(settings.micro_batches, asked["batch"] or usual[label])
+        values["batch"] = fields.batch(form.get("batch"))
+        fields.divides(settings.micro_batches, values["batch"] or usual[label])
     planners, devices = planners_from(form.get("planners")), fields.device_counts(form.get("devices"))
     if planners and devices:
         raise RequestError(
@@ -281,10 +281,10 @@ def request_from(
             "clusters, or these, empty"
         )
     if planners and settings.memory_bytes is not None:
-        asked["limits"], settings = (settings.memory_bytes,), replace(settings, memory_bytes=None)
+        values["limits"], settings = (settings.memory_bytes,), replace(settings, memory_bytes=None)
     question = Question(
         model=source, cluster=hardware.asked(), settings=settings, planners=planners, devices=devices,
-        also_on=also_on, **asked,
+        also_on=also_on, **values,
     )  # fmt: skip
     return Request(question, label, hardware.title, hardware.is_local)
 

@@ -80,20 +80,20 @@ def read_description(data: bytes, label: str) -> dict[str, Any]:
         text = data.decode("utf-8-sig")
         # Not as YAML, to which 5e-06 is a word.
         if label.lower().endswith(".json"):
-            found = json.loads(text)
+            content = json.loads(text)
         # Written out, a file says no more than its size; a dozen nested aliases would stand for gigabytes.
         elif any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise RequestError(f"'{label}': aliases (*name) are not taken here; write the values out")
         else:
-            found = yaml.safe_load(text)
+            content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(f"'{label}' is not valid YAML or JSON ({reason}); correct that line") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise RequestError(
             f"'{label}' describes no cluster; write for example devices: [{{kind: H100-80GB, count: 8}}]"
         )
-    return found
+    return content
 
 
 def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
@@ -153,16 +153,16 @@ class Uploads:
 
     def known(self) -> dict[str, tuple[Path, str]]:
         """token -> (file, what its owner called it), newest last."""
-        found = {}
+        files = {}
         for note in sorted(self.folder.glob("*.json"), key=lambda f: f.stat().st_mtime):
             token = note.stem
             path = self.folder / f"{token}.onnx"
             if path.is_file() and re.fullmatch(r"upload-[0-9a-f]{16}", token):
                 try:
-                    found[token] = (path, str(json.loads(note.read_text(encoding="utf-8"))["label"]))
+                    files[token] = (path, str(json.loads(note.read_text(encoding="utf-8"))["label"]))
                 except (OSError, ValueError, KeyError, TypeError):
                     continue
-        return found
+        return files
 
     def names(self) -> dict[str, str]:
         """file -> what its owner called it."""
@@ -188,16 +188,16 @@ class Uploads:
 
     def clusters(self) -> dict[str, ClusterFile]:
         """token -> an uploaded cluster, newest last; one that cannot be read any more is left out."""
-        found = {}
+        clusters = {}
         for file in sorted(self.folder.glob("cluster-*.json"), key=lambda f: f.stat().st_mtime):
             if re.fullmatch(r"cluster-[0-9a-f]{16}", file.stem):
                 try:
                     kept = json.loads(file.read_text(encoding="utf-8"))
-                    found[file.stem] = cluster_file(kept["cluster"], str(kept["label"]))
+                    clusters[file.stem] = cluster_file(kept["cluster"], str(kept["label"]))
                 # A file of another version, or damaged: the rest of the list is still good.
                 except (OSError, ValueError, KeyError, TypeError, TensorOptError):
                     continue
-        return found
+        return clusters
 
     def keep_cluster(self, contents: object, name: object) -> str:
         """Store a cluster file that a page uploaded; gives its token.
@@ -218,8 +218,8 @@ class Uploads:
             TensorOptError: it describes no cluster.
         """
         wanted = cluster_file(description, label)
-        for token, known in self.clusters().items():
-            if known == wanted:
+        for token, earlier in self.clusters().items():
+            if earlier == wanted:
                 return token
         data = json.dumps({"label": label, "cluster": wanted.description}).encode()
         self._check_room(len(data))
@@ -228,9 +228,9 @@ class Uploads:
         return token
 
     def _check_room(self, more_bytes: int) -> None:
-        together = sum(f.stat().st_size for f in self.folder.iterdir())
-        if together + more_bytes > MOST_TOGETHER_BYTES:
-            raise UploadError(f"{together / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
+        total = sum(f.stat().st_size for f in self.folder.iterdir())
+        if total + more_bytes > MOST_TOGETHER_BYTES:
+            raise UploadError(f"{total / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
 
 
 def _decoded(contents: object, label: str, most_bytes: int, remedy: str) -> bytes:

@@ -122,7 +122,7 @@ def _start(context: Context, clicks: Any, names: Any, kept: Any) -> Any:
     when="beside-job.data told.data",
     given="beside-told.data",
 )
-def _say(context: Context, started: Any, _: Any, told: Any) -> Any:
+def _say(context: Context, started: Any, _: Any, shown: Any) -> Any:
     """Report how the job is going, every second; but only if there is something new."""
     if not isinstance(started, dict):
         return no_update, no_update, no_update
@@ -134,8 +134,8 @@ def _say(context: Context, started: Any, _: Any, told: Any) -> Any:
             return no_update, no_update, no_update
         stage = job.stages[-1] if job.stages else None
         news = [job.id, job.state, *((stage.name, stage.done, stage.total) if stage else ())]
-        words = None if news == told else _words(job, context.manager)
-    if news == told:
+        words = None if news == shown else _words(job, context.manager)
+    if news == shown:
         return no_update, no_update, no_update
     # What is drawn has other points now, and other planners.
     drawn_anew = isinstance(started, dict) and len(news) > 1 and news[1] == "done"

@@ -27,7 +27,7 @@ class _Certificate:
         """Return (memory, time) of the corners: along the upper edge, and back along the lower one."""
         # An edge that holds to the right steps down where the next point begins, one that holds to the left
         # where the last one ends.
-        memory, upper, lower = (list(map(float, one)) for one in (self.memory, self.upper, self.lower))
+        memory, upper, lower = (list(map(float, column)) for column in (self.memory, self.upper, self.lower))
         there = [memory[0], *(at for at in memory[1:] for _ in (0, 1))]
         back = [*(at for at in memory[:-1] for _ in (0, 1)), memory[-1]]
         ups = [*(time_s for time_s in upper[:-1] for _ in (0, 1)), upper[-1]]

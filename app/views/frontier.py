@@ -129,8 +129,8 @@ class FrontierData:
             keep &= self.memory <= view.budget_bytes
         if view.target_s is not None:
             keep &= self.time <= view.target_s
-        found: np.ndarray = np.flatnonzero(keep)
-        return found
+        rows: np.ndarray = np.flatnonzero(keep)
+        return rows
 
     def special(self, view: View) -> dict[str, int]:
         """Return rows that have a name: ``leanest``, ``knee``, ``fastest`` of those that are allowed; empty
@@ -221,9 +221,9 @@ def price_of(data: FrontierData, view: View) -> float | None:
     _, by_kind = prices_of(view.prices)
     kinds = data.exploration.cluster["kinds"]
     prices = [by_kind.get(kind["name"], kind.get("price_per_hour")) for kind in kinds]
-    known = [float(p) for p in prices if p is not None]
+    prices_known = [float(p) for p in prices if p is not None]
     # A cluster with one price missing has none: a sum of what is known would be too low.
-    return max(known) if known and len(known) == len(prices) else None
+    return max(prices_known) if prices_known and len(prices_known) == len(prices) else None
 
 
 def money(amount: float) -> str:
@@ -409,12 +409,12 @@ def axes_of(data: FrontierData, view: View) -> Axes:
     """Return the axes that a view asks for; the usual one, with the reason, if its figures are unknown."""
     if (view.across, view.up) == (USUAL_ACROSS, USUAL_UP):
         return Axes(_usual(data, USUAL_ACROSS), _usual(data, USUAL_UP))
-    found, refused = rate_arrays(data, view), []
+    rates, refused = rate_arrays(data, view), []
     axes = []
     for name, usual in ((view.across, USUAL_ACROSS), (view.up, USUAL_UP)):
-        axis = _usual(data, name) if name == usual else _of(data, view, found, name)
+        axis = _usual(data, name) if name == usual else _of(data, view, rates, name)
         if axis is None:
-            why = found.whys.get({"hours": "device_hours"}.get(name, name), "it is unknown")
+            why = rates.whys.get({"hours": "device_hours"}.get(name, name), "it is unknown")
             refused.append(f"The plot cannot show {TITLES[name]}: {why}.")
         axes.append(axis or _usual(data, usual))
     return Axes(axes[0], axes[1], " ".join(dict.fromkeys(refused)))
@@ -444,16 +444,16 @@ def _axis(name: str, title: str, unit: Unit, values: np.ndarray) -> _Axis:
     return _Axis(name, said, unit.name, values / unit.factor)
 
 
-def _of(data: FrontierData, view: View, found: _RateArrays, name: str) -> _Axis | None:
+def _of(data: FrontierData, view: View, rates: _RateArrays, name: str) -> _Axis | None:
     values = {
-        "rate": found.rate, "mfu": found.mfu, "hours": found.device_hours, "cost": found.cost,
+        "rate": rates.rate, "mfu": rates.mfu, "hours": rates.device_hours, "cost": rates.cost,
     }[name]  # fmt: skip
     if values is None:
         return None
-    unit = Unit({"rate": f"{found.unit}/s", "mfu": "%", "hours": "h", "cost": ""}[name], 1.0)
+    unit = Unit({"rate": f"{rates.unit}/s", "mfu": "%", "hours": "h", "cost": ""}[name], 1.0)
     title = {
-        "rate": "throughput", "mfu": "MFU", "hours": f"device-hours for {found.amount}",
-        "cost": f"cost of {found.amount}" + (f", {view.currency}" if view.currency else ""),
+        "rate": "throughput", "mfu": "MFU", "hours": f"device-hours for {rates.amount}",
+        "cost": f"cost of {rates.amount}" + (f", {view.currency}" if view.currency else ""),
     }[name]  # fmt: skip
     if name == "mfu":
         unit = Unit("%", 0.01)

@@ -1,4 +1,4 @@
-"""The facts that every page's callbacks share: explorations, jobs and remembered results."""
+"""The state that every page's callbacks share: explorations, jobs and remembered results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Files that a page offers, made on demand from an exploration of the library; no path comes from outside.
+"""Downloads that a page offers, made on demand from an exploration of the library; no path comes from
+outside.
 
-The frontier as a single HTML file for people without a server: plot and table, nothing fetched.
+The standalone page: a frontier as a single HTML file (plot and table) that fetches nothing.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def address(key: str, what: str, point: int | None, view: View | None = None) ->
 
 @dataclass(frozen=True)
 class _Query:
-    """The inputs of a file; ``model``: what people call the model; ``view``: limits and price; ``folder``:
-    what commands call the exploration's folder."""
+    """The input of a download; ``model``: people's name for the model; ``view``: limits and price;
+    ``folder``: the exploration's folder in commands."""
 
     exploration: Exploration
     model: str
@@ -169,7 +170,8 @@ _MAKERS: dict[str, tuple[str, Callable[[_Query], str]]] = {
 
 
 def register(app: Dash, context: Context) -> None:
-    """Add the route; unknown names and points are 404, what cannot be made is 409 with the reason."""
+    """Add the route: unknown names and points give 404, downloads that cannot be made give 409 with the
+    reason."""
 
     @app.server.get("/download/<key>/<what>")
     def download(key: str, what: str) -> Response:

@@ -20,7 +20,7 @@ from .views.frontier import FrontierData
 
 
 class NotUnderstoodError(TensorOptError):
-    """The text in a field is not of the kind that the field is for."""
+    """The text in a field is not of the kind that the field takes."""
 
 
 _SLIDER_STEPS = 400
@@ -203,10 +203,10 @@ def on_word(view: View, data: FrontierData, word: Any) -> View:
 
 
 def on_share(view: View, data: FrontierData, value: Any) -> View:
-    """Return the view with a headroom in percent; an empty field means the usual one.
+    """Return the view with a headroom in percent; an empty field means the default one.
 
     Raises:
-        NotUnderstoodError: it is no number, or out of bounds.
+        NotUnderstoodError: it is not a number, or out of bounds.
     """
     share = _typed_number(value, "headroom")
     if share is None:
@@ -220,7 +220,7 @@ def on_price(view: View, data: FrontierData, value: Any) -> View:
     """Return the view with a price of a device-hour; an empty field means an unknown one.
 
     Raises:
-        NotUnderstoodError: it is no number, or out of bounds.
+        NotUnderstoodError: it is not a number, or out of bounds.
     """
     try:
         return replace(view, price=price_from(value))

@@ -1,4 +1,5 @@
-"""Names, tags and colours that people give to runs, kept in one file beside the jobs, never in their folders.
+"""Names, tags and colours that people give to runs, kept in one file next to the jobs, never in their
+folders.
 
 Every change reads the file anew under a lock and changes one field, so that two browsers, or two dashboards,
 do not undo each other's changes. A file that cannot be read is set aside under another name and reported.

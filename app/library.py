@@ -1,12 +1,11 @@
-"""The explorations a page may ask for, by name: the ready-made ones, an opened folder, finished jobs.
+"""The explorations that a page may request, by key: the ready-made ones, an opened folder, finished jobs.
 
 A page names an exploration only by its key. Keys are looked up here and never become a path, so nothing
-outside the folders that were found can be opened from the web.
+outside these folders can be opened from the web.
 
-What the dashboard knows of every exploration without opening it: read once, and again when a file changes.
-
-Opening an exploration makes objects of all its points; what lists and tables over all explorations need is a
-hundredth of that. An exploration that cannot be read is known by its fault, and never stands in others' way.
+The index: what the dashboard knows of every exploration without opening it, read once, and again when a file
+changes. Opening an exploration makes objects of all its points; lists and tables of all explorations need a
+hundredth of that. An exploration that cannot be read is listed with its fault and does not affect others.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Head:
-    """What an exploration is of; ``fault``: why it cannot be read, "" where it can.
+    """The description of an exploration; ``fault``: why it cannot be read, "" if it can.
 
     Attributes:
-        source: the model, as ``explore`` was given it.
+        source: the model, as given to ``explore``.
         cluster: its name.
-        step: what explorations must share to be compared, as :func:`same_step` has it.
-        kind: of the devices with the least memory.
-        price: money per device-hour, None where unknown.
-        kinds: of devices of its cluster, with what a tariff asks of them.
-        settings: what tells two explorations of one model apart, as pairs of name and words.
-        batch: samples of a step; None where unknown.
-        devices: of the cluster.
-        capacity_bytes: memory of the devices with the least of it.
+        step: a key that comparable explorations share (:func:`same_step`).
+        kind: the kind of the devices with the least memory.
+        price: the price of a device-hour; None if unknown.
+        kinds: the kinds of its cluster's devices, with the fields that a tariff needs.
+        settings: what distinguishes two explorations of one model, as pairs of name and words.
+        batch: samples per step; None if unknown.
+        devices: the number of the cluster's devices.
+        capacity_bytes: the memory of the devices with the least of it.
     """
 
     source: str = ""
@@ -70,11 +69,11 @@ class _Index:
         self._recent = Recent(size=_MOST)
 
     def head(self, folder: Path) -> Head:
-        """What an exploration is of; its fault where that cannot be read."""
+        """Return the head of an exploration; with its fault if it cannot be read."""
         return self._once("head", folder, _head, lambda fault: Head(fault=fault))
 
     def costs(self, folder: Path) -> Costs:
-        """What the points of an exploration cost; none where they cannot be read."""
+        """Return the costs of an exploration's points; none if they cannot be read."""
         return self._once("costs", folder, read_costs, lambda _: Costs(*[np.array([])] * 3))
 
     def _once(
@@ -125,7 +124,8 @@ def _head(folder: Path) -> Head:
 
 
 def _batch(model: dict[str, Any]) -> int | None:
-    """What was asked for, else the first size of the first tensor that the model was called with."""
+    """Return the requested batch, otherwise the first size of the first tensor that the model was called
+    with."""
     if model.get("batch"):
         return int(model["batch"])
     call = model.get("call") or {}
@@ -136,14 +136,15 @@ def _batch(model: dict[str, Any]) -> int | None:
 
 
 def _compared(data: dict[str, Any]) -> str:
-    """The planners that ran beside it."""
+    """Return the planners that ran on it, in words."""
     names = dict.fromkeys(row["planner"] for row in data["comparison"])
     return ", ".join(name for name in names if name != "frontier")
 
 
 READY_MADE = Path(__file__).parent / "data"
 CACHED = 8
-"""Explorations kept in memory: of a frontier of 20,000 points all that was looked at are 100 MiB."""
+"""The number of explorations kept in memory: one with 20,000 points, once looked at in full, takes
+100 MiB."""
 
 
 @dataclass(frozen=True)

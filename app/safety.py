@@ -1,13 +1,12 @@
-"""Who may ask the server what, and how its answers are delivered.
+"""The rules of who may request what from the server, and the delivery of its answers.
 
 There is no login. The server listens only on this machine unless told otherwise, answers only under the names
 it was started for (so that a web site cannot reach it by pointing its own name here), accepts changes only
 from its own pages, and refuses what is not a callback of this application before Dash sees it.
 
-Answers are compressed if the browser accepts that, and cached by it as long as they can't change.
-
-Dash's own way to do this is Flask-Compress, which compresses a script again for every request and brings
-two more codecs along; gzip of the standard library is enough, here and through a tunnel to another machine.
+Answers are compressed if the browser accepts that, and cached by it as long as they cannot change. Dash's own
+way is Flask-Compress, which compresses a script again for every request and adds two more codecs; gzip of the
+standard library suffices, here and through a tunnel to another machine.
 """
 
 from __future__ import annotations
@@ -123,7 +122,8 @@ LATER = (
     f"{SUITES}dash_ag_grid/async-community.js",
     f"{SUITES}dash/dcc/async-graph.js",
 )
-"""What components load once they are drawn. The first page needs all of it, so it is requested at once."""
+"""Scripts that components load once they are drawn. The first page needs all of them, so they are requested
+at once."""
 
 
 class Page(Dash):

@@ -1,11 +1,10 @@
-"""A plot of memory against time. Traces and shapes keep their places, so that a selection changes only a few
+"""The plot of memory against time. Traces and shapes keep their places, so a selection changes only a few
 numbers.
 
-The thinning of a plot: of many points, one of those that cover each other is drawn.
-
-A browser draws an element for every point, and 20,000 take one without a graphics card a second (1.4 s with
-WebGL, which then runs on the processor). Points that are closer than a dot is wide appear as one dot. For a
-zoomed part the browser asks once more, with a finer grid over the part that is shown.
+Thinning: of many points, one of those that cover each other is drawn. A browser draws an element for every
+point, and without a graphics card 20,000 of them take a second (1.4 s with WebGL, which then runs on the
+processor). Points closer than a dot's width appear as one dot. For a zoomed part the browser requests a finer
+grid over the visible part.
 """
 
 from __future__ import annotations

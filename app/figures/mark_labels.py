@@ -1,5 +1,5 @@
-"""The labels of planners' marks in the plot: which marks are named, and where, so that no name covers
-another."""
+"""The labels of planners' marks in the plot: which marks are named, and where, so that names do not
+overlap."""
 
 from __future__ import annotations
 

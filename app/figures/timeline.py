@@ -1,4 +1,4 @@
-"""A step over time: what each device and link does when, and what its memory holds meanwhile.
+"""The plot of a step over time: each device and link, and what memory holds meanwhile.
 
 Measurements drawn over predictions: a line over the memory curve, rows below the timeline.
 """

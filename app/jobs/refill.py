@@ -1,6 +1,7 @@
-"""The form's fields from the question of a job or of an exploration, so that one of them can be changed.
+"""The form's fields filled from the question of a job or of an exploration, so that one of them can be
+changed.
 
-What the form has no field for is said, never dropped silently.
+Everything that the form has no field for is reported, never dropped silently.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from .request import MOST_RANKS, Hardware
 from .uploads import ClusterFile, Uploads
 
 _VERBS = ("explore", "compare")
-"""Whose command lines the form stands for."""
+"""The verbs whose command lines the form can express."""
 
 
 @dataclass(frozen=True)
 class Refill:
-    """A form, filled.
+    """A filled form.
 
     Attributes:
-        fields: by the form's names, as a person would have typed them.
-        said: what the form has no field for, as words of a command line.
+        fields: values by the form's names, as a person would have typed them.
+        said: what the form has no field for, as command-line arguments.
     """
 
     fields: Mapping[str, Any]
@@ -46,22 +47,22 @@ class Refill:
 
 
 def can_refill(job: Job) -> bool:
-    """Whether a job is one that the form stands for."""
+    """Return whether the form can express a job."""
     return job.question is not None or job.arguments[:1] in {(verb,) for verb in _VERBS}
 
 
 def question_of_job(job: Job) -> Question:
-    """What a job was asked.
+    """Return the question of a job.
 
     Raises:
-        RequestError: it is no exploration, or was asked in words that this version does not understand.
+        RequestError: it is not an exploration, or its arguments are unknown to this version.
     """
     return Question.of(job.question) if job.question is not None else question_of_words(job.arguments)
 
 
 def question_of_words(words: Sequence[str]) -> Question:
-    """What a command line asks, which is all that jobs of an earlier version keep; as :func:`question_of_job`
-    does."""
+    """Return the question in a command line, which is all that an earlier version's jobs keep; errors as in
+    :func:`question_of_job`."""
     if not words or words[0] not in _VERBS:
         raise RequestError("the form explores; what this job did is started where its result is shown")
     try:
@@ -79,10 +80,10 @@ def question_of_words(words: Sequence[str]) -> Question:
 
 
 def refill(question: Question, uploads: Uploads) -> Refill:
-    """The form that asks a question.
+    """Return the form filled with a question.
 
     Raises:
-        RequestError, ClusterError: the form cannot express it; says why, and what to do.
+        RequestError, ClusterError: the form cannot express it; the message says why, and what to do.
     """
     model = _model(question, uploads)
     cluster = load_cluster(question.cluster)
@@ -137,7 +138,7 @@ def _further(names: Sequence[str]) -> list[str]:
 
 
 def _hardware(named: str, cluster: Cluster, uploads: Uploads) -> dict[str, Any]:
-    """The fields of a cluster: this machine's ranks, a preset as it is or edited, else a file of its own."""
+    """Return the fields of a cluster: this machine's ranks, a preset as it is or edited, otherwise a file."""
     if re.match(r"(local|cpu)\b", named) and not Path(named).is_file():
         if cluster.device.type != "cpu" or cluster.device_count > MOST_RANKS:
             raise RequestError(
@@ -155,7 +156,7 @@ def _hardware(named: str, cluster: Cluster, uploads: Uploads) -> dict[str, Any]:
 
 
 def edited_preset(cluster: Cluster, named: str) -> Hardware | None:
-    """The preset and the changes to it that amount to ``cluster``; None where the form cannot express it."""
+    """Return the preset with the changes that make it ``cluster``; None if the form cannot express it."""
     nodes = next((level.size for level in cluster.levels if level.name == "node"), 1)
     links = {level.name: level.link.name for level in cluster.levels}
     between = links.pop("node", "")
@@ -188,7 +189,7 @@ def _same(first: Cluster, second: Cluster) -> bool:
 
 
 def hardware_fields(hardware: Hardware | ClusterFile) -> dict[str, Any]:
-    """What stands in the form's fields beside the choice of a cluster."""
+    """Return the values of the form's fields that follow from the choice of a cluster."""
     return {
         "kind": hardware.kind if isinstance(hardware, Hardware) and not hardware.is_local else None,
         "per_node": str(hardware.per_node),

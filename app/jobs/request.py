@@ -1,4 +1,4 @@
-"""What a page asks for, checked, as a question."""
+"""A page's request, checked, as a question."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .uploads import ClusterFile
 
 MOST_RANKS = 64
 _CLUSTER_FILE, _CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
-"""In a job's folder: a cluster and constraints that have no name, for its command line."""
+"""The files in a job's folder with a cluster and constraints that have no name, for its command line."""
 _NO_CLUSTERS: Mapping[str, ClusterFile] = {}
 
 
@@ -32,9 +32,10 @@ class Hardware:
     """A cluster as the form shows it.
 
     Attributes:
-        name: the preset or ``local``; what is below may have been edited.
-        kind, per_node, nodes: devices; links by name, "" where there is nothing to link.
-        price: of one device-hour, None where unknown.
+        name: the preset or ``local``; the other fields may have been edited.
+        kind, per_node, nodes: the devices.
+        inside, between: the links by name; "" if there is nothing to link.
+        price: the price of a device-hour; None if unknown.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Hardware:
 
     @classmethod
     def of(cls, name: str) -> Hardware:
-        """A preset as it is."""
+        """Return a preset as it is."""
         cluster = load_cluster(name)
         nodes = next((level.size for level in cluster.levels if level.name == "node"), 1)
         links = {level.name: level.link.name for level in cluster.levels}
@@ -69,7 +70,7 @@ class Hardware:
 
     @property
     def title(self) -> str:
-        """What people read: the preset, and what was changed of it."""
+        """Its title: the preset, and what was changed about it."""
         if self.is_local:
             return f"cpu:{self.per_node}"
         plain = Hardware.of(self.name)
@@ -85,10 +86,10 @@ class Hardware:
         return ", ".join(parts)
 
     def asked(self) -> str | dict[str, Any]:
-        """The cluster of a question: its name, or what an edited one is.
+        """Return the cluster of a question: its name, or the description of an edited one.
 
         Raises:
-            RequestError, ClusterError: the edited cluster is none.
+            RequestError, ClusterError: the edited cluster is invalid.
         """
         if self.is_local:
             return f"cpu:{self.per_node}"
@@ -107,7 +108,7 @@ class Hardware:
         return self.described()
 
     def described(self) -> dict[str, Any]:
-        """In the format of a cluster file."""
+        """Return its description in the format of a cluster file."""
         if self.nodes * self.per_node > fields.MOST_DEVICES:
             raise RequestError(
                 f"{self.nodes} nodes of {self.per_node} are more than {fields.MOST_DEVICES} devices; "
@@ -128,7 +129,7 @@ class Hardware:
 
 
 class Wanted(Protocol):
-    """Something a job can do: what people call it, whether it times this machine, its command line."""
+    """Something a job can do: its title, whether it times this machine, its command line."""
 
     @property
     def title(self) -> str: ...
@@ -137,7 +138,7 @@ class Wanted(Protocol):
     def measures(self) -> bool: ...
 
     def arguments(self, folder: Path) -> list[str]:
-        """The words after ``tensoropt``; the result lands in ``folder``."""
+        """Return the arguments of ``tensoropt``; the result is written to ``folder``."""
         ...
 
 
@@ -146,9 +147,9 @@ class Request:
     """One exploration to run.
 
     Attributes:
-        label: what people call the model.
-        place: what people call the cluster.
-        measures: whether this machine's own ranks are timed, so that nothing else should run beside it.
+        label: people's name for the model.
+        place: people's name for the cluster.
+        measures: whether this machine's own ranks are timed, so that nothing else should run meanwhile.
     """
 
     question: Question
@@ -158,7 +159,7 @@ class Request:
 
     @property
     def title(self) -> str:
-        """What people read: the model, where, and all that is not at its default."""
+        """The job's title: the model, the cluster, and every setting that is not at its default."""
         question = self.question
         parts = [f"{self.label} on {self.place}"]
         if question.devices:
@@ -178,13 +179,14 @@ class Request:
         return " · ".join(parts)
 
     def arguments(self, folder: Path) -> list[str]:
-        """The words of the command line that does the same; the result lands in ``folder``."""
+        """Return the arguments of the command line that does the same; the result is written to
+        ``folder``."""
         return written(self.question, folder)
 
 
 def written(question: Question, folder: Path) -> list[str]:
-    """The words of the command line that asks a question; what has no name is written into ``folder``, where
-    the result lands."""
+    """Return the arguments of a question's command line; parts without a name are written to ``folder``,
+    where the result is written too."""
     cluster, constraints = folder / _CLUSTER_FILE, folder / _CONSTRAINTS_FILE
     if not isinstance(question.cluster, str):
         cluster.write_text(json.dumps(question.cluster, indent=1) + "\n", encoding="utf-8")
@@ -195,10 +197,10 @@ def written(question: Question, folder: Path) -> list[str]:
 
 
 def planners_from(value: Any) -> tuple[str, ...]:
-    """Names of planners.
+    """Return the names of planners.
 
     Raises:
-        RequestError: one is not on the list.
+        RequestError: a name is not on the list.
     """
     names = list(value or ()) if isinstance(value, (list, tuple, type(None))) else [value]
     unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in ENTRIES]
@@ -210,7 +212,7 @@ def planners_from(value: Any) -> tuple[str, ...]:
 def hardware_from(
     form: Mapping[str, Any], clusters: Mapping[str, ClusterFile] = _NO_CLUSTERS
 ) -> Hardware | ClusterFile:
-    """The cluster part of the form; ``clusters``: uploaded ones by token.
+    """Return the cluster in the form; ``clusters``: uploaded ones by token.
 
     Raises:
         RequestError: a field is missing or impossible.
@@ -244,14 +246,14 @@ def request_from(
     uploads: Mapping[str, tuple[Path, str]],
     clusters: Mapping[str, ClusterFile] = _NO_CLUSTERS,
 ) -> Request:
-    """A request from the form's fields.
+    """Return the request in the form's fields.
 
     Args:
-        uploads: token -> (file, name for people) of what was uploaded.
+        uploads: token -> (file, name for people) of uploaded models.
         clusters: token -> uploaded cluster.
 
     Raises:
-        RequestError: a field is missing or impossible; says which.
+        RequestError: a field is missing or impossible; the message says which.
     """
     hardware = hardware_from(form, clusters)
     settings = fields.settings(form)
@@ -290,10 +292,10 @@ def request_from(
 
 
 def _clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
-    """Names of presets, without the one that is explored anyway.
+    """Return the names of presets, without the one that is explored anyway.
 
     Raises:
-        RequestError: one is not on the list.
+        RequestError: a name is not on the list.
     """
     names = list(value or ()) if isinstance(value, (list, tuple, type(None))) else [value]
     unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in list_clusters()]
@@ -306,7 +308,7 @@ LOSSES = ("auto", "cross_entropy", "mean", "mse")
 
 
 def _of_file(form: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
-    """What an uploaded file leaves open."""
+    """Return the options for what an uploaded file leaves open."""
     dims = dict(dim.rsplit("=", 1) for dim in fields.dims(form.get("dims")))
     outputs = fields.words(form.get("outputs"))
     for tensor in outputs:

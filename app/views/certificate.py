@@ -1,4 +1,4 @@
-"""The proof about a frontier, as a band in the sums that the search uses, not in simulated figures."""
+"""The proof about a frontier, as a band in the search's sums rather than in simulated figures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Certificate:
 
 
 def certificate(data: FrontierData, rows: np.ndarray) -> _Certificate | None:
-    """The band of some rows; None where nothing is proven of any."""
+    """Return the band of some rows; None if nothing is proven about any."""
     rows = rows[np.isfinite(data.column("gap")[rows])]
     if not len(rows):
         return None

@@ -1,8 +1,7 @@
-"""The frontier as arrays in readable units, what fits a device, and words for what doesn't.
+"""The frontier as arrays in readable units, with what fits a device and words for what does not.
 
-Throughput, MFU, hours and money of every row of a frontier, as arrays; what is unknown says why.
-
-The axes of the frontier's plot: memory and time, or the units by which people decide.
+Throughput, MFU, hours and money of every row, as arrays; an unknown one has its reason. The axes of the plot:
+memory and time, or the units by which people decide.
 """
 
 from __future__ import annotations
@@ -31,11 +30,12 @@ from .units import Unit, Units, digits, percent, plural, unit_for
 
 @dataclass(frozen=True, eq=False)
 class FrontierData:
-    """One exploration's points as arrays in the order of ``all_points``; marks are points of other planners.
+    """The points of one exploration as arrays in the order of ``all_points``; marks are points of other
+    planners.
 
     Attributes:
-        model: what people call it.
-        axes: what the plot shows against what (:class:`.axes.Axes`); None off the plot.
+        model: people's name for the model.
+        axes: the plot's axes (:class:`Axes`); None outside the plot.
     """
 
     exploration: Exploration
@@ -45,18 +45,18 @@ class FrontierData:
 
     @classmethod
     def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
-        """The arrays of an exploration."""
+        """Return the arrays of an exploration."""
         return cls(exploration, model or exploration.model.source, Units.of(exploration))
 
     def __len__(self) -> int:
         return len(self.exploration.all_points)
 
     def column(self, name: str) -> np.ndarray:
-        """A figure of every row, by its name in :data:`~tensoropt.plan.figures.KEPT`."""
+        """Return a figure of every row, by its name in :data:`~tensoropt.plan.figures.KEPT`."""
         return self.exploration.all_points.column(name)
 
     def shown(self, name: str) -> np.ndarray:
-        """A figure of every row in the unit that a person reads it in."""
+        """Return a figure of every row in the unit shown to people."""
         factors = {BYTES: self.units.memory.factor, SECONDS: self.units.time.factor}
         return self.column(name) / factors.get(KEPT[name].unit, 1.0)
 
@@ -68,17 +68,17 @@ class FrontierData:
 
     @property
     def memory(self) -> np.ndarray:
-        """Bytes of every row."""
+        """The bytes of every row."""
         return self.column("memory_bytes")
 
     @property
     def time(self) -> np.ndarray:
-        """Seconds of every row."""
+        """The seconds of every row."""
         return self.column("time_s")
 
     @cached_property
     def planner(self) -> tuple[str, ...]:
-        """Who found each row."""
+        """The planner that found each row."""
         return tuple(self.column("planner").tolist())
 
     @cached_property
@@ -89,12 +89,12 @@ class FrontierData:
 
     @cached_property
     def micro(self) -> np.ndarray:
-        """Micro-batches of every row."""
+        """The micro-batch count of every row."""
         return np.array([s.micro_batches for s in self.exploration.spaces], dtype=int)[self.column("space")]
 
     @cached_property
     def devices(self) -> np.ndarray:
-        """Devices of every row."""
+        """The device count of every row."""
         return np.array([s.devices for s in self.exploration.spaces], dtype=int)[self.column("space")]
 
     @cached_property
@@ -361,7 +361,7 @@ TITLES = {
     "memory": "memory per device", "time": "time per step", "rate": "tokens/s or samples/s", "mfu": "MFU",
     "hours": "device-hours", "cost": "cost",
 }  # fmt: skip
-"""The titles of what an axis can show, as choices."""
+"""The titles of the figures that an axis can show."""
 
 
 @dataclass(frozen=True, eq=False)

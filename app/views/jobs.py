@@ -1,4 +1,4 @@
-"""Jobs as people read them."""
+"""Jobs in words for people."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The operator graph collapsed by module, coloured by configuration, with positions for a picture.
 
-A drawing order for a directed graph: layers by longest path, few crossings, long chains wrapped.
-
-Layouts at hand (dagre, klay, elk, dot) took seconds to minutes on training graphs of a thousand nodes; this
+The positions of a directed graph's nodes: layers by longest path, few crossings, long chains wrapped.
+Available layouts (dagre, klay, elk, dot) took seconds to minutes on training graphs of a thousand nodes; this
 takes 0.06 s for 5,000. The method is Sugiyama, Tagawa and Toda, "Methods for Visual Understanding of
 Hierarchical System Structures" (1981): rank, then sweep by barycentres.
 """

@@ -1,8 +1,7 @@
 """A point in words and figures, and two points side by side.
 
-Predictions beside measurements, for the points whose plans were run.
-
-The basis of the figures: settings, defaults, sources of figures, what was left out.
+Predictions next to measurements, for points whose plans were run; the basis of the figures: settings,
+defaults, sources, and what was left out.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ SHOWN = (
 )  # fmt: skip
 """The facts on the card, in order."""
 TITLES = {"communication_s": "communication"}
-"""What the table of two points calls figures whose label in a column is shorter."""
+"""The titles, in the table of two points, of figures with a shorter label in a column."""
 _IN_COMPUTE = "in compute"
 """The place of a placed plan's host time: its operators take as long as the slower of device and host."""
 

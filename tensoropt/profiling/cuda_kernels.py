@@ -1,4 +1,4 @@
-"""The memory behaviour of CUDA's attention kernels, queried without a GPU.
+"""The memory behaviour of CUDA's attention kernels and recurrent layers, determined without a GPU.
 
 ``scaled_dot_product_attention`` is one operator, whose kernel PyTorch chooses when it runs: by the device,
 its compute capability, dtypes, shapes, mask and dropout. Every kernel is a separate operator, with its own
@@ -42,14 +42,14 @@ from tensoropt.profiling.workload import Workload
 
 
 def has_recurrent(work: Workload) -> bool:
-    """Whether a workload has a layer whose facts on GPUs are estimated."""
+    """Return whether a workload has a layer whose facts on GPUs are estimated."""
     return any(reserve_of(call.function) is not None for call, _ in work.calls)
 
 
 def reserve_bytes(
     numbers: int, steps: int, hidden: int, layers: int, directions: int, element_bytes: int
 ) -> int:
-    """The bytes of cuDNN's reserve.
+    """Return the bytes of cuDNN's reserve.
 
     Args:
         numbers: how many are reserved for every step, unit and layer
@@ -132,13 +132,14 @@ _ROW = 8
 
 
 def capability_of(text: str) -> Capability:
-    """The compute capability that a device kind gives, such as ``9.0``; that of an A100 if it gives none."""
+    """Return the compute capability that a device kind gives, such as ``9.0``; that of an A100 if it gives
+    none."""
     major, _, minor = (text or "8.0").partition(".")
     return int(major), int(minor or 0)
 
 
 def has_attention(work: Workload) -> bool:
-    """Whether the facts of a workload depend on the attention kernel that its device chooses."""
+    """Return whether the facts of a workload depend on the attention kernel that its device chooses."""
     return any(call.function == ATTENTION for call, _ in work.calls)
 
 
@@ -152,7 +153,7 @@ def attention_kernel(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> str:
-    """The kernel that CUDA chooses: ``flash``, ``cudnn``, ``efficient`` or ``math``.
+    """Return the kernel that CUDA chooses: ``flash``, ``cudnn``, ``efficient`` or ``math``.
 
     Args:
         q: ``[batch, heads, queries, head_dim]``; other shapes use the math form.
@@ -177,8 +178,8 @@ def attention_kernel(
 
 
 def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """``check_batch_size_and_num_heads_dense``: nothing is broadcast, and the efficient kernel does not
-    support groups (PyTorch 2.13; the next version does)."""
+    """Return whether the heads are accepted (``check_batch_size_and_num_heads_dense``): nothing is broadcast,
+    and the efficient kernel does not support groups (PyTorch 2.13; the next version does)."""
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         return False
     heads, of_keys, of_values = (t.shape[1] for t in (q, k, v))
@@ -189,7 +190,7 @@ def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 
 
 def _narrow(capability: Capability, q: torch.Tensor) -> bool:
-    """``check_dtypes_low_precision``."""
+    """Return whether the dtype is accepted (``check_dtypes_low_precision``)."""
     return q.dtype in _HALF and capability[0] >= 8
 
 
@@ -286,7 +287,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention by the kernel that CUDA chooses, including PyTorch's operations around it."""
+    """Return attention by the kernel that CUDA chooses, including PyTorch's operations around it."""
     aten: Any = torch.ops.aten
     kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
@@ -310,7 +311,7 @@ def _attend(
 
 
 def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """``convert_boolean_attn_mask``: the mask as a term that is added."""
+    """Return the mask as a term that is added (``convert_boolean_attn_mask``)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     passed, hidden = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, float("-inf")))
@@ -318,7 +319,8 @@ def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
 
 
 def _aligned(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """``preprocess_mask``: rows that begin at multiples of 8 elements, expanded to all heads."""
+    """Return the mask with rows that begin at multiples of 8 elements, expanded to all heads
+    (``preprocess_mask``)."""
     size = mask.shape[-1]
     if mask.stride(-1) != 1 or any(stride % _ROW for stride in mask.stride()[:-1]):
         mask = functional.pad(mask, (0, _ROW - size % _ROW))[..., :size]

@@ -1,5 +1,5 @@
-"""Find the facts of a workload by running it: ``torch.autograd.graph.saved_tensors_hooks`` show what autograd
-saves, and the storages that operators create show what is alive.
+"""The facts of a workload, found by running it: ``torch.autograd.graph.saved_tensors_hooks`` show what
+autograd saves, a dispatch mode that tracks storages shows which memory is alive.
 
 The kernels of different devices keep different things (attention its random state, a GPU's batch norm a
 reserve, recurrent layers everything that cuDNN's backward needs). On fake tensors the CPU kernels are
@@ -496,7 +496,7 @@ class _Probe:
         return tuple(memory)
 
     def _made_at(self, storage: int) -> int:
-        """The position of the call that made a storage; 0 if no call made it."""
+        """Return the position of the call that made a storage; 0 if no call made it."""
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int], dict[str, str]]:
@@ -574,7 +574,7 @@ class _Probe:
         self.peaks.arrived(name)
 
     def _shared(self, taken: Mapping[str, torch.Tensor], incoming: Mapping[int, str]) -> _Gradients:
-        """Which gradients of reads share one storage, or lie in that of a result's gradient."""
+        """Return the gradients of reads that share one storage, or lie in that of a result's gradient."""
         hands_on, extents = {}, {}
         first: dict[int, str] = {}
         for name, spec, role in self.work.inputs:

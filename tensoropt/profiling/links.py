@@ -101,7 +101,7 @@ class LinkFits:
     from_idle: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]] = field(default_factory=dict)
 
     def table(self) -> str:
-        """A table for people: the slowest group of each kind and axes."""
+        """Return a table for people: the slowest group of each kind and axes."""
         lines = [f"{'what':<{_TITLE}}{'latency':>10}{'bandwidth':>14}{'residual':>10}"]
         for (kind, axes), fits in self.collectives.items():
             worst = max(fits, key=lambda fit: fit.time_s(1e6))
@@ -137,7 +137,7 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
 
 
 def repeats_for(size: int) -> int:
-    """How often a size is measured: each takes about the same total time."""
+    """Return the number of repeats for a size: all sizes take about the same total time."""
     return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / _message_s("gloo", size))))
 
 
@@ -147,7 +147,7 @@ def _message_s(backend: str, size: int) -> float:
 
 
 def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
-    """The approximate time that :func:`measure_links` takes for a kind in one set of groups."""
+    """Return the approximate time that :func:`measure_links` takes for a kind in one set of groups."""
 
     def sent_s(size: int) -> float:
         return _message_s(backend, size) if size else 0.0
@@ -163,7 +163,7 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
 
 
 def in_step(seconds: Floats) -> float:
-    """The time that a collective adds to a step that issues many: the mean, including its own stalls.
+    """Return the time that a collective adds to a step that issues many: the mean, including its own stalls.
 
     The longest repeat does not count if it took longer than all others together: that was a standstill of the
     machine, and would be most of the mean. Shorter stalls stay, including the longest: one in fifty repeats
@@ -186,7 +186,8 @@ def measure_links(
     progress: Progress = silent,
     stage: str = "links",
 ) -> LinkFits:
-    """Time every collective on the groups of every set of mesh axes, and every pair of ranks.
+    """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
+    fits.
 
     All groups of one set of axes run at once. Anything that is already in the store is not measured again,
     and each measurement is saved as soon as it is made, so an interrupted call resumes where it stopped.
@@ -247,7 +248,7 @@ def measure_links(
 
 
 def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
-    """The fits that the store has for a mesh; missing ones are left out, and nothing is measured."""
+    """Return the fits that the store has for a mesh; missing ones are left out, and nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
@@ -263,7 +264,8 @@ class _Job(NamedTuple):
 
 
 def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
-    """The measurements of a mesh: (kind, groups). GPUs do not fall asleep between a stream's kernels."""
+    """Return the measurements of a mesh: (kind, groups). GPUs do not fall asleep between a stream's
+    kernels."""
     kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
     jobs = [_Job(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
@@ -272,20 +274,21 @@ def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_
 
 
 def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
-    """The different ways in which sets of axes group the ranks, without groups of one."""
+    """Return the different ways in which sets of axes group the ranks, without groups of one."""
     partitions = (mesh.groups(axes) for axes in mesh.axis_subsets())
     # Sets of axes that differ only by axes of size 1 form the same groups, which are measured once.
     return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
 
 
 def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, ...]]) -> str:
-    """The store's key: which links, and how they are measured."""
+    """Return the store's key: which links, and how they are measured."""
     text = ";".join(",".join(map(str, group)) for group in groups)
     return f"{cluster.fingerprint}|{backend}|{_HOW_OF[backend]}|{kind}|{text}"
 
 
 def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A measurement made while this machine's host leaves it alone, or the least disturbed of a few tries.
+    """Return a measurement made while this machine's host leaves it alone, or the least disturbed of a few
+    tries.
 
     One minute in which a virtual machine's host runs others on its cores would otherwise stay in the store
     permanently as the links' time; ``stolen`` in the record is the share of the cores' time that it took.
@@ -342,14 +345,14 @@ class _NotAheadError(MeasurementError):
 
 
 def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
-    """The seconds of each repeat of one size from idle. Stamps are of one machine's monotonic clock: from the
-    last rank's start to the last rank's end."""
+    """Return the seconds of each repeat of one size from idle: from the last rank's start to the last rank's
+    end, by the machine's monotonic clock."""
     starts = np.max([rank.starts for rank in ranks], axis=0)
     return np.max([rank.ends for rank in ranks], axis=0) - starts
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """Seconds of each repeat of one size behind work: those of the slowest device, since all begin together.
+    """Return the seconds of each repeat of one size behind work, on the slowest device: all begin together.
 
     Repeats in which a host was not ahead do not count.
 
@@ -369,7 +372,7 @@ def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
 def _fit(
     kind: str, group: tuple[int, ...], sizes: Sequence[int], seconds: Sequence[Floats]
 ) -> dict[str, Any]:
-    """The record of the lines through the repeats of all sizes."""
+    """Return the record of the lines through the repeats of all sizes."""
     points = []
     for size, repeats in zip(sizes, seconds, strict=True):
         low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])

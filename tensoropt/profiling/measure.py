@@ -1,13 +1,11 @@
-"""Measure workloads on a pool of ranks: whatever the store lacks is timed, saved as it comes, and tried again
+"""The measurement of workloads on a pool of ranks: what the store lacks is timed, saved at once, and retried
 if that helps.
 
 A workload may fail, hang, take its ranks down with it or have too little memory; the others proceed. The code
 that runs on the ranks is :mod:`tensoropt.profiling.workload_timing`.
 
-Estimates of remaining time: before work begins and while it proceeds.
-
-The seconds that work is expected to take are one machine's; the pace of another machine follows from the
-finished work.
+Estimates of remaining time start from the seconds expected on one machine; the pace of another machine
+follows from the work finished there.
 """
 
 from __future__ import annotations
@@ -49,15 +47,16 @@ as left; an assumption."""
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:
-    """Seconds after which a workload is considered to hang: half of a pool run's limit, plus its own time."""
+    """Return the seconds after which a workload is considered to hang: half of a pool run's limit, plus its
+    own time."""
     return timeout_s / 2 + _SLOWER * expected_s
 
 
 def batches(
     works: Sequence[Workload], expected_s: Mapping[str, float], most: int
 ) -> Iterator[list[Workload]]:
-    """Groups of neighbouring workloads of up to ``_BATCH_S`` together, with at least one and at most ``most``
-    each."""
+    """Yield groups of neighbouring workloads of up to ``_BATCH_S`` together, with at least one and at most
+    ``most`` each."""
     batch: list[Workload] = []
     for work in works:
         took_s = sum(expected_s[other.key] for other in [*batch, work])
@@ -105,12 +104,12 @@ _AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) left(?:, |$)")
 
 
 def without_eta(what: str) -> str:
-    """A progress report without its remaining time."""
+    """Return a progress report without its remaining time."""
     return _AHEAD.sub("", what)
 
 
 def _rounded(seconds: float) -> str:
-    """``20 s``, ``3 min``, ``2.1 h``."""
+    """Format seconds: ``20 s``, ``3 min``, ``2.1 h``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -121,7 +120,7 @@ _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
 
 
 def _timing_s(work: Workload, visit_s: float) -> float:
-    """The approximate time to measure a workload whose forward and backward take ``visit_s``."""
+    """Return the approximate time to measure a workload whose forward and backward take ``visit_s``."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
     copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
     # The first two laps over all copies, followed by the repeats.
@@ -141,7 +140,8 @@ def measure_workloads(
     progress: Progress = silent,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
-    """Time the workloads that the store lacks; the store is written after every few workloads.
+    """Time the workloads that the store lacks, and return all records; the store is written after every few
+    workloads.
 
     Args:
         prefix: the device and the way of measuring; part of the key.
@@ -227,7 +227,7 @@ class _Batch:
         return short
 
     def _run(self, works: Sequence[Workload]) -> tuple[list[dict[str, Any]], RankError | None]:
-        """The records of the first of them, and the error that kept the ranks from the next one."""
+        """Return the records of the first workloads, and the error that kept the ranks from the next one."""
         messages: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
         # The pool's time-out counts from the last message, so the longest workload of the batch determines
         # it.
@@ -275,5 +275,5 @@ class _Batch:
 
 
 def _registered_in_process(work: Workload) -> bool:
-    """Whether it calls a user's own operator, which the ranks' processes may not know."""
+    """Return whether it calls a user's own operator, which the ranks' processes may not know."""
     return any(not call.is_kernel and not call.function.startswith("aten.") for call, _ in work.calls)

@@ -1,4 +1,4 @@
-"""The profile store: all measurements, and what was computed and can be again, in one SQLite file.
+"""The profile store: one SQLite file with all measurements, and a cache of results that can be recomputed.
 
 Every ``put`` is one transaction: an interruption loses at most that batch, never anything saved before. A
 damaged store is moved aside, with the measurements that can be read taken along; so is one of another
@@ -34,16 +34,16 @@ from tensoropt.files import pack, unpack, written_whole
 
 _SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 30.0
-"""How long a process waits for another one's transaction: milliseconds for measurements, seconds for the
-largest value; an assumption on the safe side."""
+"""The longest wait for another process's transaction: they take milliseconds for measurements, seconds for
+the largest value; an assumption on the safe side."""
 MOST_VALUE_BYTES = 256 << 20
-"""The most bytes of one value, compressed, so that no other process waits long; an assumption."""
+"""The most bytes of one compressed value, so that no other process waits long; an assumption."""
 MOST_CACHED_BYTES = 2 << 30
-"""The most bytes of values that can be computed again; an assumption."""
+"""The most bytes of cached values; an assumption."""
 MOST_UNUSED_S = 90 * 86400.0
-"""A value that was not used for so long is removed; an assumption."""
+"""The seconds without use after which a cached value is removed; an assumption."""
 USED_WITHIN_S = 3600.0
-"""How exactly it is known when a value was used."""
+"""The resolution, in seconds, of the time at which a value was last used."""
 _LOG_BYTES = 64 << 20
 _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
 
@@ -53,7 +53,7 @@ class NotOursError(Exception):
 
 
 def _cannot_write(error: sqlite3.DatabaseError) -> bool:
-    """Whether an error means that the file cannot be written, whatever it contains."""
+    """Return whether an error means that the file cannot be written, whatever it contains."""
     # SQLite has codes for these errors, but one code (SQLITE_CANTOPEN, SQLITE_IOERR) stands for many causes.
     text = str(error)
     return any(
@@ -62,7 +62,7 @@ def _cannot_write(error: sqlite3.DatabaseError) -> bool:
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open a store, creating it if there is none; None: in memory.
+    """Open a store, creating it if there is none, and return the connection; None: in memory.
 
     Raises:
         NotOursError: the file is of another version, or of another program.
@@ -83,7 +83,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
-    """The kind, key and record of all rows that can be read in a store that cannot be used."""
+    """Return the kind, key and record of all readable rows of a store that cannot be used."""
     records: dict[tuple[str, str], str] = {}
     # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
     # does not see what is still in the log.
@@ -135,7 +135,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _check_owner(connection: sqlite3.Connection) -> bool:
-    """Whether the file has all tables."""
+    """Return whether the file has all tables."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     # An empty file, whether newly created or left by an interruption, may be used.
     if not tables:
@@ -172,7 +172,7 @@ def _insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) ->
 def page(
     connection: sqlite3.Connection, kind: str, prefix: str, last: str | None, most: int
 ) -> list[tuple[str, str]]:
-    """Up to ``most`` keys with their records, in key order: those with the prefix that come after
+    """Return up to ``most`` keys with their records, in key order: those with the prefix that come after
     ``last``."""
     # Pages by key instead of an open cursor: a reader never blocks the writer's checkpoints.
     conditions, values = ["kind = ?"], [kind]
@@ -191,7 +191,7 @@ def page(
 
 
 def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: float) -> bytes | None:
-    """The value of a key, which counts as used now; None if there is none."""
+    """Return the value of a key and mark it as used now; None if there is none."""
     row = connection.execute(
         "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
     ).fetchone()
@@ -205,7 +205,7 @@ def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: flo
 
 
 def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: bytes, now_s: float) -> None:
-    """Save a value, and remove what is more than may be cached: what was unused for longest."""
+    """Save a value, and remove the values unused for longest if the cache is too large."""
     with _transaction(connection):
         connection.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", (kind, key, now_s, value))
     with _transaction(connection):  # one of its own, so that others may write in between
@@ -218,7 +218,7 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
 
 
 def _cached_keys(connection: sqlite3.Connection, kind: str, prefix: str) -> list[str]:
-    """The keys of a kind that begin with a prefix."""
+    """Return the keys of a kind that begin with a prefix."""
     query = "SELECT key FROM cache WHERE kind = ? AND substr(key, 1, ?) = ?"
     return [key for (key,) in connection.execute(query, (kind, len(prefix), prefix))]
 
@@ -286,7 +286,7 @@ _logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery")
 CACHED = ("tables", "frontiers", "explorations", "captures")
-"""The kinds of values that can be computed again, which the store may therefore lose."""
+"""The kinds of cached values, which the store may lose because they can be computed again."""
 _FAILURES = ("error", "failed", "lost")
 """The keys under which a record says why it is empty (of a workload, a collective, an operator)."""
 _ROWS_PER_BATCH = 10_000  # an assumption: some megabytes of records at a time
@@ -299,7 +299,7 @@ _Result = TypeVar("_Result")
 
 
 def default_path() -> Path:
-    """``$TENSOROPT_CACHE/profiles.sqlite``, or the same file in the user's cache directory."""
+    """Return ``$TENSOROPT_CACHE/profiles.sqlite``, or the same file in the user's cache directory."""
     override = os.environ.get("TENSOROPT_CACHE")
     if override:
         return Path(override).expanduser() / "profiles.sqlite"
@@ -347,7 +347,7 @@ class ProfileStore:
         return self.path is not None
 
     def get(self, key: str, kind: str = "compute") -> Any:
-        """The record, or the cached value with lists for tuples; None if there is none."""
+        """Return the record, or the cached value with lists for tuples; None if there is none."""
         if kind not in CACHED:
             return self.get_many([key], kind).get(key)
 
@@ -364,7 +364,7 @@ class ProfileStore:
         return None
 
     def get_many(self, keys: Iterable[str], kind: str = "compute") -> dict[str, _Record]:
-        """The records of those keys that exist."""
+        """Return the records of those keys that exist."""
         _check_kind(kind)
         wanted = list(dict.fromkeys(keys))
 
@@ -393,7 +393,7 @@ class ProfileStore:
             self._do(lambda connection: _insert(connection, rows))
 
     def put(self, key: str, record: Mapping[str, Any], kind: str = "compute") -> None:
-        """Save one record, or a value of a kind in :data:`CACHED`, in which arrays may stand; a store in
+        """Save one record, or a value, which may contain arrays, of a kind in :data:`CACHED`; a store in
         memory caches nothing.
 
         Raises:
@@ -420,7 +420,7 @@ class ProfileStore:
         return self._do(write)
 
     def cached(self, kind: str, prefix: str) -> list[str]:
-        """The keys of the cached values of a kind that begin with ``prefix``."""
+        """Return the keys of the cached values of a kind that begin with ``prefix``."""
         return self._do(lambda connection: _cached_keys(connection, kind, prefix))
 
     def forget_failed(self) -> int:
@@ -442,7 +442,7 @@ class ProfileStore:
         return self._do(remove)
 
     def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, _Record]]:
-        """All ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
+        """Yield all ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
         _check_kind(kind)
         last: str | None = None
         while True:
@@ -456,7 +456,7 @@ class ProfileStore:
             last = rows[-1][0]
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """About ``most`` records of a kind, the same each time; all of them if there are fewer.
+        """Return about ``most`` records of a kind, the same each time; all of them if there are fewer.
 
         Keys end with a hash after the last slash. The sample consists of those whose hash begins below a
         limit, whatever is before it.
@@ -471,7 +471,7 @@ class ProfileStore:
         return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
 
     def count(self, kind: str | None = None) -> int:
-        """The number of records, of one kind or of all."""
+        """Return the number of records, of one kind or of all."""
         where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
         return self._do(
             lambda connection: connection.execute(f"SELECT COUNT(*) FROM profiles{where}", values).fetchone()[
@@ -480,7 +480,7 @@ class ProfileStore:
         )
 
     def digest(self) -> str:
-        """A hash of all records except facts of CPU kernels, which follow from their workloads."""
+        """Return a hash of all records except facts of CPU kernels, which follow from their workloads."""
         digest = hashlib.sha256()
         where = "kind != 'saved' OR key NOT LIKE 'facts-%'"
 
@@ -551,7 +551,7 @@ class ProfileStore:
         return connection
 
     def _identity(self) -> tuple[int, int] | None:
-        """The file that the path names now; None if there is none."""
+        """Return the identity of the file that the path names now; None if there is none."""
         assert self.path is not None
         try:
             status = self.path.stat()
@@ -560,7 +560,8 @@ class ProfileStore:
         return status.st_dev, status.st_ino
 
     def _replace(self, reason: str) -> sqlite3.Connection:
-        """Begin a file with what can be read of this one, and move this one aside."""
+        """Begin a file with the readable contents of this one, and move this one aside; return the
+        connection."""
         assert self.path is not None
         moment = time.time_ns()
         aside = self.path.with_name(f"{self.path.name}.aside-{moment}")
@@ -590,7 +591,8 @@ class ProfileStore:
         return connection
 
     def _fall_back(self, reason: str) -> sqlite3.Connection:
-        """Continue in memory, with the contents of the file if it can at least be read."""
+        """Continue in memory, with the contents of the file if it can at least be read; return the
+        connection."""
         assert self.path is not None
         rows = _readable_rows(self.path)
         _logger.warning(

@@ -1,5 +1,4 @@
-"""The time that a device spends on work, with one interface for devices that the host waits for and those it
-does not.
+"""Timers of the work of a device, with one interface whether or not the host waits for the device.
 
 A CPU rank has done its work when the call returns, so a clock is read before and after. A GPU is only given
 instructions: events enter its queue before and after the work, and are read once it is done.
@@ -172,8 +171,8 @@ def repeated(
 
 
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
-    """The seconds of spans of one piece of work: of those in which the host was ahead, or of all if it never
-    was."""
+    """Return the seconds of spans of one piece of work: of those in which the host was ahead, or of all if it
+    never was."""
     ahead = [span for span in spans if span.ahead]
     counts = ahead or list(spans)
     return Repeats(timer.seconds(counts), [span.host_s for span in counts], waits=not ahead)
@@ -316,7 +315,8 @@ def end_if_lost(timer: DeviceTimer, what: str) -> None:
 
 
 def local_timer() -> DeviceTimer:
-    """The timer of this rank's device: its GPU if ranks communicate over nccl, otherwise its processor."""
+    """Return the timer of this rank's device: its GPU if ranks communicate over nccl, otherwise its
+    processor."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return timer_of(f"cuda:{torch.cuda.current_device()}")
     return timer_of("cpu")
@@ -324,5 +324,5 @@ def local_timer() -> DeviceTimer:
 
 @cache
 def timer_of(device: str) -> DeviceTimer:
-    """The timer of a device of this process, always the same object."""
+    """Return the timer of a device of this process, always the same object."""
     return WallTimer() if device == "cpu" else EventTimer(device)

@@ -87,7 +87,7 @@ def _meet(meeting: Callable[[], object]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The reason of an error in one line, with a common beginning for too little memory."""
+    """Return the reason of an error in one line, with a common beginning for too little memory."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     # PyTorch's CPU allocator raises a plain RuntimeError that says "can't allocate memory".
     short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in text
@@ -95,8 +95,10 @@ def _reason(error: Exception) -> str:
 
 
 def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
-    """If a call creates a tensor from nothing, make the device the default. Otherwise none is set, because
-    PyTorch would then examine every call in Python."""
+    """Return a context in which the device is the default if a call creates a tensor from nothing.
+
+    Otherwise none is set, because PyTorch would then examine every call in Python.
+    """
     if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
     return timer.device
@@ -156,8 +158,8 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
 
 
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
-    """The least number that any rank wants: all repeat equally often, so that none ever runs alone. None if
-    one of them fails, because the others must not wait for it."""
+    """Return the least number that any rank wants, so that all repeat equally often and none ever runs alone;
+    None if one of them fails, because the others must not wait for it."""
     try:
         mine = wanted()
     except Exception:
@@ -176,7 +178,8 @@ def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> i
 def _copies_wanted(
     work: Workload, given: Mapping[str, torch.Tensor], training: bool, timer: DeviceTimer
 ) -> int:
-    """As many copies as the timer wants for tensors of this size, but no more than there is time for."""
+    """Return the number of copies that the timer wants for tensors of this size, limited by the time there
+    is."""
     tensors = dict(given)
     with torch.set_grad_enabled(training):
         _, span = timed(timer, lambda: run_workload(work, tensors, SingleDevice()))
@@ -188,16 +191,18 @@ def _copies_wanted(
 def _copies(
     work: Workload, given: Mapping[str, torch.Tensor], count: int
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Several copies of the workload's inputs: layers that are alike except for their tensors. The
-    activations that it reads are common to all, and created anew for each visit; so are parameters of a
-    loop."""
+    """Return several copies of the workload's inputs: layers that are alike except for their tensors.
+
+    The activations that it reads are common to all, and created anew for each visit; so are parameters of a
+    loop.
+    """
     common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
     others = ({n: t if n in common else anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]
 
 
 def anew(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the leaf, with the same content and memory layout."""
+    """Return a copy of the leaf, with the same content and memory layout."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
@@ -265,7 +270,8 @@ def _forward(
 
 @cache
 def _start_of_backward_s() -> float:
-    """The seconds of a call of autograd, without its nodes: a step pays them once, not for every group."""
+    """Return the seconds of a call of autograd without its nodes: a step pays them once, not for
+    every group."""
     x, gradient = torch.zeros((), requires_grad=True), torch.ones(())
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
@@ -282,18 +288,18 @@ def _start_of_backward_s() -> float:
 
 
 def _counted(laps: Sequence[_Lap]) -> list[_Visit]:
-    """The visits in which the host was ahead of the device; all if it never was."""
+    """Return the visits in which the host was ahead of the device; all if it never was."""
     visits = [visit for lap in laps for visit in lap]
     return [visit for visit in visits if all(span.ahead for span in visit if span)] or visits
 
 
 def _ahead(laps: Sequence[_Lap]) -> int:
-    """The number of visits in which the host was ahead."""
+    """Return the number of visits in which the host was ahead."""
     return sum(all(span.ahead for span in visit if span) for lap in laps for visit in lap)
 
 
 def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """The seconds of each visit that counts, once the device has done all of them."""
+    """Return the seconds of each visit that counts, once the device has done all of them."""
     visits = _counted(laps)
     return {
         "forward": timer.seconds([forward for forward, _ in visits]),
@@ -302,7 +308,7 @@ def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]
 
 
 def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
-    """The host seconds of issuing each visit that counts."""
+    """Return the host seconds of issuing each visit that counts."""
     visits = _counted(laps)
     return {
         "forward": [forward.host_s for forward, _ in visits],
@@ -313,8 +319,8 @@ def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """:func:`time_workload` for several workloads in one trip to the pool; each is reported as soon as it is
-    timed.
+    """Run :func:`time_workload` for several workloads in one trip to the pool; each is reported as soon as it
+    is timed.
 
     A rank that loses its device because of one of them ends.
     """
@@ -328,7 +334,7 @@ def time_workloads(
 
 
 def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, Any]:
-    """The record of a workload timed in a fork of this process, because it may hang or crash."""
+    """Return the record of a workload timed in a fork of this process, because it may hang or crash."""
 
     def child() -> dict[str, Any]:
         # The fork is set up like a rank of the pool; otherwise the figures would not be comparable.
@@ -344,7 +350,7 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The interquartile range divided by the median."""
+    """Return the interquartile range divided by the median."""
     if len(values) < 4:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4)
@@ -352,10 +358,13 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The record of a workload from the results of each rank: ``forward_s`` and ``backward_s`` of the slower
-    rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs also ``forward_warm_s``,
-    ``backward_warm_s``, ``forward_host_s`` and ``backward_host_s``, and ``waits`` if the host was not ahead;
-    or an ``error``, preferably that of a rank that failed itself rather than of one that only heard of it."""
+    """Return the record of a workload from the results of each rank.
+
+    It has ``forward_s`` and ``backward_s`` of the slower rank, ``spread`` (interquartile range over median)
+    and ``repeats``; on GPUs also ``forward_warm_s``, ``backward_warm_s``, ``forward_host_s`` and
+    ``backward_host_s``, and ``waits`` if the host was not ahead; or an ``error``, preferably that of a rank
+    that failed itself rather than of one that only heard of it.
+    """
     errors = [record for record in ranks if "error" in record]
     if errors:
         # False sorts before True: a rank's own error comes before that of one that only heard of it.
@@ -368,8 +377,8 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def usual(values: Sequence[float]) -> float:
-    """The mean, because many of them add up in a step, without values that another process disturbed (beyond
-    Tukey's fence: 1.5 interquartile ranges above the upper quartile)."""
+    """Return the mean, because many values add up in a step, without those that another process disturbed
+    (beyond Tukey's fence: 1.5 interquartile ranges above the upper quartile)."""
     if len(values) < 4:
         return statistics.median(values)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -93,7 +93,7 @@ class KernelSettings:
 
     @property
     def words(self) -> str:
-        """The settings that differ from PyTorch's defaults, for keys and people; empty if none do."""
+        """Return the settings that differ from PyTorch's defaults, for keys and people; empty if none do."""
         own = asdict(KernelSettings())
         return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value != own[name])
 
@@ -109,7 +109,7 @@ _FLAGS = {
 
 
 def _owner(name: str) -> Any:
-    """The PyTorch module that owns a setting."""
+    """Return the PyTorch module that owns a setting."""
     import torch
 
     backends: Any = torch.backends  # whose stubs lack some of them
@@ -126,5 +126,5 @@ def _owner(name: str) -> Any:
 
 
 def _first(value: Any) -> Any:
-    """The first element, because PyTorch reports some settings together with others."""
+    """Return the first element, because PyTorch reports some settings together with others."""
     return value[0] if isinstance(value, tuple) else value

@@ -38,7 +38,7 @@ from tensoropt.ranks.worker_process import (
 )
 
 _GRACE_S = 3.0
-"""How long the other ranks may take to answer once one has failed; those that wait for it forever are then
+"""The time in which the other ranks must answer once one has failed; those that wait for it forever are then
 terminated. An assumption."""
 
 
@@ -227,7 +227,7 @@ class RankPool:
                 worker.process.kill()
 
     def output(self, rank: int) -> str:
-        """The output that a rank has printed since it started."""
+        """Return the output that a rank has printed since it started."""
         return self._workers[rank].output() if self._workers else ""
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class RankPool:
         return rank_cores(self.world_size, self.threads)
 
     def _gpu(self, rank: int) -> int | None:
-        """The index of a rank's GPU; None for CPU ranks."""
+        """Return the index of a rank's GPU; None for CPU ranks."""
         if self.share_gpu:
             return 0
         return rank if self.backend == "nccl" else None
@@ -279,7 +279,8 @@ class RankPool:
     def _collect(
         self, what: str, timeout_s: float, told: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """The answers by rank; on failure the workers are reset or killed before the error is raised."""
+        """Return the answers by rank; on failure the workers are reset or killed before the error is
+        raised."""
         pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
@@ -350,7 +351,8 @@ def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
 
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """(module, qualified name, file) of a module-level function; MeasurementError for any other function."""
+    """Return (module, qualified name, file) of a module-level function; MeasurementError for any other
+    function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     loaded = sys.modules.get(module or "")
     if module == "__main__" and getattr(loaded, "__spec__", None) is not None:

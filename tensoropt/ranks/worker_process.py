@@ -1,9 +1,7 @@
 """One worker as the pool sees it: a process, the connection to it, and the file it prints to.
 
-The ways in which a run on ranks fails: a rank raises, dies or hangs.
-
-Time-outs that do not count time while this machine is suspended, and forks for calls that may never
-end.
+A run on ranks fails if a rank raises, dies or hangs. Time-outs do not count time while this machine is
+suspended; calls that may never end run in a fork.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from typing import Any
 from tensoropt.errors import MeasurementError
 
 EXIT_S = 2.0
-"""How long an idle worker may take to exit."""
+"""The seconds in which an idle worker must exit."""
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _OUTERMOST = "in <module>"
 """The end of the last line of a stack that faulthandler writes, because ``main()`` is called from there."""
@@ -69,7 +67,7 @@ class WorkerProcess:
             time.sleep(0.05)
 
     def output(self) -> str:
-        """The output that the worker has printed since it started."""
+        """Return the output that the worker has printed since it started."""
         try:
             return self.log.read_text(errors="replace")
         except OSError:
@@ -164,7 +162,7 @@ def _tail(worker: WorkerProcess) -> str:
 
 
 def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
-    """The error for a rank whose function raised, built from the worker's report."""
+    """Return the error for a rank whose function raised, built from the worker's report."""
     summary, trace, pickled = content
     # Not every exception can be pickled or rebuilt; text and traceback are always present.
     cause: BaseException | None = None
@@ -177,7 +175,7 @@ def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> R
 
 
 def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
-    """The error for a rank whose connection closed: how its process ended, and its last output."""
+    """Return the error for a rank whose connection closed: how its process ended, and its last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
@@ -193,7 +191,8 @@ def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
 
 
 def hangs_in(workers: Mapping[int, WorkerProcess], what: str, timeout_s: float) -> RankError:
-    """The error for ranks, given with their workers, that did not answer; asks them for their stacks."""
+    """Return the error for ranks, given with their workers, that did not answer; ask them for their
+    stacks."""
     deadline = time.monotonic() + _STACK_S
     for worker in workers.values():
         worker.write_stack(deadline)
@@ -236,7 +235,8 @@ class Timeout:
         self.left_s, self._all_s = min(self.left_s, seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
-        """The connections that can be read; none once the time is over. Each is polled at least once."""
+        """Return the connections that can be read; none once the time is over. Each is polled at
+        least once."""
         while True:
             spell_s = max(0.0, min(self.left_s, SPELL_S))
             start = self._clock()

@@ -242,7 +242,7 @@ def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: st
 
 
 def _tooltip(data: FrontierData, row: int) -> str:
-    """A plan's name on lines that a tooltip has room for, and its listed figures."""
+    """Return a plan's name on lines that a tooltip has room for, and its listed figures."""
     listed = (f"{fact.name} {fact.words}" for fact in listed_facts(data.exploration.all_points[row]))
     return "<br>".join((*data.exploration.names[row].split(JOIN), *listed))
 

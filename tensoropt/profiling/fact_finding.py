@@ -140,7 +140,7 @@ class _PeakBytes(NamedTuple):
     of: Mapping[_Activity, _Peak]
 
     def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
-        """The highest peak above ``kept``; ``reading``: only of those while parameters were read."""
+        """Return the highest peak above ``kept``; ``reading``: only of those while parameters were read."""
         peaks = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
         return max(0, max(peaks, default=0) - kept)
 
@@ -284,7 +284,7 @@ def _observed(work: Workload, training: bool) -> Facts:
 def find_facts_of_all(
     works: Sequence[Workload], training: bool = True, capability: Capability | None = None
 ) -> list[Facts]:
-    """:func:`find_facts` for many workloads, on all cores if this process can be forked safely.
+    """Return the :func:`find_facts` of many workloads, on all cores if this process can be forked safely.
 
     A fork has PyTorch loaded at once, which otherwise takes longer than most workloads.
     """
@@ -488,7 +488,7 @@ class _Probe:
             run_workload(self.work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
 
     def _memory_of_calls(self) -> tuple[CallMemory, ...]:
-        """The memory of each call, now that it is known which of its storages are saved."""
+        """Return the memory of each call, now that it is known which of its storages are saved."""
         memory = []
         for position, (peak, reads) in enumerate(self.calls):
             kept = (s.nbytes() for key, s in self.saved.items() if self._made_at(key) <= position)
@@ -500,8 +500,8 @@ class _Probe:
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int], dict[str, str]]:
-        """Results that are views of what is read or made, the bytes of storages that are not a result's own,
-        and results that are views of free tensors."""
+        """Return the results that are views of what is read or made, the bytes of storages that are not a
+        result's own, and the results that are views of free tensors."""
         lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
         for name in self.work.writes:
@@ -595,7 +595,7 @@ class _Probe:
 
 
 def _runs(backward: _PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
-    """The parts of backward in which a gathered parameter, or its gradient, may be alive."""
+    """Return the parts of backward in which a gathered parameter, or its gradient, may be alive."""
     return tuple(
         BackwardRun(
             reads=tuple(sorted(activity.reads)),

@@ -80,7 +80,8 @@ class DeviceTimer(Protocol):
     host_apart: bool
 
     def copies(self, size_bytes: int) -> int:
-        """Number of copies of a workload's tensors, each ``size_bytes`` large, that are visited in turn."""
+        """Return the number of copies of a workload's tensors, each ``size_bytes`` large, that are visited in
+        turn."""
         ...
 
     def leave_cache(self) -> None:
@@ -102,7 +103,7 @@ class DeviceTimer(Protocol):
         ...
 
     def seconds(self, spans: Sequence[Span]) -> list[float]:
-        """The seconds of each span on the device; waits until the last one is over."""
+        """Return the seconds of each span on the device; waits until the last one is over."""
         ...
 
     def release(self) -> None:
@@ -110,7 +111,7 @@ class DeviceTimer(Protocol):
         ...
 
     def works(self) -> bool:
-        """Whether the device still answers; after some kernel errors it never does in this process."""
+        """Return whether the device still answers; after some kernel errors it never does in this process."""
         ...
 
 
@@ -239,7 +240,7 @@ class EventTimer:
         return getattr(self._cuda.get_device_properties(self.device), "L2_cache_size", 0) or GPU_CACHE_BYTES
 
     def copies(self, size_bytes: int) -> int:
-        """Always one: zeroing costs a GPU little, and does not affect the host."""
+        """Return 1: zeroing costs a GPU little, and does not affect the host."""
         return 1
 
     def leave_cache(self) -> None:

@@ -42,7 +42,7 @@ def cluster_is_named(exploration: Exploration) -> bool:
 
 
 def question_of(exploration: Exploration) -> Question:
-    """The question that an exploration answers, as far as it is kept; its cluster is what it was."""
+    """Return the question that an exploration answers, as far as it is kept; its cluster is what it was."""
     model, settings = exploration.model, Settings.from_dict(exploration.settings)
     named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
     planners = tuple(name for name in named if name != FRONTIER)

@@ -33,7 +33,7 @@ class Bound(Protocol):
     """A bound that no strategy can beat."""
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) a time that no strategy within each of these budgets can beat; inf if none fits."""
+        """Return (n,) a time that no strategy within each of these budgets can beat; inf if none fits."""
         ...
 
 
@@ -46,7 +46,7 @@ class Staircase:
     time: Floats
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) the time of the last step within each budget; inf below the first."""
+        """Return (n,) the time of the last step within each budget; inf below the first."""
         return np.append(np.inf, self.time)[np.searchsorted(self.memory, memory, side="right")]
 
 
@@ -57,7 +57,7 @@ class Highest:
     parts: Sequence[Bound]
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) the highest of the parts' bounds."""
+        """Return (n,) the highest of the parts' bounds."""
         return np.max([part.bounds(memory) for part in self.parts], axis=0)
 
 
@@ -68,13 +68,13 @@ class Lowest:
     parts: Sequence[Bound]
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) the lowest of the parts' bounds."""
+        """Return (n,) the lowest of the parts' bounds."""
         return np.min([part.bounds(memory) for part in self.parts], axis=0)
 
 
 def lowered(known: Points, epsilon: float) -> Staircase:
-    """The staircase below which only those strategies lie that are faster than the known ones by more than
-    the share ``epsilon``, within their memory."""
+    """Return the staircase below which only those strategies lie that are faster than the known ones by more
+    than the share ``epsilon``, within their memory."""
     return Staircase(known.memory, known.time / (1.0 + epsilon * (1.0 - ROUNDING)))
 
 
@@ -83,7 +83,8 @@ _SAMPLES = 1024
 
 
 def pruning_target(known: Points, distance: float) -> Staircase:
-    """The known staircase, lowered to ``distance`` (relative, of memory and of time) above its hull."""
+    """Return the known staircase, lowered to ``distance`` (relative, of memory and of time) above its
+    hull."""
     hull = _lower_hull(known)
     with np.errstate(divide="ignore"):
         # Zeros have no logarithm; 1e-12 of the largest cost replaces them (an assumption, which only affects
@@ -105,7 +106,7 @@ def pruning_target(known: Points, distance: float) -> Staircase:
 
 
 def looseness(known: Points) -> float:
-    """How far the known strategies are from their hull: the mean over corners, relative.
+    """Return how far the known strategies are from their hull: the mean over corners, relative.
 
     Of a corner's distances along memory and along time, the larger counts.
     """
@@ -121,7 +122,7 @@ def looseness(known: Points) -> float:
 
 
 def _lower_hull(known: Points) -> Floats:
-    """(n, 2) the vertices of the lower convex hull, memory ascending (Andrew's monotone chain)."""
+    """Return (n, 2) the vertices of the lower convex hull, memory ascending (Andrew's monotone chain)."""
     hull: list[tuple[float, float]] = []
     for m, t in zip(known.memory.tolist(), known.time.tolist(), strict=True):
         while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (t - hull[-2][1]) <= (

@@ -63,7 +63,8 @@ class Corners:
 
 
 def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
-    """Corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays exact)."""
+    """Return corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays
+    exact)."""
     m = np.append(memory[1:], np.inf)
     t = time.copy()
     if time[-1] * hull.weight_t[-1] <= hull.value[-1]:
@@ -96,7 +97,7 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
 
 @njit(cache=True, nogil=True)
 def reachable(inside, outside, height, roof):
-    """Whether any strategy through an entry can still reach the frontier (all lines, some corner).
+    """Return whether any strategy through an entry can still reach the frontier (all lines, some corner).
 
     A line above the ``roof`` of neighbouring corners rules all of them out at once.
     """
@@ -137,7 +138,7 @@ def reachable(inside, outside, height, roof):
 
 @njit(cache=True, nogil=True)
 def envelope(values, weight_m, weight_t, slope, level, start):
-    """The upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
+    """Return the upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
 
     Every value is lowered by :data:`SLACK` of *itself*: the sums through an entry can be many decades above
     the line's least value, and so can their rounding. Writes the lines in use, steepest first, to ``slope``
@@ -172,7 +173,7 @@ def envelope(values, weight_m, weight_t, slope, level, start):
 
 @njit(cache=True, nogil=True)
 def least_time(x, size, slope, level, start):
-    """The height of the envelope at memory ``x``."""
+    """Return the height of the envelope at memory ``x``."""
     low = 0
     high = size
     while high - low > 1:
@@ -279,7 +280,7 @@ def fill_limits(
 
 @njit(cache=True, nogil=True)
 def reachable_entries(inside, outside, height, roof):
-    """(entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
+    """Return (entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
     reachable_rows = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
         reachable_rows[e] = reachable(inside[e], outside[e], height, roof)
@@ -349,7 +350,7 @@ class Messages:
         return Messages(inside, outside, corners, np.concatenate(parts))
 
     def pairs(self, program: Program) -> int:
-        """The number of pairs of entries that a pass has to examine."""
+        """Return the number of pairs of entries that a pass has to examine."""
         first = program.base[program.leaves :]
         if not len(first):
             return 0

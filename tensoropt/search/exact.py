@@ -65,11 +65,11 @@ class SearchSettings:
     thorough: bool = True
 
     def with_rivals(self, sources: list[Source]) -> Frontier:
-        """The frontier over ``sources`` and the rivals."""
+        """Return the frontier over ``sources`` and the rivals."""
         return merge([*sources, *([] if self.rivals is None else [self.rivals])])
 
     def after(self, sources: list[Source]) -> SearchSettings:
-        """The settings of a search that need not return what ``sources`` beat."""
+        """Return the settings of a search that need not return what ``sources`` beat."""
         return replace(self, rivals=self.with_rivals(sources)) if sources else self
 
 
@@ -97,21 +97,22 @@ def build_program(reduced: ReducedGraph, order: Order) -> Program:
 
 
 def lines_that_fit(program: Program, wanted: int) -> int:
-    """The number of lines for which the messages of a program fit in their share of memory."""
+    """Return the number of lines for which the messages of a program fit in their share of memory."""
     # 16 bytes: an inside and an outside message, each a float64, for every entry and line. HullSearch makes
     # at least four lines: the two ends, and the two next to them.
     return max(4, min(wanted, _MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
-    """Strategies that follow directly from the scalar problems: hull vertices and the mixes between them."""
+    """Return strategies that follow directly from the scalar problems: hull vertices and the mixes between
+    them."""
     return [VertexSource(reduced, hull), MixSource(reduced, hull, mix_neighbours(reduced, hull.picks))]
 
 
 def useful_classes(
     program: Program, search: HullSearch, hull: Hull, known: Points
 ) -> dict[int, NDArray[np.bool_]]:
-    """The classes, by operator, through which some strategy can still reach the frontier."""
+    """Return the classes, by operator, through which some strategy can still reach the frontier."""
     inside, outside = search.messages()
     corners = corners_of(hull, known.memory, known.time, CORNERS)
     roof, of_leaf = corners.roof, {}
@@ -125,8 +126,8 @@ def useful_classes(
 
 
 def track_exactly(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """The whole frontier of a graph whose ``order`` fixes nothing, except what ``max_points`` leaves out;
-    None if no strategy is possible."""
+    """Return the whole frontier of a graph whose ``order`` fixes nothing, except what ``max_points`` leaves
+    out; None if no strategy is possible."""
     program = build_program(reduced, order)
     # Bounds take a scalar pass per line, which does not pay off for small graphs.
     if few_sums(program):
@@ -159,7 +160,7 @@ def track_exactly(reduced: ReducedGraph, order: Order, settings: SearchSettings)
 
 
 def few_sums(program: Program) -> bool:
-    """Whether a pass without pruning makes so few sums that bounds would take longer."""
+    """Return whether a pass without pruning makes so few sums that bounds would take longer."""
     leaves = program.reduced.leaves
     options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
     mean = max(float(options.mean()), 1.0)
@@ -170,7 +171,7 @@ def few_sums(program: Program) -> bool:
 
 
 def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of a small graph, which is cheaper to compute than bounds to prune it by."""
+    """Return the frontier of a small graph, which is cheaper to compute than bounds to prune it by."""
     latest = PassSource(program, ProgramRunner(program, settings.threads).run_pass(None, 0))
     if not len(latest.memory):
         return None
@@ -239,13 +240,13 @@ def _passes(
 
 
 def _sizes(settings: SearchSettings) -> list[int]:
-    """The points per table entry of the coming passes, 0 for all: a small pass often closes a gap."""
+    """Return the points per table entry of the coming passes, 0 for all: a small pass often closes a gap."""
     most = settings.max_points
     return [*((COARSE_POINTS,) if most is None or most > COARSE_POINTS else ()), most or 0]
 
 
 def gaps(known: Points, bound: Bound) -> tuple[float, float]:
-    """(mean, worst) over budgets: how much faster, at most, another strategy could be (relative).
+    """Return (mean, worst) over budgets: how much faster, at most, another strategy could be (relative).
 
     A worst gap of 0 proves that nothing is missing: whatever fits a budget is no faster than what is known.
     """

@@ -49,7 +49,7 @@ class FlatTables:
 
     @classmethod
     def of(cls, graph: CostGraph) -> FlatTables:
-        """The tables of a graph; ``ValueError`` for costs that are negative or NaN."""
+        """Return the tables of a graph; ``ValueError`` for costs that are negative or NaN."""
         of_array: dict[int, FlatTable] = {}
         of_content: dict[bytes, FlatTable] = {}
 
@@ -65,8 +65,8 @@ class FlatTables:
         return cls(graph, nodes, edges)
 
     def blocked(self) -> str | None:
-        """The first operator or edge that alone makes every strategy impossible, in words; None if there is
-        none."""
+        """Return the first operator or edge that alone makes every strategy impossible, in words; None if
+        there is none."""
         for name, table in zip(self.graph.names, self.nodes, strict=True):
             if len(table.memory) == 0:
                 return (

@@ -95,8 +95,8 @@ def flatten(program: Program) -> _Flat:
 
 @njit(cache=True, nogil=True)
 def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
-    """(entries, W) the least weighted cost of every entry of the leaves; inf if impossible, and for all other
-    entries."""
+    """Return (entries, W) the least weighted cost of every entry of the leaves; inf if impossible, and for
+    all other entries."""
     count = wm.shape[0]
     value = np.full((entries, count), np.inf)
     for e in range(leaf_offsets.shape[0] - 1):
@@ -215,13 +215,14 @@ Found = TypeVar("Found")
 
 
 def thread_count(threads: int | None) -> int:
-    """The requested number of threads; by default one per core."""
+    """Return the requested number of threads; by default one per core."""
     # The cores that this process may use; taskset or a container can restrict them.
     return max(1, threads if threads is not None else len(os.sched_getaffinity(0)))
 
 
 def in_parts(function: Callable[[int, int], Found], size: int, threads: int, least: int = 1) -> list[Found]:
-    """``function(first, last)`` for as many parts of ``range(size)`` as there are threads, in their order.
+    """Return ``function(first, last)`` for as many parts of ``range(size)`` as there are threads, in their
+    order.
 
     Args:
         least: a part smaller than this is not worth a thread.
@@ -257,11 +258,11 @@ class Hull:
     picks: tuple[Indices, ...]
 
     def bound(self, memory: float) -> float:
-        """A time that no strategy within ``memory`` can beat; inf below the least memory."""
+        """Return a time that no strategy within ``memory`` can beat; inf below the least memory."""
         return float(self.bounds(np.array([memory]))[0])
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) :meth:`bound` for many budgets."""
+        """Return (n,) :meth:`bound` for many budgets."""
         with np.errstate(invalid="ignore", divide="ignore"):
             # The ends are exact and need no slack; the lines between them do.
             slack = SLACK * np.abs(self.value[1:-1])
@@ -273,7 +274,7 @@ class Hull:
 
 
 def power_of_two(value: float) -> float:
-    """A power of two above ``value`` and at most twice as large; 1 for 0."""
+    """Return a power of two above ``value`` and at most twice as large; 1 for 0."""
     return 2.0 ** math.frexp(value)[1] if value > 0 else 1.0
 
 
@@ -336,7 +337,8 @@ class HullSearch:
         return costs
 
     def find_hull(self, lines: int) -> Hull | None:
-        """Hull from about ``lines`` lines, those of earlier calls included; None if there is no strategy."""
+        """Return a hull from about ``lines`` lines, those of earlier calls included; None if there is no
+        strategy."""
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:
@@ -382,7 +384,7 @@ class HullSearch:
         return True
 
     def _vertices(self) -> list[tuple[float, float]]:
-        """The lower convex hull of the known strategies, memory ascending."""
+        """Return the lower convex hull of the known strategies, memory ascending."""
         hull: list[tuple[float, float]] = []
         for p in sorted(self.points):
             if hull and p[1] >= hull[-1][1]:
@@ -416,14 +418,16 @@ class HullSearch:
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
     def tightened(self, hull: Hull, table: Floats) -> HullSearch:
-        """A search whose lines are those of ``hull``; ``table`` (entries, W) holds their least costs."""
+        """Return a search whose lines are those of ``hull``; ``table`` (entries, W) holds their least
+        costs."""
         other = HullSearch(self.program, self.flat)
         other.order = np.arange(len(hull.value))
         other.tables = [(other.order, table)]
         return other
 
     def messages(self) -> tuple[Floats, Floats]:
-        """(entries, W) the least weighted cost inside and outside every entry, for the sorted lines."""
+        """Return (entries, W) the least weighted cost inside and outside every entry, for the sorted
+        lines."""
         if self._messages is not None:
             return self._messages
         f = self.flat

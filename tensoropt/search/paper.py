@@ -42,7 +42,7 @@ _FINE_POINTS = 1024
 
 
 def _track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -> SearchResult | None:
-    """The frontier by FT-LDP (``linear``) or FT-Elimination; None if no strategy is possible."""
+    """Return the frontier by FT-LDP (``linear``) or FT-Elimination; None if no strategy is possible."""
 
     def plain(p: ReducedGraph, order: Order) -> SearchResult | None:
         return _unpruned(p, order, settings)
@@ -138,7 +138,7 @@ class BandBound:
     time_error: float
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) a time that no strategy within each of these budgets can beat."""
+        """Return (n,) a time that no strategy within each of these budgets can beat."""
         budgets = memory + self.memory_tolerance
         lower = np.maximum(self.proven.bounds(budgets) - self.time_error, 0.0)
         return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
@@ -147,7 +147,7 @@ class BandBound:
 def search_bands(
     reduced: ReducedGraph, method: str, settings: SearchSettings, caps: Caps = UNLIMITED
 ) -> list[BandSearch]:
-    """The bands from the leanest to the fastest; empty if no strategy is possible within ``caps``."""
+    """Return the bands from the leanest to the fastest; empty if no strategy is possible within ``caps``."""
     result = _track(reduced, method, settings)
     if result is None:
         return []
@@ -185,7 +185,7 @@ def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> Sear
 def _within(
     reduced: ReducedGraph, method: str, settings: SearchSettings, result: SearchResult, caps: Caps
 ) -> list[BandSearch]:
-    """The bands within ``caps``; empty if leaving entries out makes no grid finer."""
+    """Return the bands within ``caps``; empty if leaving entries out makes no grid finer."""
     inner = reduce_graph(reduced.tables, caps)
     # Only a finer grid can resolve more, and without this check the recursion would not end.
     if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:

@@ -31,7 +31,7 @@ class TableTooLargeError(TensorOptError, MemoryError):
 
 
 def memory_allowance() -> int:
-    """The bytes that tables may use: half of the machine's currently free memory."""
+    """Return the bytes that tables may use: half of the machine's currently free memory."""
     # Half is an assumption: it leaves room for index arrays, messages, and other programs.
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
@@ -168,7 +168,7 @@ class ProgramBuilder:
         return self._maps.setdefault(values.tobytes(), values)
 
     def joint(self, maps: list[Indices]) -> tuple[Indices, Indices]:
-        """(class of every value under all ``maps`` together, one representative value per class)."""
+        """Return (class of every value under all ``maps`` together, one representative value per class)."""
         # Maps are interned, so identity is equality; ``_maps`` keeps them alive, so that no id is reused.
         key = tuple(sorted({id(m) for m in maps}))
         if key not in self._joint and any(id(m) in self._identities for m in maps):
@@ -184,7 +184,7 @@ class ProgramBuilder:
         return self._joint[key]
 
     def neighbours(self, v: int) -> set[int]:
-        """The operators that share a factor with ``v``."""
+        """Return the operators that share a factor with ``v``."""
         return {u for f in self.of_operator[v] for u in self.factors[f].scope if u != v}
 
     def join(self, a: int, b: int) -> None:
@@ -211,7 +211,7 @@ class ProgramBuilder:
         self._add(self._product(current, last if len(mine) > 1 else None, v))
 
     def _span(self, factors: list[_Factor]) -> int:
-        """The entries of the product of some factors."""
+        """Return the entries of the product of some factors."""
         return math.prod(self.reduced.domains[u] for u in {u for f in factors for u in f.scope})
 
     def _product(self, left: _Factor, right: _Factor | None, remove: int) -> _Factor:
@@ -261,7 +261,7 @@ class ProgramBuilder:
     def _strides(
         self, factor: _Factor, scope: _Scope, representatives: list[Indices], remove: int, values: Indices
     ) -> tuple[Indices, Indices]:
-        """The entries of a factor for every o and every k; equal queries get the same arrays."""
+        """Return the entries of a factor for every o and every k; equal queries get the same arrays."""
         place = {u: d for d, u in enumerate(factor.scope)}
         key = (
             factor.shape,

@@ -38,7 +38,7 @@ class _Mixes:
 
 
 def mix_neighbours(reduced: ReducedGraph, picks: Sequence[Indices]) -> _Mixes:
-    """All prefix mixes of neighbouring picks, in both directions.
+    """Return all prefix mixes of neighbouring picks, in both directions.
 
     ``picks[i]`` (operators + edges, 2): the class and point of every operator, and the entry and point of
     every edge, sorted by memory of the whole strategy.
@@ -82,14 +82,15 @@ class _Tables:
         self.cols, self.cols_at = _flat([e.cols for e in edges])
 
     def mixed_entries(self, low: Indices, high: Indices) -> Indices:
-        """The entry of every edge whose lower operator has class ``low`` and whose higher one has class
-        ``high``."""
+        """Return the entry of every edge whose lower operator has class ``low`` and whose higher one has
+        class ``high``."""
         forward = self.source < self.target
         i, j = np.where(forward, low, high), np.where(forward, high, low)
         return self.rows[self.rows_at + i] * self.width + self.cols[self.cols_at + j]
 
     def cuts(self, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
-        """(pairs, operators + 1) memory and time for every cut of every pair of picks; inf if impossible.
+        """Return (pairs, operators + 1) memory and time for every cut of every pair of picks; inf if
+        impossible.
 
         Edges across the cut use their option with the least memory.
         """
@@ -125,7 +126,7 @@ class _Tables:
 
 
 def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
-    """All maps in one array, and the start of each."""
+    """Return all maps in one array, and the start of each."""
     sizes = [len(m) for m in maps]
     return (
         np.concatenate([np.zeros(0, np.int64), *maps]),
@@ -136,7 +137,7 @@ def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
 def _unmix(
     reduced: ReducedGraph, picks: Sequence[Indices], heads: Indices, tails: Indices, cuts: Indices
 ) -> Indices:
-    """(n, operators + edges, 2) the picks of mixes, each made from a head's pick and a tail's.
+    """Return (n, operators + edges, 2) the picks of mixes, each made from a head's pick and a tail's.
 
     Args:
         picks: those of the strategies that are mixed, each (operators + edges, 2).

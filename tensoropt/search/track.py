@@ -57,8 +57,8 @@ def track_frontier(
 
 
 def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> TrackedFrontier:
-    """A first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies between
-    them, and the hull as the bound; for small graphs, the frontier itself.
+    """Return a first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies
+    between them, and the hull as the bound; for small graphs, the frontier itself.
 
     It takes as long as a few scalar problems. Raises what :func:`track_frontier` raises.
     """
@@ -142,7 +142,7 @@ def _result(bands: list[BandSearch], settings: SearchSettings) -> TrackedFrontie
 
 
 def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
-    """The strategies of points ``origin`` (n, 2): a band, and the index of a point in it."""
+    """Return the strategies of points ``origin`` (n, 2): a band, and the index of a point in it."""
     parts: list[ChosenStrategies] = []
     order: list[Indices] = []
     # Points of one source are rebuilt in one call.

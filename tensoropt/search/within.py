@@ -93,9 +93,9 @@ UNPROVEN = (
 
 
 def _track_within(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """A frontier of a graph whose ``order`` fixes nothing: only strategies at most ``settings.epsilon``
-    faster are missing, or a note says that this is not proven; None if no strategy is possible.
-    """
+    """Return a frontier of a graph whose ``order`` fixes nothing: only strategies at most
+    ``settings.epsilon`` faster are missing, or a note says that this is not proven; None if no strategy is
+    possible."""
     program = build_program(reduced, order)
     if few_sums(program):
         return unpruned(program, settings)
@@ -122,7 +122,8 @@ class _Within:
         return lowered(self.known, self.settings.epsilon)
 
     def bound(self, inner: Bound) -> Bound:
-        """The bound of the given graph, where ``inner`` bounds the strategies of the remaining classes."""
+        """Return the bound of the given graph, where ``inner`` bounds the strategies of the remaining
+        classes."""
         for hull, floor in reversed(self.left_out):
             # Classes that were left out lie above the floor, and all strategies of that graph lie above its
             # hull.
@@ -236,7 +237,7 @@ class _Within:
         return self.result(bound, UNPROVEN)
 
     def _limits(self, *, is_wide: bool, is_last: bool) -> tuple[int, int]:
-        """The sums that a pass may make, and the pairs that the last one may examine."""
+        """Return the sums that a pass may make, and the pairs that the last one may examine."""
         each, pairs, last = _THOROUGH if self.settings.thorough else (1, 1, 1)
         return SUMS * (last if is_last else each * _WIDE if is_wide else each), _LAST_PAIRS * pairs
 
@@ -246,7 +247,7 @@ class _Within:
         log.debug("%d points, %d at the root", result.points, len(latest.time))
 
     def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
-        """Messages pruned by a target as far above the hull as is affordable."""
+        """Return messages pruned by a target as far above the hull as is affordable."""
         known = self.known
         loose = looseness(known)
         # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that
@@ -263,6 +264,6 @@ class _Within:
 
 
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of a graph whose ``order`` fixes nothing; None if no strategy is possible."""
+    """Return the frontier of a graph whose ``order`` fixes nothing; None if no strategy is possible."""
     track = _track_within if settings.epsilon > 0 else track_exactly
     return track(reduced, order, settings)

@@ -314,7 +314,7 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
 
 
 def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ...]:
-    """The groups that an entry without dims applies to.
+    """Return the groups that an entry without dims applies to.
 
     Raises:
         ConstraintError: a pattern matches nothing.
@@ -326,7 +326,7 @@ def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ..
 
 
 def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
-    """The operators that a pattern applies to, one per group."""
+    """Return the operators that a pattern applies to, one per group."""
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
@@ -397,7 +397,8 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Shared terms of groups that are kept together: per group the dim that all of them call :data:`BATCH`.
+    """Return the shared terms of groups that are kept together: per group the dim that all of them call
+    :data:`BATCH`.
 
     Nothing is renamed if dims with the same name suffice. Operators of different kinds (a projection and its
     attention) have in common what follows the batch. None: they have nothing in common.
@@ -416,12 +417,13 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Whether a label is what was requested: itself, its dim (``rows.1``), or the dim's name (``rows``)."""
+    """Return whether a label is what was requested: itself, its dim (``rows.1``), or the dim's name
+    (``rows``)."""
     return wanted in (str(label), label.dim, label.loop)
 
 
 def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
-    """The meaning of a group's strategy for an operator: for followers, a dim of their own."""
+    """Return the meaning of a group's strategy for an operator: for followers, a dim of their own."""
     if op.name == graph.group_of[op.name].name:
         return strategy.label
     choice = strategy.choices[op.name]
@@ -431,7 +433,7 @@ def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
 
 
 def stored_as(code: int, wanted: str) -> bool:
-    """Whether the stored placement ``code`` is what was requested: ``S(n)``, ``sharded`` or ``R``."""
+    """Return whether the stored placement ``code`` is what was requested: ``S(n)``, ``sharded`` or ``R``."""
     if wanted == "sharded":
         return code >= 0
     # `R` says where the parameter is stored. Whether its gradient is reduced in backward or in a bucket is

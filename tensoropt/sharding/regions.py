@@ -71,7 +71,7 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 
 
 def region_of(regions: Iterable[Region]) -> dict[str, Region]:
-    """The region of each group, by group name."""
+    """Return the region of each group, by group name."""
     return {name: region for region in regions for name in region.groups}
 
 
@@ -84,7 +84,7 @@ def _path(group: Group) -> list[str]:
 
 
 def _block(group: Group, depth: int) -> str:
-    """The module path up to its number ``depth`` (from 0), or "" if it has fewer numbers."""
+    """Return the module path up to its number ``depth`` (from 0), or "" if it has fewer numbers."""
     path = _path(group)
     numbers = [i for i, part in enumerate(path) if part.isdigit()]
     return ".".join(path[: numbers[depth] + 1]) if len(numbers) > depth else ""
@@ -109,13 +109,13 @@ def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
 
 
 def _has_backward(graph: GroupGraph, groups: Sequence[Group]) -> bool:
-    """Whether gradients reach a block; one with frozen parameters below all others keeps nothing."""
+    """Return whether gradients reach a block; one with frozen parameters below all others keeps nothing."""
     return any(graph.atoms.graph.tensors[name].requires_grad for g in groups for name in g.writes)
 
 
 def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
-    """Whether no operator outside the groups both needs one of their results and feeds another (a convex
-    part)."""
+    """Return whether no operator outside the groups both needs one of their results and feeds another (a
+    convex part)."""
     atoms = graph.atoms.graph
     inside = {op.name for g in groups for op in g.operators}
     # Nothing before the first of them reads their results, and nothing after the last feeds them: in a model
@@ -135,7 +135,8 @@ def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
 
 
 def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> float:
-    """The bytes that groups write, unsplit: outside the regions, out of them, and inside the largest."""
+    """Return the bytes that groups write, unsplit: outside the regions, out of them, and inside the
+    largest."""
     tensors = graph.atoms.graph.tensors
     written = {g.name: sum(tensors[n].bytes for n in g.writes) for g in graph.groups}
     inside = {name: region.name for region in regions for name in region.groups}
@@ -180,7 +181,7 @@ class Blocks:
     last: tuple[str | None, ...]
 
     def neighbours(self, group: str) -> Neighbours | None:
-        """The neighbours of a group's block; None for a block that backward does not begin."""
+        """Return the neighbours of a group's block; None for a block that backward does not begin."""
         block = self.of[group]
         if self.last[block] is None:
             return None
@@ -215,8 +216,8 @@ def find_blocks(graph: GroupGraph) -> Blocks:
 
 
 def needs_kept(graph: GroupGraph, group: Group) -> bool:
-    """Whether a group's backward reads anything but the gradient: not so for sums and moves, nor for one that
-    never runs, such as that of a counter."""
+    """Return whether a group's backward reads anything but the gradient: not so for sums and moves, nor for
+    one that never runs, such as that of a counter."""
     made = (graph.atoms.graph.tensors[name] for op in group.operators for name in op.outputs)
     if not any(tensor.requires_grad for tensor in made):
         return False

@@ -76,7 +76,7 @@ class Edge:
 
 
 class Scattered(NamedTuple):
-    """How the gradient of a parameter comes to its shard in the backward of a call.
+    """The way in which the gradient of a parameter comes to its shard in the backward of a call.
 
     Attributes:
         sums: the number of sums that are scattered behind, each over the uses that read the parameter in the
@@ -114,15 +114,15 @@ class Strategy:
         return self.mesh[0]
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor with this name."""
+        """Return the tensor with this name."""
         return self.graph.atoms.graph.tensors[name]
 
     def atom_sizes(self, name: str) -> tuple[int, ...]:
-        """The sizes of all atoms of a tensor, outermost first."""
+        """Return the sizes of all atoms of a tensor, outermost first."""
         return self.graph.atoms.atom_sizes(name)
 
     def atoms(self, name: str) -> Atoms:
-        """The sizes of the atoms of each dim of a tensor."""
+        """Return the sizes of the atoms of each dim of a tensor."""
         return self.graph.atoms.atoms[name]
 
     @cached_property
@@ -136,11 +136,12 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """Layout that a reader starts from: that of the materialised hub, or as the producer leaves it."""
+        """Return the layout that a reader starts from: that of the materialised hub, or as the producer
+        leaves it."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
-        """Every resharding of the forward pass, in no particular order; identities are included."""
+        """Yield every resharding of the forward pass, in no particular order; identities are included."""
         for name, materialised in self.hubs.items():
             yield Edge(name, self.made[name], materialised, "", "activation")
         for group in self.graph.groups:
@@ -188,12 +189,12 @@ class Strategy:
         return edge if is_one_reduction(self.steps(edge)[1], self.mesh) else None
 
     def way(self, name: str, group: Group) -> Way:
-        """The way from a parameter's storage to its use in a group."""
+        """Return the way from a parameter's storage to its use in a group."""
         use = self.configurations[group.name].layout(name)
         return way(self.tensor(name), self.stored[name], use, self.mesh, shared=name in self.graph.shared)
 
     def use(self, name: str, group: Group) -> Edge:
-        """The edge that brings a parameter to a group that uses it."""
+        """Return the edge that brings a parameter to a group that uses it."""
         to_use = self.way(name, group)
         back = to_use.back if to_use.back != to_use.source else None
         behind = self._behind.get((name, to_use.use)) if self._goes_behind(name, group, to_use) else None
@@ -237,13 +238,13 @@ class Strategy:
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
-        """Whether a parameter is gathered ahead of a use."""
+        """Return whether a parameter is gathered ahead of a use."""
         return self._has_neighbours(group, way) and way.goes_ahead(
             *self._asked(name), learns=self.graph.learns(name, group.name)
         )
 
     def _goes_behind(self, name: str, group: Group, way: Way) -> bool:
-        """Whether the gradient of a use is scattered behind."""
+        """Return whether the gradient of a use is scattered behind."""
         return self._has_neighbours(group, way) and way.goes_behind(
             *self._asked(name), learns=self.graph.learns(name, group.name)
         )
@@ -258,7 +259,7 @@ class Strategy:
         return self.tensor(name).requires_grad
 
     def reduced_last(self, name: str) -> bool:
-        """Whether a parameter's gradient stays with its unsharded copy until the last micro-batch."""
+        """Return whether a parameter's gradient stays with its unsharded copy until the last micro-batch."""
         last = Storage.of(self.stored[name]).reduced_last
         return last and self.tensor(name).requires_grad and name in self.unsharded
 
@@ -289,15 +290,15 @@ class Strategy:
         return region_of(self.recomputed)
 
     def forwards(self, group: str) -> int:
-        """How often a group's forward runs in one micro-batch of training."""
+        """Return how often a group's forward runs in one micro-batch of training."""
         return 2 if group in self.region_of else 1
 
     def times(self, edge: Edge) -> int:
-        """The number of micro-batches of a step that pass an edge: one for an unsharded copy."""
+        """Return the number of micro-batches of a step that pass an edge: one for an unsharded copy."""
         return 1 if edge.kind == "unsharded" else self.micro_batches
 
     def forwards_of(self, edge: Edge) -> int:
-        """How often an edge's forward steps run in one micro-batch of training.
+        """Return how often an edge's forward steps run in one micro-batch of training.
 
         An edge runs where its result is used; that of a hub runs where the tensor is produced.
         """
@@ -309,7 +310,7 @@ class Strategy:
         return self.forwards(self.graph.group_of[maker.name].name)
 
     def steps(self, edge: Edge) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """The (forward, backward) steps of an edge; no backward steps without a gradient."""
+        """Return the (forward, backward) steps of an edge; no backward steps without a gradient."""
         if not edge.moves:
             return (), ()
         sizes, learns = self.atom_sizes(edge.tensor), self.tensor(edge.tensor).requires_grad
@@ -327,26 +328,28 @@ class Strategy:
     def local_shape(
         self, name: str, layout: Layout, coordinate: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """The shape of a tensor's shard in a layout; that of the largest shard without a coordinate."""
+        """Return the shape of a tensor's shard in a layout; that of the largest shard without a
+        coordinate."""
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
 
 def output_layout(source: Layout) -> Layout:
-    """Layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis unchanged."""
+    """Return the layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis
+    unchanged."""
     # The engine combines the micro-batches' results after the last one.
     return (source[0], *(REPLICATE for _ in source[1:]))
 
 
 def made_again(tensor: Tensor, steps: Iterable[Step], *, unsharded: bool = False) -> bool:
-    """Whether backward makes a used parameter anew from its stored shard instead of keeping it: so for one
-    that had to be gathered, or cast, for the use itself."""
+    """Return whether backward makes a used parameter anew from its stored shard instead of keeping it: so for
+    one that had to be gathered, or cast, for the use itself."""
     # An unsharded copy is cast when it is gathered, once for all uses.
     cast = tensor.master_dtype is not None and not unsharded
     return cast or any(step.kind == "all_gather" for step in steps)
 
 
 def replicated_axes(layout: Layout) -> tuple[int, ...]:
-    """The mesh's own axes on which a parameter is stored whole."""
+    """Return the mesh's own axes on which a parameter is stored whole."""
     return tuple(a for a, code in enumerate(layout) if a > 0 and code in (REPLICATE, PARTIAL_GRAD))
 
 

@@ -66,14 +66,14 @@ class GradientAliases:
         self._found = False
 
     def outlasting(self, group: Group) -> Indices:
-        """1 for each strategy in which the gradient of something that a group writes outlasts its
+        """Return 1 for each strategy in which the gradient of something that a group writes outlasts its
         backward."""
         self._find()
         return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
 
     def storages(self, group: Group, name: str) -> tuple[tuple[int, ...], Column[GradientStorage]]:
-        """(the ends of storages that a tensor's gradients share, by number; for each strategy, the storage of
-        the gradients of the tensor, which ``group`` writes)."""
+        """Return (the ends of storages that a tensor's gradients share, by number; for each strategy, the
+        storage of the gradients of the tensor, which ``group`` writes)."""
         self._find()
         readers = self.schedule.readers.get(name, ())
         shared = [self._end_of.get((reader.name, name)) for reader in readers]
@@ -109,13 +109,13 @@ class GradientAliases:
     # -- moves ------------------------------------------------------------------------------------
 
     def _sent_back(self, name: str, reader: Group) -> Flags:
-        """Whether a reader's gradient moves to the layout in which the reader found the tensor, per
+        """Return whether a reader's gradient moves to the layout in which the reader found the tensor, per
         strategy."""
         return self._moves_back(name, self._found_at(name), self.readings.read(reader.name, name))
 
     def _hub_left(self, name: str) -> Flags:
-        """Whether a gradient moves from the layout in which readers found the tensor to its writer, per
-        strategy."""
+        """Return whether a gradient moves from the layout in which readers found the tensor to its writer,
+        per strategy."""
         hub = self.readings.hub(name)
         if hub is None:
             return np.zeros(self.count, dtype=bool)
@@ -133,7 +133,8 @@ class GradientAliases:
     # -- relations --------------------------------------------------------------------------------
 
     def _all_relations(self) -> dict[str, dict[_Relation, Flags]]:
-        """The relations of each group, by the tensors' names, and the strategies in which they hold."""
+        """Return the relations of each group, by the tensors' names, and the strategies in which they
+        hold."""
         relations_of = self.readings.memo.once("relations", self._of_configurations)
         return {
             name: {relation: flags[self.choices[name]] for relation, flags in relations.items()}
@@ -141,7 +142,7 @@ class GradientAliases:
         }
 
     def _of_configurations(self) -> dict[str, dict[_Relation, Flags]]:
-        """The relations of each group, and the configurations in which they hold."""
+        """Return the relations of each group, and the configurations in which they hold."""
         by_look: dict[Hashable, dict[_Relation, Flags]] = {}
         by_group = {}
         for group in self.graph.groups:
@@ -158,7 +159,7 @@ class GradientAliases:
         return by_group
 
     def _by_configuration(self, group: Group) -> dict[_Relation, Flags]:
-        """A group's relations by short names, and the configurations in which they hold."""
+        """Return a group's relations by short names, and the configurations in which they hold."""
         written = {group.short_names[name] for name in group.writes}
         looks = self.candidates.facts(group)
         by_relation: dict[_Relation, Flags] = {}
@@ -189,7 +190,7 @@ class GradientAliases:
                 self._follow(group, incoming)
 
     def _lies(self, name: str) -> Indices | None:
-        """The end of the shared storage that contains the gradient coming to a tensor's writer."""
+        """Return the end of the shared storage that contains the gradient coming to a tensor's writer."""
         readers = self.schedule.readers.get(name, ())
         # With several readers, or for a result of the model, the gradient is a sum: a new tensor in a
         # separate storage.
@@ -229,7 +230,7 @@ class GradientAliases:
         self._outlasting[group.name] = outlasts.astype(np.int64)
 
     def _end(self, group: Group, name: str, size: int) -> Indices:
-        """The position at which a tensor that gets its gradient from a group releases the storage.
+        """Return the position at which a tensor that gets its gradient from a group releases the storage.
 
         Args:
             size: elements of the tensor whose gradient the storage was made for; 0 if it was made for
@@ -286,7 +287,7 @@ class _Taken:
     never: bool = False
 
     def until(self, row: int, first: int) -> When | None:
-        """The moment in one strategy; None if it never happens.
+        """Return the moment in one strategy; None if it never happens.
 
         Args:
             first: the number of the first of ``ends`` among the tensor's.
@@ -314,7 +315,7 @@ class NewBuffers:
         return any(group.anchor.target in (ARRIVE, DEPART) for group in self.graph.groups)
 
     def taken(self, name: str) -> _Taken:
-        """The moment at which a tensor replaces a buffer."""
+        """Return the moment at which a tensor replaces a buffer."""
         none = np.full(self.readings.count, -1, dtype=np.int64)
         if name not in self._buffers or self._in_stage or not self.graph.atoms.graph.training:
             return _Taken((), none, never=True)
@@ -343,7 +344,7 @@ class NewBuffers:
                     yield reader, view & kept & ~self._moved(group.name, name, reads)
 
     def _moved(self, maker: str, name: str, reads: Column) -> Flags:
-        """Whether a reader of a tensor has its own copy, per strategy."""
+        """Return whether a reader of a tensor has its own copy, per strategy."""
         hub, written = self.readings.hub(name), self.readings.written(maker, name)
         rows = range(self.readings.count)
         sources = [hub.at(row) if hub else written.at(row).layout for row in rows]
@@ -407,7 +408,8 @@ class ViewAliases:
         return {name: tuple(views.values()) for name, views in views_of.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """The views of a tensor; readers are numbered from ``first``, or after the tensor's own readers."""
+        """Return the views of a tensor; readers are numbered from ``first``, or after the tensor's own
+        readers."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
         free, aliases = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):

@@ -107,7 +107,8 @@ class Stack:
     positions_of: dict[When, Indices]
 
     def positions(self, place: MomentPlace) -> Indices:
-        """(owners,) the position of a place in the step schedule; -1 for an owner that has no such place."""
+        """Return (owners,) the position of a place in the step schedule; -1 for an owner that has no such
+        place."""
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
         if when.what == "end" and when != FORWARD_END:
@@ -122,7 +123,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """All that is known of a tensor before anything is chosen.
+    """The facts about a tensor that do not depend on any choice.
 
     Attributes:
         places: its readers and those of its views, by number.
@@ -237,7 +238,7 @@ class Batch:
         return tuple(self._owner_of[where] for where in self._order)
 
     def owner(self, kind: str, name: str) -> Owner:
-        """The owner with a kind and name."""
+        """Return the owner with a kind and name."""
         return self._owner_of[kind, name]
 
     def _group(self, group: Group) -> tuple[Hashable, _Chosen]:
@@ -297,7 +298,7 @@ class Batch:
         return _TensorPlan(group, name, readers, views, places, orders, inside, kind)
 
     def _look(self, group: Group, name: str) -> Hashable:
-        """The properties of a tensor, besides its readings, that TensorEffects depends on."""
+        """Return the properties of a tensor, besides its readings, that TensorEffects depends on."""
         tensor = self.graph.atoms.graph.tensors[name]
         return (
             self.graph.atoms.atoms[name],
@@ -375,7 +376,7 @@ class Batch:
         return tied_parameter(name, self.stored[name], chosen, *context)
 
     def _complete(self, name: str) -> Indices:
-        """The number in ``COMPLETE`` of the moment after which a parameter's gradient is complete, per
+        """Return the number in ``COMPLETE`` of the moment after which a parameter's gradient is complete, per
         strategy."""
         stored, user = self.stored[name], self.schedule.users[name][0]
         if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
@@ -390,7 +391,7 @@ class Batch:
 
 
 def _orders(positions: Sequence[int]) -> tuple[int, ...]:
-    """The rank of each position among all positions."""
+    """Return the rank of each position among all positions."""
     ranked = sorted(range(len(positions)), key=positions.__getitem__)
     ranks = [0] * len(ranked)
     for rank, place in enumerate(ranked):

@@ -39,8 +39,8 @@ class _Coalesced:
 
 
 def coalesced(batch: Batch) -> list[_Coalesced]:
-    """All coalesced collectives of a batch in issue order: at one moment, first those that are waited for at
-    once, then gathers before scatters, and those of every micro-batch before those of a single one."""
+    """Return all coalesced collectives of a batch in issue order: at one moment, first those that are waited
+    for at once, then gathers before scatters, and those of every micro-batch before those of a single one."""
     totals: dict[_Key, tuple[Indices, ...]] = {}
     for stack in batch.stacks:
         for (place, kind, axes, dtype), cells in stack.kind.tables.beside.items():

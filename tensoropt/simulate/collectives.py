@@ -69,15 +69,15 @@ class _Moments:
             self._beside.setdefault(effect.when, []).extend(effect.beside)
 
     def at(self, when: When) -> Sends:
-        """The collectives that the device waits for."""
+        """Return the collectives that the device waits for."""
         return tuple(self._sends.get(when, ()))
 
     def ways(self, forward: When, again: When, back: When) -> Ways:
-        """The collectives that the device waits for at three moments."""
+        """Return the collectives that the device waits for at three moments."""
         return Ways(self.at(forward), self.at(again), self.at(back))
 
     def beside(self, when: When) -> tuple[SharedCollective, ...]:
-        """The parts that are combined with others of the same moment."""
+        """Return the parts that are combined with others of the same moment."""
         return tuple(self._beside.get(when, ()))
 
 
@@ -119,18 +119,18 @@ class StepSends:
         }
 
     def use(self, use: ParameterUse) -> _Moments:
-        """The collectives of a use."""
+        """Return the collectives of a use."""
         if use not in self._used:
             self._used[use] = _Moments(self.effects(use))
         return self._used[use]
 
     def effects(self, use: ParameterUse) -> tuple[Effect, ...]:
-        """All effects of a use in a micro-batch."""
+        """Return all effects of a use in a micro-batch."""
         stored = self.strategy.stored[use.parameter]
         return self._of_groups.use(use.parameter, stored, self.uses[use]).effects
 
     def changes(self, use: ParameterUse) -> bool:
-        """Whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
+        """Return whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
         name = use.parameter
         way = self._of_groups.way(name, self.strategy.stored[name], self.uses[use].layout)
         back = self._of_groups.use_steps(name, way, self.uses[use])[1]
@@ -138,12 +138,12 @@ class StepSends:
         return moves or bool(back) or (way.back != way.source and self.delivers(use))
 
     def delivers(self, use: ParameterUse) -> bool:
-        """Whether the gradient of a parameter's use comes to a leaf: the one whose gradient the optimizer
-        reads, or a copy that collects gradients until the last micro-batch."""
+        """Return whether the gradient of a parameter's use comes to a leaf: the one whose gradient the
+        optimizer reads, or a copy that collects gradients until the last micro-batch."""
         return self._of_groups.gives(use.parameter, self.uses[use])
 
     def leaves_behind(self, use: ParameterUse) -> bool:
-        """Whether the gradient of a use is scattered with others, one block behind backward."""
+        """Return whether the gradient of a use is scattered with others, one block behind backward."""
         return self._of_groups.hands_over(use.parameter, self.strategy.stored[use.parameter], self.uses[use])
 
     @cached_property
@@ -157,8 +157,8 @@ class StepSends:
         return blocks
 
     def arrivals(self, name: str) -> int:
-        """The number of parts in which a parameter's gradient comes to its shard: each sum that is scattered
-        together, and one for those that come by themselves."""
+        """Return the number of parts in which a parameter's gradient comes to its shard: each sum that is
+        scattered together, and one for those that come by themselves."""
         by_itself = any(
             use.parameter == name and self.delivers(use) and not self.leaves_behind(use) for use in self.uses
         )
@@ -203,18 +203,19 @@ class StepSends:
     # -- groups -------------------------------------------------------------------------------------
 
     def inside(self, group: Group) -> tuple[_Moments, Mapping[str, _Moments]]:
-        """The collectives of a group's resolved partial sum, and those of each of its operators."""
+        """Return the collectives of a group's resolved partial sum, and those of each of its operators."""
         choice = self._choices[group.name]
         moments = [_Moments(effects.effects) for effects in self._of_groups.inside(choice)]
         resolved = moments.pop(0) if choice.configuration.resolved is not None else _Moments()
         return resolved, {op.name: of_op for op, of_op in zip(group.operators, moments, strict=True)}
 
     def reads_back(self, group: Group) -> Mapping[str, int]:
-        """The order in which a group's backward first needs each parameter, among all that it needs."""
+        """Return the order in which a group's backward first needs each parameter, among all that it
+        needs."""
         return self._first_runs(group, [run.reads for run in self._choices[group.name].facts.backward_runs])
 
     def made_back(self, group: Group) -> Mapping[str, int]:
-        """The order in which a group's backward has made each parameter's gradient, among all that it
+        """Return the order in which a group's backward has made each parameter's gradient, among all that it
         makes."""
         return self._first_runs(group, [run.made for run in self._choices[group.name].facts.backward_runs])
 
@@ -231,13 +232,13 @@ class StepSends:
     # -- tensors ------------------------------------------------------------------------------------
 
     def tensor(self, name: str) -> _Moments:
-        """The collectives for an activation and for its gradient."""
+        """Return the collectives for an activation and for its gradient."""
         if name not in self._tensors:
             self._tensors[name] = _Moments(self.batch.owner("tensor", name).effects.at(0).effects)
         return self._tensors[name]
 
     def reader(self, name: str, group: str) -> int:
-        """The number under which a tensor's effects refer to a group that reads it."""
+        """Return the number under which a tensor's effects refer to a group that reads it."""
         return [reading.name for reading in self.batch.schedule.readers[name]].index(group)
 
 
@@ -253,8 +254,8 @@ def turns(
     work: Floats,
     size: Floats,
 ) -> tuple[Floats, Floats]:
-    """(arriving, leaving), both (k, n): the extra seconds of each collective, and the extra seconds of the
-    preceding work after the collectives before it.
+    """Return (arriving, leaving), both (k, n): the extra seconds of each collective, and the extra seconds of
+    the preceding work after the collectives before it.
 
     Args:
         axes: those of k collectives in the order in which they are issued; None only counts the extra time of
@@ -302,7 +303,7 @@ class Collective(NamedTuple):
 
 
 def collectives(batch: Batch) -> list[Counter[Collective]]:
-    """The collectives of each strategy of a batch, with their counts in one step."""
+    """Return the collectives of each strategy of a batch, with their counts in one step."""
     times: dict[Collective, Indices] = {}
 
     def add(send: Send, count: Indices | int) -> None:
@@ -335,7 +336,7 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 
 
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
-    """The bytes that leave a rank for its collectives, by the algorithms of
+    """Return the bytes that leave a rank for its collectives, by the algorithms of
     :mod:`tensoropt.costs.communication` where these are rings: all of them for a message and a broadcast; for
     other collectives, those meant for the other ranks of its group, twice for a sum.
 
@@ -352,7 +353,7 @@ def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
-    """The collectives of one training step (or inference call) of a strategy, with their counts.
+    """Return the collectives of one training step (or inference call) of a strategy, with their counts.
 
     Args:
         facts: by group name, the facts of its configuration (which gathered parameters backward needs).

@@ -204,7 +204,8 @@ class _Forward:
             yield from (_GatherBack(send, behind) for send in gathers[: share + rest])
 
     def _delivered(self, group: Group, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The parameters that an operator reads as they are stored, in the order of their gradients."""
+        """Return the parameters that an operator reads as they are stored, in the order of their
+        gradients."""
         order, delivered = self.sends.made_back(group), []
         for name in names:
             use = ParameterUse(name, group.name)
@@ -213,7 +214,7 @@ class _Forward:
         return tuple(sorted(delivered, key=lambda name: order.get(name, sys.maxsize)))
 
     def _learns(self, op: Operator) -> bool:
-        """Whether backward reaches an operator."""
+        """Return whether backward reaches an operator."""
         return any(self.source.tensors[name].requires_grad for name in op.outputs)
 
     def _keeps(self, op: Operator) -> bool:
@@ -225,7 +226,7 @@ class _Forward:
     # -- operands -----------------------------------------------------------------------------------
 
     def _operand(self, name: str, group: Group, region: str | None) -> _Node | None:
-        """The node that provides an operand; None for one that exists before the step."""
+        """Return the node that provides an operand; None for one that exists before the step."""
         kind = self.source.tensors[name].kind
         if kind == "activation" and name not in group.reads:
             return self._made[name]
@@ -287,8 +288,8 @@ def _regions_together(nodes: list[_Node]) -> Iterator[_Node]:
 
 
 def collectives_in_order(strategy: Strategy, facts: Mapping[str, Facts]) -> tuple[Collective, ...]:
-    """The collectives of one training step (or inference call) of a strategy, in the order in which every
-    rank issues them; they are those that :func:`~tensoropt.simulate.collectives.predicted_collectives`
+    """Return the collectives of one training step (or inference call) of a strategy, in the order in which
+    every rank issues them; they are those that :func:`~tensoropt.simulate.collectives.predicted_collectives`
     counts.
 
     Args:

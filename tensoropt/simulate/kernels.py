@@ -70,7 +70,8 @@ def sum_up(rows: Floats) -> None:
 
 
 def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
-    """(strategies, 2) what is kept, and what else is alive, at the peak; the first of several peaks.
+    """Return (strategies, 2) what is kept, and what else is alive, at the peak; the first of several
+    peaks.
 
     Args:
         kept, transient: (moments, strategies) bytes that are alive.

@@ -44,7 +44,8 @@ class MemoryCurve:
 
 
 def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> MemoryCurve:
-    """The memory curve of one strategy: one point for every moment at which something is computed or needed.
+    """Return the memory curve of one strategy: one point for every moment at which something is computed or
+    needed.
 
     Args:
         facts: by group name, the facts of its configuration.

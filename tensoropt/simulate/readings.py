@@ -67,7 +67,7 @@ class Cells:
             self.add(number, value)
 
     def of(self, numbers: Indices, count: int) -> Floats:
-        """(k,) the figures of some numbers; ``count`` numbers have been assigned so far."""
+        """Return (k,) the figures of some numbers; ``count`` numbers have been assigned so far."""
         # Figures are only added for a new number, so a table with that many numbers is up to date.
         if len(self._table) != count:
             self._table = np.zeros(count)
@@ -160,7 +160,7 @@ class _Numbering(Generic[Derived]):
         self._numbers: dict[Derived, int] = {}
 
     def of(self, value: Derived) -> int:
-        """The number of a value."""
+        """Return the number of a value."""
         number = self._numbers.setdefault(value, len(self.values))
         if number == len(self.values):
             self.values.append(value)
@@ -182,7 +182,8 @@ class Kind:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def positions(self, owners: Hashable) -> dict[When, Indices]:
-        """The positions of each moment in the step schedule, one per owner; the caller fills the mapping.
+        """Return the positions of each moment in the step schedule, one per owner; the caller fills the
+        mapping.
 
         Args:
             owners: the owners, in order. They are part of the lookup key, because a batch may have other
@@ -192,7 +193,7 @@ class Kind:
         return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
-        """The number of a choice's effects.
+        """Return the number of a choice's effects.
 
         Args:
             key: everything that they depend on besides the kind.
@@ -223,7 +224,7 @@ class Memo:
         return self._found[key]
 
     def kind(self, key: Hashable, mesh: Sequence[int]) -> Kind:
-        """The kind of the owners that agree in ``key``."""
+        """Return the kind of the owners that agree in ``key``."""
         if key not in self.kinds:
             self.kinds[key] = Kind(mesh[0])
         return self.kinds[key]
@@ -241,12 +242,12 @@ class Column(Generic[Value]):
     values: list[Value]
 
     def at(self, row: int) -> Value:
-        """The value of one strategy."""
+        """Return the value of one strategy."""
         return self.values[self.which[row]]
 
 
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """(a row with each distinct combination; for each row, the number of its combination)."""
+    """Return (a row with each distinct combination; for each row, the number of its combination)."""
     # A mixed-radix code of the columns so far, made dense again if the next column's values could overflow
     # it.
     firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
@@ -287,11 +288,11 @@ class Readings:
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
-        """The way in which a group leaves a tensor that it makes."""
+        """Return the way in which a group leaves a tensor that it makes."""
         return self._reading(group, name, writes=True)
 
     def read(self, group: str, name: str) -> Column[Reading]:
-        """The way in which a group reads a tensor."""
+        """Return the way in which a group reads a tensor."""
         return self._reading(group, name, writes=False)
 
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
@@ -305,7 +306,8 @@ class Readings:
         return self._seen[query]
 
     def _numbers(self, group: Group, name: str, *, writes: bool) -> Indices:
-        """The number of the way in which a group writes or reads a tensor, per configuration of the group."""
+        """Return the number of the way in which a group writes or reads a tensor, per configuration of the
+        group."""
         short, candidates = group.short_names[name], self.candidates
         configurations, recomputed = candidates.configurations(group), candidates.again(group)
         looks = zip(configurations, candidates.facts(group), recomputed, strict=True)
@@ -335,7 +337,8 @@ class Readings:
         return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
 
     def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
-        """Whether a group's backward, or its second forward, needs a buffer that it reads, per strategy.
+        """Return whether a group's backward, or its second forward, needs a buffer that it reads, per
+        strategy.
 
         Args:
             view: if given, whether this result of the group is a view of the buffer, instead.
@@ -355,7 +358,7 @@ class Readings:
         return np.asarray(self.memo.once(key, needing)[self.choices[group_name]])
 
     def used(self, group_name: str, name: str) -> Column[Layout]:
-        """The layout in which a group uses a parameter."""
+        """Return the layout in which a group uses a parameter."""
         group, memo = self.graph.group_of[group_name], self.memo
         layouts = memo.once(
             ("use", self.candidates.signature(group), group.short_names[name]),
@@ -367,7 +370,8 @@ class Readings:
         return Column(layouts[self.choices[group_name]], memo.layouts.values)
 
     def hub(self, name: str) -> Column[Layout] | None:
-        """The placement in which a tensor with several readers is materialised; None for other tensors."""
+        """Return the placement in which a tensor with several readers is materialised; None for other
+        tensors."""
         if name not in self.graph.hubs:
             return None
         return self._layouts(name, self.candidates.hubs, Variable.of_hub)
@@ -384,12 +388,12 @@ class Readings:
         return Column(numbered[self.choices[chosen]], memo.layouts.values)
 
     def inside(self, producer: str, reader: str) -> bool:
-        """Whether a tensor is produced and read in the same region."""
+        """Return whether a tensor is produced and read in the same region."""
         region = self._region_of.get(reader)
         return region is not None and region is self._region_of.get(producer)
 
     def stored(self) -> dict[str, Column[Layout]]:
-        """The stored layout of each parameter."""
+        """Return the stored layout of each parameter."""
         stored: dict[str, Column[Layout]] = {}
         for group in self.graph.groups:
             if not group.parameters:
@@ -404,7 +408,7 @@ class Readings:
         return stored
 
     def _stored(self, group: Group, choice: int, option: int) -> list[int]:
-        """The numbers of the layouts in which a group's own parameters are stored."""
+        """Return the numbers of the layouts in which a group's own parameters are stored."""
         return [self.memo.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]
 
 
@@ -433,7 +437,7 @@ def tied_parameter(
     effects: GroupEffects,
     memo: Memo,
 ) -> TiedParameter | None:
-    """The part that falls to each use of a shared parameter; None if each use is independent in all
+    """Return the part that falls to each use of a shared parameter; None if each use is independent in all
     strategies.
 
     Args:

@@ -254,7 +254,7 @@ class StepRecorder:
         self.end_s += later(self.end_s)
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
-        """(time, bytes by kind) after every change, beginning with what is alive before the step.
+        """Return (time, bytes by kind) after every change, beginning with what is alive before the step.
 
         Args:
             lasting: bytes by kind that are alive during the whole step.
@@ -267,6 +267,6 @@ class StepRecorder:
 
 
 def _counted(state: tuple[int, int, int], on: int) -> tuple[int, int, int]:
-    """The moments of a point of the curve, in a later micro-batch."""
+    """Return the moments of a point of the curve, in a later micro-batch."""
     kept, transient, workspace = (moment + on if moment >= 0 else moment for moment in state)
     return kept, transient, workspace

@@ -65,7 +65,7 @@ class _Issued(NamedTuple):
 
 
 def reductions(batch: Batch) -> list[Reductions]:
-    """All reductions of a batch in the order in which they are issued."""
+    """Return all reductions of a batch in the order in which they are issued."""
     issued = all_reductions(batch)
     count = len(issued.rows)
     if not count:
@@ -86,13 +86,13 @@ def reductions(batch: Batch) -> list[Reductions]:
 
 
 def reductions_of(batch: Batch, row: int) -> list[Send]:
-    """The reductions of one strategy, in the order in which they are issued."""
+    """Return the reductions of one strategy, in the order in which they are issued."""
     issued = all_reductions(batch.part(slice(row, row + 1)))
     return [issued.sends[number] for number in issued.which.tolist()]
 
 
 def all_reductions(batch: Batch) -> _Issued:
-    """The reductions of every strategy of a batch."""
+    """Return the reductions of every strategy of a batch."""
     arriving = _arriving(batch)
     if arriving is None:
         none = np.zeros(0, dtype=np.int64)
@@ -134,7 +134,7 @@ def all_reductions(batch: Batch) -> _Issued:
 
 
 def _arriving(batch: Batch) -> _Arriving | None:
-    """The gradients that are reduced with others; None if there are none."""
+    """Return the gradients that are reduced with others; None if there are none."""
     if not batch.prices.training:
         return None
     numbers: dict[GradientShare | None, int] = {None: 0}

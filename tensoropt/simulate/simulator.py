@@ -170,7 +170,7 @@ def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
 
 
 def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
-    """The figures of several batches of strategies, joined into those of one batch."""
+    """Return the figures of several batches of strategies, joined into those of one batch."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -413,8 +413,8 @@ class StepSimulator:
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
     def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> _StepParts:
-        """The parts of the step; (n,) ``host_bound`` is the factor by which everything is longer if the
-        device waits for the host."""
+        """Return the parts of the step; (n,) ``host_bound`` is the factor by which everything is longer if
+        the device waits for the host."""
         forward, backward, scattering = zip(*self.micro_batches, strict=True)
         # A step of one or two micro-batches has none between, and a step of one has no first, only the last.
         chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
@@ -439,7 +439,7 @@ class StepSimulator:
         )
 
     def _host_seconds(self, micro: int) -> Floats:
-        """(n,) the host's time to issue the step."""
+        """Return (n,) the host's time to issue the step."""
         if not self.host.any():
             return np.zeros(self.batch.count)
         # Not numpy's sum, whose order of additions depends on the number of strategies.
@@ -449,7 +449,7 @@ class StepSimulator:
         return issued[before] * micro + once
 
     def _nothing(self) -> _Sends:
-        """No collective, at a place where only the preceding work is counted."""
+        """Return no collective, at a place where only the preceding work is counted."""
         none = np.zeros(self.batch.count)
         return _Sends(None, none, none, none.astype(bool))
 
@@ -466,8 +466,8 @@ class StepSimulator:
         self._repeat(count, begun)
 
     def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:
-        """The collectives of every moment in order: those of every micro-batch and, for the ``first`` and the
-        ``last`` one, their own and the buckets that are complete."""
+        """Return the collectives of every moment in order: those of every micro-batch and, for the ``first``
+        and the ``last`` one, their own and the buckets that are complete."""
         issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
         issuing_at = {
@@ -483,8 +483,8 @@ class StepSimulator:
         return issuing_at
 
     def _issuing(self, positions: range) -> list[int]:
-        """The moments at which there are collectives, at which they are waited for, or after which buckets
-        are complete."""
+        """Return the moments at which there are collectives, at which they are waited for, or after which
+        buckets are complete."""
         return sorted(at for at in self.beginnings.union(self.issued) if at in positions)
 
     def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
@@ -520,7 +520,8 @@ class StepSimulator:
         return (sends.bucket or sends.ahead) and self.batch.overlap.beside
 
     def _memory(self) -> Floats:
-        """(n, 5) the peak by kind, the first of several; turns ``kept`` and ``transient`` into live bytes."""
+        """Return (n, 5) the peak by kind, the first of several; turns ``kept`` and ``transient`` into live
+        bytes."""
         if self.recorder is not None:
             self.changed = np.stack([self.kept[:, 0], self.transient[:, 0]], axis=1)
         for changes in (self.kept, self.transient):
@@ -530,7 +531,8 @@ class StepSimulator:
         return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:
-        """(n, 6) what a process uses besides tensors, with one communicator per set of axes it sends over."""
+        """Return (n, 6) what a process uses besides tensors, with one communicator per set of axes it sends
+        over."""
         process, kinds = self.batch.prices.process, dict[Axes, dict[str, Flags]]()
         if process.counts_communicators and len(self.batch.mesh) > 1:
             # The communicator of all ranks exists in any case: a job begins and ends with a barrier, which is

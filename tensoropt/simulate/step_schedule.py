@@ -126,11 +126,11 @@ class StepSchedule:
         return min((self.position("backward", "compute", name) for name in arrivals), default=-1)
 
     def position(self, phase: Phase, kind: _Kind, group: str, tensor: str = "", part: int = 0) -> int:
-        """The position of a moment; -1 for one that this step does not have."""
+        """Return the position of a moment; -1 for one that this step does not have."""
         return self.index.get(Moment(phase, kind, group, tensor, part), -1)
 
     def computed(self, phase: Phase, group: str, read: str | None = None) -> int:
-        """The position at which a group's operators are done, or those that read a tensor."""
+        """Return the position at which a group's operators are done, or those that read a tensor."""
         if phase == "backward":
             return self.position(phase, "compute", group)
         parts = self.parts[group]
@@ -151,7 +151,7 @@ class StepSchedule:
         return resolve
 
     def _beginning(self, group: str, when: When) -> int:
-        """The position at which the block of a group begins, or the one before or behind it."""
+        """Return the position at which the block of a group begins, or the one before or behind it."""
         blocks = self.blocks
         block = blocks.of[group]
         if when.phase in ("first", "forward"):

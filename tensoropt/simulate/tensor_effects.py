@@ -115,7 +115,7 @@ _ITS_OWN = GradientStorage()
 
 
 def _given_back(when: When, size: int) -> Effect:
-    """The effect of releasing ``size`` bytes; for an end in backward, when that is over."""
+    """Return the effect of releasing ``size`` bytes; for an end in backward, when that is over."""
     return Effect(when, after=when.phase == "backward" and when.what == "end", transient=-size)
 
 
@@ -235,7 +235,7 @@ class TensorEffects(MoveEffects):
         return effects
 
     def _made_whole(self, name: str, source: Layout, needed: When | None) -> list[Effect]:
-        """The memory of a buffer's new value that is not made whole."""
+        """Return the memory of a buffer's new value that is not made whole."""
         if not self._whole_later(name, source):
             return []
         whole = output_layout(source)
@@ -244,7 +244,7 @@ class TensorEffects(MoveEffects):
         return [begin, Effect(OUTPUT, after=True, transient=size), _given_back(needed or FORWARD_END, size)]
 
     def _whole_later(self, name: str, source: Layout) -> bool:
-        """Whether a tensor is a buffer's new value that is still to be made whole."""
+        """Return whether a tensor is a buffer's new value that is still to be made whole."""
         mutated = self.training and name in self.graph.atoms.graph.mutations.values()
         return mutated and bool(self.steps(name, source, output_layout(source))[0])
 
@@ -257,8 +257,8 @@ class TensorEffects(MoveEffects):
         of_its_views: Sequence[StorageUser],
         at: _Pass,
     ) -> list[Effect]:
-        """The effects of a reader's own copy: it is made for the reader, and kept if its backward, or that of
-        a reader of a view of it, needs it."""
+        """Return the effects of a reader's own copy: it is made for the reader, and kept if its backward, or
+        that of a reader of a view of it, needs it."""
         begin = reader(user.number, at.read)
         workspace = self.resharding_bytes(self.steps(name, source, layout)[0], name)
         # The reader is a plain user of its own copy: it has not moved from it, and the copy is made in its
@@ -279,7 +279,8 @@ class TensorEffects(MoveEffects):
         until: When | None = None,
         later: bool = False,
     ) -> list[Effect]:
-        """Memory of a storage that has users: alive until the last one, or kept from the first that needs it.
+        """Return the memory of a storage that has users: alive until the last one, or kept from the first
+        that needs it.
 
         Args:
             stays: nothing releases it before forward is over.
@@ -310,7 +311,7 @@ class TensorEffects(MoveEffects):
         return effects
 
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
-        """Whether a storage is kept for a user: as the input of a region, or because backward needs it
+        """Return whether a storage is kept for a user: as the input of a region, or because backward needs it
         unchanged."""
         kept = user.kept and self.training
         # Inside a region that runs again nothing "enters": what backward needs of it is kept now.
@@ -328,8 +329,8 @@ class TensorEffects(MoveEffects):
         inside: Sequence[bool],
         gradients: GradientStorage,
     ) -> list[Effect]:
-        """The effects in backward: readers' gradients go to where the tensor was found, are added up there,
-        and go to its writer.
+        """Return the effects in backward: readers' gradients go to where the tensor was found, are added up
+        there, and go to its writer.
 
         Each sum is a new tensor, in addition to the two that are added: while any dispatch mode watches,
         autograd adds nothing in place.
@@ -386,8 +387,8 @@ class TensorEffects(MoveEffects):
     def _reduced_beside(
         self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], inside: Sequence[bool]
     ) -> Effect | None:
-        """The reduction of the whole gradient during the product in the first reader's backward; None if it
-        is reduced separately, if at all (:mod:`tensoropt.sharding.groups`)."""
+        """Return the reduction of the whole gradient during the product in the first reader's backward; None
+        if it is reduced separately, if at all (:mod:`tensoropt.sharding.groups`)."""
         product = reads[0].product if name in self.products else None
         if product is None:
             return None
@@ -405,7 +406,8 @@ class TensorEffects(MoveEffects):
         return replace(moved, beside_work_s=product.seconds)
 
     def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
-        """The bytes that a reduction has alive besides what its group's backward has alive in any case."""
+        """Return the bytes that a reduction has alive besides what its group's backward has alive in any
+        case."""
         made, size = self.resharding_bytes(steps, name), self.bytes(name, layout)
         if steps[0].kind == "all_reduce":
             # In place, once the gradient has the tensor's layout.
@@ -419,5 +421,5 @@ class TensorEffects(MoveEffects):
         return max(made - product.spare_bytes, 0)
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
-        """The bytes of the storage that contains the gradient given by a reader."""
+        """Return the bytes of the storage that contains the gradient given by a reader."""
         return self.bytes(name, read.layout) if read.extent is None else read.extent

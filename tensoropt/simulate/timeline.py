@@ -79,12 +79,13 @@ class Timeline:
         return max((e.end_s for e in self.events), default=0.0)
 
     def on(self, resource: str) -> tuple[_Event, ...]:
-        """The events on a resource, in time order."""
+        """Return the events on a resource, in time order."""
         started = (self.events[i] for i in self.order)
         return tuple(e for e in started if resource in e.task.resources)
 
     def busy(self, resources: Iterable[str]) -> tuple[tuple[float, float], ...]:
-        """The spans (start, end) in which at least one of the resources works, joined where they touch."""
+        """Return the spans (start, end) in which at least one of the resources works, joined where they
+        touch."""
         wanted = set(resources)
         return joined(
             (e.start_s, e.end_s)
@@ -93,16 +94,16 @@ class Timeline:
         )
 
     def memory(self, device: str) -> tuple[tuple[float, Mapping[str, float]], ...]:
-        """(time, bytes by kind) after every change on a device, in time order; the first is the initial
-        state.
+        """Return (time, bytes by kind) after every change on a device, in time order; the first is the
+        initial state.
 
         Memory that ends at a time is given back before anything that starts then takes some.
         """
         return tuple(self._curves.get(device, [(0.0, {})]))
 
     def steps(self, device: str) -> list[list[tuple[str, float]]]:
-        """The (kind, bytes) of each point of a device's memory curve, negative for memory that is given back;
-        the first point is the initial state."""
+        """Return the (kind, bytes) of each point of a device's memory curve, negative for memory that is
+        given back; the first point is the initial state."""
         points = [[(kind, size) for where, kind, size in self.initial if where == device]]
         for _, holdings, sign in self._changes():
             changed = [(kind, sign * size) for where, kind, size in holdings if size and where == device]
@@ -111,7 +112,7 @@ class Timeline:
         return points
 
     def peak(self, device: str) -> tuple[float, Mapping[str, float]]:
-        """(time, bytes by kind) when the most is alive; the first of several such times."""
+        """Return (time, bytes by kind) when the most is alive; the first of several such times."""
         return max(self.memory(device), key=lambda point: sum(point[1].values()))
 
     @cached_property
@@ -150,7 +151,7 @@ class Timeline:
 
 
 def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The union of spans, as disjoint spans in time order."""
+    """Return the union of spans, as disjoint spans in time order."""
     result: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:
@@ -161,7 +162,7 @@ def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
 
 
 def length_s(spans: Iterable[tuple[float, float]]) -> float:
-    """The total seconds of all spans; overlapping ones count twice (see :func:`joined`)."""
+    """Return the total seconds of all spans; overlapping ones count twice (see :func:`joined`)."""
     return sum(end - start for start, end in spans)
 
 
@@ -206,7 +207,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
 
 
 def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
-    """(number of predecessors, successors) of each task."""
+    """Return (number of predecessors, successors) of each task."""
     waiting: list[int] = []
     successors: list[list[int]] = [[] for _ in tasks]
     for i, task in enumerate(tasks):

@@ -1,12 +1,12 @@
-"""A rank of any job without the job: fake tensors and PyTorch's fake process group.
+"""A rank of any job without the job: fake tensors and PyTorch's fake process group; and steps run to be
+watched.
 
 Nothing is computed and nothing is sent, so a 64-device plan can be checked on a laptop: what each rank would
 send and keep alive is what it does send and keep alive; only the numbers are missing. Tensors are on the CPU
 (fake CUDA tensors with autograd abort a CPU-only build of PyTorch).
 
-A step of a plan, run to be watched: what it sends, what it keeps alive, how long it takes.
-
-The same functions watch ranks of this machine and fake ones.
+The same functions watch steps on ranks of this machine and on fake ones: what a step sends, what it keeps
+alive, how long it takes.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ the first."""
 
 @contextlib.contextmanager
 def fake_job(rank: int, world_size: int) -> Iterator[None]:
-    """Be ``rank`` of a job of ``world_size`` whose other ranks do not exist.
+    """Make this process ``rank`` of a job of ``world_size`` whose other ranks do not exist.
 
     Raises:
         PlanError: this process belongs to a real job.

@@ -1,6 +1,7 @@
-"""The findings about a strategy: the one form in which real ranks and fake ones report.
+"""The findings about a strategy, in the one form in which real ranks and fake ones report.
 
-How far a plan's results may be from the unsplit model's, and how to distinguish rounding from a fault.
+The tolerances say how far a plan's results may be from the unsplit model's, and distinguish rounding from a
+fault.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The predictions of the cost side for strategies, figure by figure as the search and the simulator would
-make them.
-
-The places where strategies are checked: on CPU ranks, on GPUs, or on fake ranks if neither suffices.
-"""
+"""The predictions for strategies, figure by figure as the search and the simulator would make them, and the
+places where strategies are checked: CPU ranks, GPUs, or fake ranks if neither suffices."""
 
 from __future__ import annotations
 

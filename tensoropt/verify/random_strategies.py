@@ -1,10 +1,8 @@
-"""Random legal strategies: the broadest search for mistakes in rules, lowering and prices.
+"""Random legal strategies, pipelines and placements: the broadest search for mistakes in rules, lowering and
+prices.
 
-Random legal pipelines of a model: random cuts, schedules, and a random strategy for every stage.
-
-Random legal placements of a model: random devices, orders and splits.
-
-None of them is meant to be good; they test rules, lowering and the simulator.
+A pipeline has random cuts, a random schedule and a random strategy for every stage; a placement has random
+devices, orders and splits. None of them is meant to be good.
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
 Both are dispatch modes that watch from below, so they know nothing about strategies, edges or prices and can
 contradict them. On the CPU, backward runs in the thread that calls it, where the modes are active too.
 
-Collectives on tensors in the host's memory, run so that nothing keeps the tensors alive afterwards.
+Collectives on tensors in the host's memory run on copies: gloo's threads that carry them out release their
+tensors some time after they reported completion, on a busy machine after the next operators have run.
+Otherwise the tensors would count as memory that a plan needs, in one run and not in the next.
 
-Gloo's threads that carry out collectives release their tensors some time after they reported completion, on a
-busy machine after the next operators have run. Then the tensors would count as memory that a plan needs, in
-one run and not in the next. So gloo gets copies here.
-
-The order in which a rank issues its collectives, in a short form, compared with the predicted order.
+The order in which a rank issues its collectives is kept in a short form and compared with the predicted
+order.
 """
 
 from __future__ import annotations

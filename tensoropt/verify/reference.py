@@ -1,6 +1,5 @@
-"""The references for a plan's results: the same graph unsplit, and the model it was captured from.
-
-The comparison of results: how far what was computed is from what it should be.
+"""The references for a plan's results: the same graph unsplit, and the model it was captured from; and the
+comparison with them.
 
 NaN and infinity count as results. If either side has one, the other must have the same in the same place:
 otherwise the difference is infinite, which is within no tolerance and, unlike NaN, survives ``max``. If both
@@ -38,7 +37,7 @@ from tensoropt.verify.findings import MODULE_SHRUNK, Differences, within_toleran
 LEAST_SCALE = 1e-30
 """The least value that differences are relative to, so that zeros can be compared."""
 _LEAST_OUTPUT = 1e-12
-"""The same for a model's outputs and its loss, whose magnitudes are those that people read."""
+"""The same least value for a model's outputs and its loss, whose magnitudes are those that people read."""
 
 
 def difference(
@@ -131,7 +130,7 @@ GRADIENT_FLOOR = 1e-3
 """A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
 model's largest: BERT's key biases have gradients that are zero except for rounding."""
 _NARROW_FLOOR = 5e-2
-"""The same under mixed precision, where rounding is 4e-3, and sums of it are more."""
+"""The same floor under mixed precision, where rounding is 4e-3, and sums of it are more."""
 
 
 def _smooth_optimizers(floor: float) -> dict[str, Any]:
@@ -405,8 +404,8 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
 def _own_step(
     own: torch.nn.Module, model: torch.nn.Module, args: Any, kwargs: Any
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """(losses of two calls, gradients of the first by name) of the module itself, in the modes that its user
-    gave it."""
+    """Return (losses of two calls, gradients of the first by name) of the module itself, in the modes that
+    its user gave it."""
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
     with in_mode(own, "train"), valid_values():
@@ -445,7 +444,7 @@ def _compared(
 
 
 def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> Worst:
-    """The buffer of a module that is furthest from the graph's, both after two calls."""
+    """Return the buffer of a module that is furthest from the graph's, both after two calls."""
     name_of = {str(t.key): t.name for t in loaded.captured.graph.tensors.values() if t.name in ref.stepped}
     before = dict(loaded.spec.build()[0].named_buffers()) if _has_others(own, name_of) else {}
     apart: dict[str, float] = {}

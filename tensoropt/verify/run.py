@@ -1,6 +1,6 @@
-"""Strategies run at a place where they can be: the one way from predictions to an answer.
+"""The run of strategies at a place where they can be checked: the one way from predictions to an answer.
 
-Plans of an exploration, run beside the unsplit model and compared with their own predictions.
+Plans of an exploration run beside the unsplit model and are compared with their own predictions.
 """
 
 from __future__ import annotations

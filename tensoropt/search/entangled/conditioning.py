@@ -155,14 +155,14 @@ class _Conditioned:
                 yield {f: c for f, c in classes.items() if c is not None}
 
     def _class_of(self, v: int) -> dict[int, int]:
-        """The class of every configuration of operator ``v``."""
+        """Return the class of every configuration of operator ``v``."""
         leaf = self.reduced.leaves[self.reduced.node_leaf[v]]
         entry = np.repeat(np.arange(len(leaf.offsets) - 1), np.diff(leaf.offsets))
         return dict(zip(leaf.configuration.tolist(), entry.tolist(), strict=True))
 
 
 def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of any reduced graph by our method; None if no strategy is possible.
+    """Return the frontier of any reduced graph by our method; None if no strategy is possible.
 
     If operators have to be fixed, classes that the relaxation rules out are left out, until the search is
     exact or nothing more can be ruled out.
@@ -213,7 +213,8 @@ def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult 
 
 
 def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: _Conditioned) -> ReducedGraph | None:
-    """The graph without the classes that cannot reach the frontier; itself if they are too few to matter.
+    """Return the graph without the classes that cannot reach the frontier; itself if they are too few to
+    matter.
 
     None if no class can reach it.
     """
@@ -234,12 +235,13 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: _Conditioned) 
 
 
 def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
-    """Operators whose removal makes the search take milliseconds, including those of ``order``."""
+    """Return operators whose removal makes the search take milliseconds, including those of ``order``."""
     return tuple(sorted({*greedy_order(reduced, 0.1, FINE_TABLE).fixed, *order.fixed}))
 
 
 def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[_Classes]:
-    """Classes that the hull vertices of the tied graphs choose, starting with the finest affordable graph."""
+    """Return classes that the hull vertices of the tied graphs choose, starting with the finest affordable
+    graph."""
     guesses: list[_Classes] = []
     for colour in colourings(reduced):
         tied = tie(reduced, colour)
@@ -255,7 +257,7 @@ def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[_Classes]:
 
 
 def _groups(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Neighbourhoods: look-alikes at every degree of likeness, coarse ones first, followed by runs of
+    """Return neighbourhoods: look-alikes at every degree of likeness, coarse ones first, followed by runs of
     operators."""
     groups: dict[tuple[int, ...], None] = {}
     for colour in colourings(reduced):

@@ -30,7 +30,7 @@ from tensoropt.types import Floats, Indices
 
 
 def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
-    """(operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two
+    """Yield (operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two
     colours."""
     colour = _numbered(list(reduced.node_leaf))
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
@@ -61,7 +61,8 @@ def _numbered(keys: list[object]) -> Indices:
 
 
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
-    """The graph in which the operators of one colour are one: their costs, and those of like edges, add up.
+    """Return the graph in which the operators of one colour are one: their costs, and those of like edges,
+    add up.
 
     Its variables are the colours, and one with a single class for edges between operators of one colour.
     """
@@ -162,7 +163,7 @@ def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
 
 
 def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> ReducedGraph:
-    """The split graph with every fixed operator's cost shared among its copies, on the same grid.
+    """Return the split graph with every fixed operator's cost shared among its copies, on the same grid.
 
     Every copy has a separate leaf.
     """
@@ -188,7 +189,7 @@ def _share(costs: Floats, parts: int, grid: float) -> Floats:
 def condition(
     reduced: ReducedGraph, copies: dict[int, tuple[int, ...]], classes: dict[int, int]
 ) -> ReducedGraph:
-    """A split graph with fixed operators f, and all their ``copies``, set to class ``classes[f]``."""
+    """Return a split graph with fixed operators f, and all their ``copies``, set to class ``classes[f]``."""
     kept = {}
     for f, chosen in classes.items():
         mask = np.zeros(reduced.domains[f], bool)
@@ -200,7 +201,8 @@ def condition(
 def preferred_classes(
     relaxed: SplitGraph, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
-    """Classes of some operators worth trying: those that their copies prefer in the relaxed strategies.
+    """Return classes of some operators worth trying: those that their copies prefer in the relaxed
+    strategies.
 
     In each pick, every operator takes the class that most of its copies chose; further results take the
     choice of single copies.

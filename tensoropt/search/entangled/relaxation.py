@@ -64,7 +64,7 @@ class Relaxation:
 
 
 def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
-    """The relaxation in which every edge of an operator that ``order`` fixes chooses for itself.
+    """Return the relaxation in which every edge of an operator that ``order`` fixes chooses for itself.
 
     None if not even this leaves a strategy.
     """
@@ -76,7 +76,7 @@ def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
 
 
 def affordable_order(reduced: ReducedGraph) -> Order:
-    """An order whose tables together fit; operators are fixed until they do.
+    """Return an order whose tables together fit; operators are fixed until they do.
 
     Once operators have to be fixed, the tables only give bounds, for which smaller ones are nearly as good.
     """
@@ -96,9 +96,8 @@ def affordable_order(reduced: ReducedGraph) -> Order:
 
 
 def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
-    """The hull of the unsplit graph, if another order solves its scalar problems without fixing anything;
-    None if no order does so within :data:`_LARGEST_PROGRAM`.
-    """
+    """Return the hull of the unsplit graph, if another order solves its scalar problems without fixing
+    anything; None if no order does so within :data:`_LARGEST_PROGRAM`."""
     order = greedy_order(reduced, 0.1)
     if order.fixed or order.total > max(_LARGEST_PROGRAM, fixed.total):
         return None
@@ -107,7 +106,7 @@ def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
 
 
 def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -> Hull:
-    """The hull with its first line at the least memory of any strategy, by branch and bound.
+    """Return the hull with its first line at the least memory of any strategy, by branch and bound.
 
     It branches on the class of one fixed operator after another; the relaxation gives the bounds. A leaner
     strategy than those of ``sources`` is added to them. After ``LEANEST_CHECKS`` scalar problems, or
@@ -153,7 +152,8 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
 
 
 def _unit(costs: list[Floats], grid: float) -> float:
-    """Largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example one byte."""
+    """Return the largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example
+    one byte."""
     units = np.concatenate(costs) / grid
     # The lowest set bit of all costs together, in steps of the grid.
     whole = np.bitwise_or.reduce(units[units > 0].astype(np.int64), initial=0)
@@ -161,7 +161,7 @@ def _unit(costs: list[Floats], grid: float) -> float:
 
 
 def possible(relaxed: SplitGraph) -> dict[int, int] | None:
-    """An assignment for which a strategy exists, searched depth first; None if there is none."""
+    """Return an assignment for which a strategy exists, searched depth first; None if there is none."""
     fixed = sorted(relaxed.copies)
     checks = 0
 
@@ -195,7 +195,7 @@ def possible(relaxed: SplitGraph) -> dict[int, int] | None:
 
 
 def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source], bool]:
-    """(strategies with the fixed operators at any of their classes, whether each search was exact)."""
+    """Return (strategies with the fixed operators at any of their classes, whether each search was exact)."""
     fixed = sorted(relaxed.copies)
     sources: list[Source] = []
     exact = True
@@ -211,7 +211,8 @@ def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source],
 def heuristic(
     reduced: ReducedGraph, order: Order, bounded: Relaxation, sources: list[Source], tried: int
 ) -> SearchResult:
-    """The result after ``tried`` assignments of the operators that ``order`` fixes, with its bounds."""
+    """Return the result after ``tried`` assignments of the operators that ``order`` fixes, with its
+    bounds."""
     hull = _unsplit_hull(reduced, order) or _with_least_memory(bounded.split, bounded.hull, sources)
     names = ", ".join(repr(reduced.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
@@ -228,7 +229,7 @@ _STALE_STEPS = 8
 
 
 def tighten(bounded: Relaxation, known: Points) -> Relaxation:
-    """The relaxation with better multipliers; ``known``: strategies, which no bound can exceed."""
+    """Return the relaxation with better multipliers; ``known``: strategies, which no bound can exceed."""
     weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
     program, flat = bounded.program, bounded.search.flat
     index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k)
@@ -288,7 +289,8 @@ class _Copies:
         self.entries = at
 
     def disagreement(self, entry: Indices) -> Floats:
-        """(rows, W) per copy and class: whether the copy chose it, minus the share of the copies that did."""
+        """Return (rows, W) per copy and class: whether the copy chose it, minus the share of the copies that
+        did."""
         out = np.zeros((self.entries, entry.shape[1]))
         for same, at, size in self.groups:
             chosen = entry[same][:, None, :] == np.arange(size)[None, :, None]  # (copies, classes, W)

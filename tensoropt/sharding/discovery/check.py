@@ -42,7 +42,8 @@ _Coordinate = tuple[int, ...]
 def distribute(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], generator: torch.Generator
 ) -> dict[_Coordinate, torch.Tensor]:
-    """Every rank's piece of ``value``: slices where it is sharded, random summands where it is partial."""
+    """Return every rank's piece of ``value``: slices where it is sharded, random summands where it is
+    partial."""
     partial = [axis for axis, code in enumerate(placements) if code == PARTIAL and mesh[axis] > 1]
     members = list(itertools.product(*(range(mesh[axis]) for axis in partial)))
     summands = {m: _noise(value, generator) for m in members[1:]}
@@ -61,7 +62,7 @@ def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def shard(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], at: _Coordinate
 ) -> torch.Tensor:
-    """The part of ``value`` that the sharding axes leave at coordinate ``at``."""
+    """Return the part of ``value`` that the sharding axes leave at coordinate ``at``."""
     flat = value.reshape([size for dim in atoms for size in dim])
     for axis, code in enumerate(placements):
         if code >= 0:
@@ -79,7 +80,8 @@ def difference(
     mesh: Sequence[int],
     tolerance: float,
 ) -> tuple[str, str] | None:
-    """How the pieces differ from ``whole``: (``shape`` or ``value``, details); None if they do not.
+    """Return how the pieces differ from ``whole``, as (``shape`` or ``value``, details); None if they
+    do not.
 
     On every rank the piece, summed over the partial axes, must be its shard of ``whole``.
     """
@@ -124,7 +126,7 @@ def _far(actual: torch.Tensor, expected: torch.Tensor) -> str:
 def sample_inputs(
     op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
 ) -> dict[str, torch.Tensor]:
-    """A value for every tensor that the operator reads; constants keep theirs.
+    """Return a value for every tensor that the operator reads; constants keep theirs.
 
     Args:
         exact: use float64 for floating-point values instead of the graph's own precision.
@@ -167,7 +169,7 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def _row_ends(like: torch.Tensor, rows: int, generator: torch.Generator) -> torch.Tensor:
-    """The end of each group's rows: unequal groups, one of them empty, with all rows used."""
+    """Return the end of each group's rows: unequal groups, one of them empty, with all rows used."""
     ends = torch.randint(0, rows + 1, like.shape, generator=generator).sort().values
     ends[-1] = rows  # operators leave rows after the last group undefined
     if len(ends) > 2:
@@ -188,8 +190,8 @@ class _Sent:
     backward: bool
 
     def described(self, element_bytes: int) -> tuple[str, tuple[int, ...], int, bool]:
-        """The collective as a local call with floating-point values of this width declares it (checks run in
-        float64)."""
+        """Return the collective as a local call with floating-point values of this width declares it (checks
+        run in float64)."""
         size = self.integer_bytes or self.elements * element_bytes
         return "all_reduce", self.axes, size, self.backward
 
@@ -244,14 +246,14 @@ class _ThreadedRanks:
             self.backward = False
 
         def coordinate(self, axes: tuple[int, ...]) -> int:
-            """This rank's index within the flattened group of ``axes``, the first axis outermost."""
+            """Return this rank's index within the flattened group of ``axes``, the first axis outermost."""
             index = 0
             for axis in axes:
                 index = index * self.ranks.mesh[axis] + self.at[axis]
             return index
 
         def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-            """``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""
+            """Return ``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""
             ranks = self.ranks
             bytes_ = 0 if value.is_floating_point() else value.numel() * value.element_size()
             ranks.sent[self.at].append(_Sent(axes, value.numel(), bytes_, self.backward))
@@ -268,7 +270,7 @@ class _ThreadedRanks:
             return result
 
         def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-            """``value`` summed over ``axes``."""
+            """Return ``value`` summed over ``axes``."""
             return self.all_reduce(value, axes)
 
 
@@ -398,7 +400,7 @@ def _check(
 def _whole(
     op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int, scale: float
 ) -> tuple[_Tensors, _Run, _Tensors]:
-    """The inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
+    """Return the inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
     graph = atoms.graph
     split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
     local = localise(split)

@@ -69,12 +69,12 @@ class _ProbeOperator:
         return tuple(self.graph.tensors[n] for n in self.op.outputs)
 
     def values(self, seed: int) -> dict[str, torch.Tensor]:
-        """Random operands by name, in their own precision; the same for the same seed."""
+        """Return random operands by name, in their own precision; the same for the same seed."""
         values = sample_inputs(self.op, self.graph, torch.Generator().manual_seed(seed), exact=False)
         return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
 
     def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that the operator returns for such operands, without gradients."""
+        """Return the tensors that the operator returns for such operands, without gradients."""
         return _call(self.op, values)
 
 
@@ -93,7 +93,7 @@ def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor
 
 
 def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[_ProbeOperator]:
-    """The operator at two sets of small sizes and, if its tensors are small, at its own sizes."""
+    """Yield the operator at two sets of small sizes and, if its tensors are small, at its own sizes."""
     names = tuple(dict.fromkeys(op.inputs()))
     tensors = [graph.tensors[n] for n in names]
     if not tensors:
@@ -136,7 +136,8 @@ def _probe(
 
 
 def _value_matters(tensor: Tensor, value: Any) -> bool:
-    """Whether a constant's values determine what the operator does, as those of indices and masks do."""
+    """Return whether a constant's values determine what the operator does, as those of indices and
+    masks do."""
     return value is not None and not value.is_meta and tensor.dtype not in FLOATING
 
 
@@ -145,7 +146,7 @@ _TOLERANCE = 1e-4
 
 
 def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
-    """Whether the backward is additive for random gradients of several sizes; False if it fails."""
+    """Return whether the backward is additive for random gradients of several sizes; False if it fails."""
     values = probe.values(0)
     generator = torch.Generator().manual_seed(0)
     made = probe.run(values)
@@ -170,7 +171,7 @@ def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
 def _backward(
     probe: _ProbeOperator, values: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The gradients of the operands that have one, given gradients of the results."""
+    """Return the gradients of the operands that have one, given gradients of the results."""
     tensors = probe.graph.tensors
     leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
     call = LocalCall(probe.op.target, probe.op.args, probe.op.kwargs, probe.op.name)
@@ -316,8 +317,8 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
 
 
 def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
-    """Whether all dims of a loop have the same length at the operator's own sizes, which perhaps no probe
-    had."""
+    """Return whether all dims of a loop have the same length at the operator's own sizes, which perhaps no
+    probe had."""
     read = zip(dict.fromkeys(op.inputs()), split.reads, strict=True)
     sizes = {graph.tensors[name].shape[dim] for name, dim in read if dim is not None}
     written = zip(op.outputs, split.writes, strict=True)
@@ -345,7 +346,7 @@ def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -
 
 
 def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -> IndexSpace:
-    """The index space of an operator, given these findings."""
+    """Return the index space of an operator, given these findings."""
     builder = Builder(op, graph)
     names = tuple(dict.fromkeys(op.inputs()))
     reads: list[list[Any]] = [[None] * len(graph.tensors[n].shape) for n in names]
@@ -375,7 +376,7 @@ def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
-    """A key of the operator's call: its target, its arguments, and the properties of its operands."""
+    """Return a key of the operator's call: its target, its arguments, and the properties of its operands."""
     number: dict[str, int] = {}
 
     def named(name: str) -> str:
@@ -420,7 +421,8 @@ def _refusal(op: Operator) -> str:
 
 
 def _unsteady(probe: _ProbeOperator) -> str:
-    """Reason why a probe's results are unreliable: they vary, carry no information, or an operand changes."""
+    """Return the reason why a probe's results are unreliable: they vary, carry no information, or an operand
+    changes."""
     # Seeding must not change the numbers that the user's script draws afterwards.
     with torch.random.fork_rng(devices=[]):
         values = probe.values(0)
@@ -514,7 +516,7 @@ def _pieces(
 
 
 def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> int | None:
-    """The dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None.
+    """Return the dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None.
 
     A loop has one size: a dim whose size differs from that of the cut dim (for example because each row is
     repeated) is not the loop's, although its pieces follow one another.
@@ -561,8 +563,8 @@ def _holds(
     first: int = 0,
     seeds: Sequence[int] = (1, 2),
 ) -> bool:
-    """Whether loops from ``first`` on are right on this probe, forward and backward: each alone, in few parts
-    and in single elements, and with every loop before it. Without gradients, the values decide."""
+    """Return whether loops from ``first`` on are right on this probe, forward and backward: each alone, in
+    few parts and in single elements, and with every loop before it. Without gradients, the values decide."""
     space = _separate(discovered_space(probe.op, probe.graph, Discovery(tuple(splits), linear)), probe)
     atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in probe.graph.tensors.values()}
     graph = AtomGraph(probe.graph, {probe.op.name: space}, atoms)
@@ -591,7 +593,7 @@ def _smallest_factor(size: int) -> int:
 
 
 def _separate(space: IndexSpace, probe: _ProbeOperator) -> IndexSpace:
-    """The space with an unsplittable loop for every dim that has none, as in refined spaces."""
+    """Return the space with an unsplittable loop for every dim that has none, as in refined spaces."""
     dims = list(space.dims)
 
     def operand(old: Operand) -> Operand:

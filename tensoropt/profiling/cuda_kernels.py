@@ -11,12 +11,11 @@ Sources, PyTorch 2.13: the order of kernels and their conditions are in
 operations around them in ``aten/src/ATen/native/transformers/attention.cpp``
 (``scaled_dot_product_attention``).
 
-An estimate of the memory that recurrent layers keep on GPUs, made without one.
-
-On CUDA, ``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps their
-inputs, their output, a *reserve* of cuDNN's, and a buffer into which the weights are copied, because a
-lowered program has each of them separately; backward makes the gradients of all weights in one buffer of the
-same size (``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
+The memory that recurrent layers keep on GPUs is estimated. On CUDA, ``lstm`` and ``gru`` are cuDNN's
+(``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps their inputs, their output, a *reserve* of cuDNN's,
+and a buffer into which the weights are copied, because a lowered program has each of them separately;
+backward makes the gradients of all weights in one buffer of the same size
+(``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
 
 Only cuDNN knows the size of the reserve (``cudnnGetRNNTempSpaceSizes``). The estimate follows the sizes in
 pytorch/pytorch issue 2895 (cuDNN 7, a P100, float32): 736,000,000 bytes for an LSTM and 864,000,000 for a

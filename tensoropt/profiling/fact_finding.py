@@ -8,13 +8,10 @@ layers keep there is estimated (:mod:`tensoropt.profiling.cuda_kernels`). PyTorc
 the process when autograd meets a fake CUDA tensor. A GPU of this machine is observed directly, with real
 tensors.
 
-The live memory while operators run, and its peaks: a dispatch mode that tracks storages.
-
-Results that kernels leave in more memory than they have elements, which fake tensors do not show.
-
-A kernel that makes its result in place of something larger and then shrinks it keeps the memory: PyTorch's
-``resize_`` never releases any. A test compares the storages of every operator's results, forward and
-backward, with those that real kernels leave.
+Some kernels leave results in more memory than these have elements, which fake tensors do not show. A kernel
+that makes its result in place of something larger and then shrinks it keeps the memory: PyTorch's ``resize_``
+never releases any. A test compares the storages of every operator's results, forward and backward, with those
+that real kernels leave.
 """
 
 from __future__ import annotations

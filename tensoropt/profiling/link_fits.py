@@ -4,12 +4,11 @@
 KiB and at 64 MiB). There are several lines where one is wrong: small messages are dominated by wake-ups and
 may use another algorithm, large ones no longer fit into caches, and the largest use fresh pages.
 
-The cost of moving from work to a collective and back, and its derivation from clock stamps.
-
-In a loop of nothing but collectives, each finds its code and buffers in the caches. In a step it comes after
-work that has pushed them out, and it does the same to the work that follows. Work with collectives and work
-without them take turns (:mod:`tensoropt.profiling.link_timing`), because the machine's pace changes by
-more than the effect being measured: figures of one lap are compared, and the median over laps counts.
+The cost of moving from work to a collective and back follows from clock stamps. In a loop of nothing but
+collectives, each finds its code and buffers in the caches. In a step it comes after work that has pushed them
+out, and it does the same to the work that follows. Work with collectives and work without them take turns
+(:mod:`tensoropt.profiling.link_timing`), because the machine's pace changes by more than the effect being
+measured: figures of one lap are compared, and the median over laps counts.
 """
 
 from __future__ import annotations

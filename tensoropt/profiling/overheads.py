@@ -7,13 +7,12 @@ region. Each is small per item, but a plan with many edges and micro-batches has
 If the host issues work to a separate device, both spend time on each: the device on its kernels, the host on
 Python, autograd and their launches.
 
-The time of an edge beyond its collective, measured through the code that the executor runs.
-
-Between two edges of a step, operators move more data than a core's own caches hold, so an edge finds neither
-its code nor its tensors in the caches, and takes two to four times as long as in a loop of nothing else. Each
-edge is therefore timed after other memory has been read and written, which flushes the caches. On a GPU it is
-not, because the data of its operators never comes near the processor that issues them. There the host issues
-an edge and the device runs its kernels; these are seconds of two queues.
+The time of an edge beyond its collective is measured through the code that the executor runs. Between two
+edges of a step, operators move more data than a core's own caches hold, so an edge finds neither its code nor
+its tensors in the caches, and takes two to four times as long as in a loop of nothing else. Each edge is
+therefore timed after other memory has been read and written, which flushes the caches. On a GPU it is not,
+because the data of its operators never comes near the processor that issues them. There the host issues an
+edge and the device runs its kernels; these are seconds of two queues.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Observations of a plan's real steps beside its prediction: curves on one time axis, figures with ratios.
 
-The words for how far a prediction is off a measurement, by the size of the miss, for every place that
-shows it.
+The words for how far a prediction is off a measurement, by the size of the miss, are the same in every place
+that shows them.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 This works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs
 that were saved with it, and simulated anew.
 
-The detail of a point without indices, placed or pipelined, from its record.
+The detail of a placed or pipelined point, which has no indices, comes from its record.
 
-A point's strategy, rebuilt from what was saved with its exploration, to be simulated under changed
-costs.
+A sharded point's strategy is rebuilt from what was saved with its exploration, and can be simulated under
+changed costs.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 The page (``sheet.html``) fetches nothing and runs nothing: its own policy forbids both. Whatever comes from a
 model or a cluster is text and escaped.
 
-The alternatives to a chosen plan: the frontier's ends and planners that were run, each with why it was not
+The alternatives to a chosen plan are the frontier's ends and planners that were run, each with why it was not
 taken.
 
-The basis of an exploration's figures, and what was chosen about it, in words.
+The assumptions are the basis of the exploration's figures, and what was chosen about it, in words.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ This is the one place that decides what takes most of a step: the page, the comm
 and the notebook all read these parts. They add up to the step; if devices have different loads, to the step
 of the busiest one.
 
-The seconds of each group of operators, read off a step's timeline: the source of all figures per
+The seconds of each group of operators are read off the step's timeline, the source of all figures per
 operator.
 
-A step as a Chrome trace (the "Trace Event Format"), which chrome://tracing and ui.perfetto.dev open.
+A step can be written as a Chrome trace (the "Trace Event Format"), which chrome://tracing and ui.perfetto.dev
+open.
 
-The rows about one point: its parts, and what dominates it in words.
+:class:`Detail` has the rows about one point, its parts, and what dominates it in words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The reasons why a plan is not faster: what binds it, lower bounds, and what each change would gain.
 
-The bottleneck of a step: computation, the links that are waited for, idle devices, the host, or the
-budget.
+The bottleneck of a step is computation, the links that are waited for, idle devices, the host, or the budget.
 """
 
 from __future__ import annotations

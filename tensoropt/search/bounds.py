@@ -3,10 +3,8 @@
 The hull's lines are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is another, once a search
 has shown that nothing lies below it; and bounds for parts of the strategies can be combined.
 
-Pruning targets: a staircase close above the convex hull of the known strategies, by which a pass is
-pruned.
-
-Pruning is only as good as the known strategies. If they leave wide corners, as at a lean end where a
+A pruning target is a staircase close above the convex hull of the known strategies, by which a pass is
+pruned. Pruning is only as good as the known strategies. If they leave wide corners, as at a lean end where a
 thousandth of the memory is worth a fifth of the time, most of a large table survives. A pass that is pruned
 by a *target*, a staircase below the known strategies, costs little, and its results are real: the next pass
 is pruned by them. A target rules nothing out permanently, because the last pass is pruned by known strategies

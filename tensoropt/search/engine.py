@@ -3,12 +3,11 @@
 Every entry of a step's table is computed independently, so the result does not depend on how entries are
 distributed: the bytes are the same for any number of threads.
 
-Exact pruning: which partial points can still reach the frontier.
-
-A partial point p at a table entry e is completed by something outside e. The outside messages say
-``weight_m * memory + weight_t * time >= outside[e, w]`` for every completion, which is a convex region H. The
-known strategies (the upper staircase) leave room only below and left of their inner corners. So p survives
-iff some corner u and some h in H have ``p + h <= u``, that is, iff its time is at most
+Pruning is exact: every partial point that can still reach the frontier is kept. A partial point p at a table
+entry e is completed by something outside e. The outside messages say ``weight_m * memory + weight_t * time >=
+outside[e, w]`` for every completion, which is a convex region H. The known strategies (the upper staircase)
+leave room only below and left of their inner corners. So p survives iff some corner u and some h in H have
+``p + h <= u``, that is, iff its time is at most
 
     limit(memory) = max over corners u of  u.time - H(u.memory - memory)
 

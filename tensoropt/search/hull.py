@@ -4,16 +4,13 @@ are bounds, its vertices strategies.
 It is found chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices, the
 weights normal to their chord either prove that nothing lies below it or give a new vertex between them.
 
-The scalar problem min(weight_t * time + weight_m * memory), solved exactly for many weights at once.
-
-One pass up the program gives the least weighted cost of every table entry, and one pass down the least cost
-of everything *outside* an entry (the two messages of min-sum belief propagation on a junction tree; Aji and
+The scalar problem min(weight_t * time + weight_m * memory) is solved exactly for many weights at once. One
+pass up the program gives the least weighted cost of every table entry, and one pass down the least cost of
+everything *outside* an entry (the two messages of min-sum belief propagation on a junction tree; Aji and
 McEliece 2000). Their sum bounds every strategy through that entry from below. The strategies that result are
 the vertices of the lower convex hull of the frontier.
 
-The number of threads, and the division of work among them.
-
-The kernels release Python's lock, so threads of one process use all cores.
+Work is divided among threads. The kernels release Python's lock, so threads of one process use all cores.
 """
 
 from __future__ import annotations

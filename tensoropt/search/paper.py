@@ -2,16 +2,14 @@
 
 Cai et al., "TensorOpt" (arXiv 2004.10856), section 4. These methods do not prune.
 
-Costs of very different sizes: the frontier is searched in bands, each on a grid fine enough for its
-points.
-
-A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 TB, a grid that holds the largest cost
-is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy of a
-nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses no
-entry beyond it. All strategies below the least cost that a grid resolves are therefore searched a second time
-without the entries beyond it, on a finer grid, and so on: those of too little memory in one search, those of
-too little time in another, whatever the first search gave for them. One search is enough unless the costs
-span more than six decades.
+If costs have very different sizes, the frontier is searched in bands, each on a grid fine enough for its
+points. A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 TB, a grid that holds the
+largest cost is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy
+of a nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses
+no entry beyond it. All strategies below the least cost that a grid resolves are therefore searched a second
+time without the entries beyond it, on a finer grid, and so on: those of too little memory in one search,
+those of too little time in another, whatever the first search gave for them. One search is enough unless the
+costs span more than six decades.
 """
 
 from __future__ import annotations

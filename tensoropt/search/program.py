@@ -9,7 +9,7 @@ single k: a plain product). Tables are indexed by *classes*, the configurations 
 (placement factoring), so an entry is found by adding strides. Steps with equal inputs are made once
 (identical layers); the *logical* nodes record which variable each use refers to.
 
-The share of this machine's memory that tables may use, and the error raised before they exceed it.
+Tables may use a share of this machine's memory; an error is raised before they exceed it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The result of a search: the frontier, its certificate, and, on demand, the strategy of any point.
 
-Certificates for points from several cost graphs: meshes, micro-batch counts, device counts.
+Certificates also cover points from several cost graphs: meshes, micro-batch counts, device counts.
 
-Recovers the strategies of result points: the eliminations are unrolled in reverse.
-
-Tables record only which k won. The two points of the factors are looked up by their sum, which is exact on
-the dyadic grid; so a point costs 20 bytes instead of 28, and only requested points are rebuilt, all of them
-in one compiled call.
+The strategies of points are recovered by unrolling the eliminations in reverse. Tables record only which k
+won. The two points of the factors are looked up by their sum, which is exact on the dyadic grid; so a point
+costs 20 bytes instead of 28, and only requested points are rebuilt, all of them in one compiled call.
 
 A *pick* (operators + edges, 2) says which entry, and which of its points, every operator and edge uses.
 """

@@ -1,10 +1,9 @@
 """Sources of strategies: hull vertices, crossovers, passes. Each can rebuild any of its points.
 
-Strategies between two hull vertices: the first operators of one, the rest of the other.
-
-With many equal layers the hull has few vertices and long edges, and along an edge almost every prefix mix is
-close to optimal. All cuts of a pair take one cumulative sum, and the resulting points make the upper
-staircase tight before any frontier has been computed. They are real strategies and can be unrolled.
+Crossovers lie between two hull vertices: the first operators of one, the rest of the other. With many equal
+layers the hull has few vertices and long edges, and along an edge almost every prefix mix is close to
+optimal. All cuts of a pair take one cumulative sum, and the resulting points make the upper staircase tight
+before any frontier has been computed. They are real strategies and can be unrolled.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ the known staircase *lowered* by the gap: if nothing is left below it, that stai
 3. A last pass over all that is left proves the gap. Where it would be too large it is left out; the gap that
    is proven then is the hull's, and a note says so.
 
-Our method if no operator has to be fixed: the whole frontier, or one within the allowed gap.
+This is our method if no operator has to be fixed: the whole frontier, or one within the allowed gap.
 """
 
 from __future__ import annotations

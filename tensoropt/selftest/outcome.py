@@ -1,11 +1,9 @@
 """The outcome of a check: figures, each with the most it may be, or the reason why there are none.
 
-One check in a process of its own: a kernel's fault or a hang ends this process and not the work of the
-others.
+Each check runs in a separate process, so that a kernel's fault or a hang ends only that process. ``python -m
+tensoropt.selftest.outcome FUNCTION DEVICE FOLDER`` writes ``FOLDER/outcome.json``.
 
-``python -m tensoropt.selftest.outcome FUNCTION DEVICE FOLDER`` writes ``FOLDER/outcome.json``.
-
-The models that checks run: models that need no other package, in sizes for a core and for a GPU.
+The models that checks run need no other package, and have sizes for a core and for a GPU.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ group, are what the search sees.
 A group is described per mesh axis by its list of :class:`AxisStrategy`; a configuration is one strategy per
 axis.
 
-The labels of a group's behaviour on one mesh axis, as in plans and constraints: ``rows.1@S(0)``.
+Labels name a group's behaviour on one mesh axis, as in plans and constraints: ``rows.1@S(0)``.
 
-The reduction of an activation's gradient, overlapped with the product that computes the weight's gradient.
-
+The reduction of an activation's gradient can overlap with the product that computes the weight's gradient.
 The backward of a linear operator computes two products: the gradient of its input, and that of its weight. A
 resharding reduces the first one on its way back; the second one does not depend on it, so it is computed
 while the first is being sent. Megatron-LM does this (``LinearWithGradAccumulationAndAsyncCommunication``;

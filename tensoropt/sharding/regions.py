@@ -5,16 +5,13 @@ second time, including reshardings, and what it would have kept is alive only wh
 (Chen et al., arXiv 1604.06174, section 4). A region is a whole block because a part of one saves nothing at
 the peak: when the block's backward begins, all of its intermediate results are alive in either case.
 
-The blocks of a model whose parameters are gathered together, ahead of their use.
+Blocks are the parts of a model whose parameters are gathered together, ahead of their use. While a block
+computes, the parameters of the next one are gathered, and in backward the gradients of the previous one are
+scattered (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2; as PyTorch's FSDP prefetches, Zhao et al., VLDB
+2023, section 3.3.2). Blocks belong to the graph and are the same for each of its strategies, so the moments
+at which a step gathers are known before anything is chosen.
 
-While a block computes, the parameters of the next one are gathered, and in backward the gradients of the
-previous one are scattered (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2; as PyTorch's FSDP prefetches,
-Zhao et al., VLDB 2023, section 3.3.2). Blocks belong to the graph and are the same for each of its
-strategies, so the moments at which a step gathers are known before anything is chosen.
-
-Parts of a step that backward recomputes instead of keeping their intermediate tensors (Chen et al., arXiv
-1604.06174).
-
+:func:`recomputed` runs a part of a step that backward recomputes instead of keeping its intermediate tensors.
 This is what ``torch.utils.checkpoint`` does, for code that draws no numbers from PyTorch's generators, issues
 the same calls each time and is never stopped early. ``torch.utils.checkpoint`` handles all other cases as
 well, with several Python calls for every saved tensor: with it, a step of a small transformer on two CPU

@@ -11,8 +11,7 @@ scattered.
 S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
 section 5; the data that a step sends: section 7.
 
-Uses of one parameter that share a gathering, and those whose gradients are summed and scattered at once.
-
+Several uses of one parameter can share a gathering, and their gradients can be summed and scattered at once.
 A tied parameter has uses in several groups. Those of one block that read it in the same way have one gathered
 copy; each other block gathers its own, which would otherwise have to stay alive in between. Gradients of uses
 that read it in the same way are added up, whatever their blocks, and scattered once, behind the block that

@@ -3,10 +3,9 @@
 This is where search and executor meet: the search picks a strategy, the cost tables price its
 :meth:`Strategy.edges`, and the executor issues them.
 
-Strategies as plain data: labels and placement names, ready for JSON or for another process.
-
-Only names are written; their meaning comes from the model's graph on the reading side, so a plan for another
-model is refused at the first name that does not fit.
+As plain data, a strategy consists of labels and placement names, ready for JSON or for another process. Only
+names are written; their meaning comes from the model's graph on the reading side, so a plan for another model
+is refused at the first name that does not fit.
 """
 
 from __future__ import annotations

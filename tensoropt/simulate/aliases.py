@@ -1,19 +1,17 @@
-"""Users of a storage under another name: readers of views.
+"""Storages with several users: views and their readers, gradients in one storage, new values of buffers.
 
 A group that only takes a part of its input (one step of a sequence, one of three projections) gives a view:
 its readers then keep the whole storage from which it was cut, or the copy that was brought to it. Which
 results are views depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and whether a
 reader of one finds it there depends on where it is put, so both are looked up for each strategy.
 
-The holders of gradient storages. The backward of a sum passes its gradient to both operands, that of a
+Gradients can share a storage. The backward of a sum passes its gradient to both operands, that of a
 concatenation passes slices of it, and the storage lives until the last of them is used up.
 
 Which gradients share a storage depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and
 how long each keeps it depends on what is resharded, so both are looked up for each strategy. A shared storage
 is counted with one tensor: the one whose gradient is passed on, or, if a backward makes several gradients in
 one storage, the first of these. A gradient that is passed on to a single tensor simply becomes that tensor's.
-
-The moments at which new values of buffers replace the old ones.
 
 A buffer's new value exists from the moment when it is made. Buffers are not counted, so from the moment when
 the old value is released, the new one is not counted either.

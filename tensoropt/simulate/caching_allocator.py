@@ -14,12 +14,11 @@ lowest address, and cuts off the rest if that is worth it. If no block fits:
 Freed blocks join their free neighbours. Nothing is returned to the device: PyTorch does that only if the
 device has no more memory.
 
-The requests that a strategy's step makes to an allocator, in order, derived from the simulator's effects.
-
-The simulator counts bytes; an allocator serves blocks. Every effect that takes memory is assumed to request
-one block, and every effect that gives memory back ends blocks of the same owner, of equal size if there is
-one. The workspace of a moment is requested when it runs and freed at its end; it includes the results that
-the moment leaves behind. At every moment the requested bytes equal those that the simulator counts.
+The requests of a strategy's step, in order, are derived from the simulator's effects. The simulator counts
+bytes; an allocator serves blocks. Every effect that takes memory is assumed to request one block, and every
+effect that gives memory back ends blocks of the same owner, of equal size if there is one. The workspace of a
+moment is requested when it runs and freed at its end; it includes the results that the moment leaves behind.
+At every moment the requested bytes equal those that the simulator counts.
 
 Assumptions: the sum in an effect (a group's saved tensors, everything alive at the peak of its kernels) is
 one block, although kernels request its parts at different moments; all requests are on one stream; two

@@ -4,7 +4,7 @@ of one strategy.
 The simulator receives rows of indices into candidates, so that many strategies share what they have in
 common.
 
-Overlap: the executor's asynchronous collectives, and the links that they share.
+:class:`Overlap` describes the executor's asynchronous collectives, and the links that they share.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
 ``verify`` compares them with what the executor really issues; nothing here queries the executor.
 
-The collectives of one strategy in a step, by sender: a use of a parameter, an operator, a tensor, a copy.
-
+The collectives of one strategy are derived sender by sender: uses of parameters, operators, tensors, copies.
 The simulator uses effects by their moments, which belong to whole groups. The order in which collectives are
 issued depends on single operators and parameters, so effects are derived one by one.
 
-The cost of coming from work to collectives and going back, for all collectives of a step at once.
-
+The cost of coming from work to collectives and going back is computed for all collectives of a step at once.
 The first collective after some work takes longer; the others that follow it find the ranks in step. The work
 after them takes longer, too: of several in a row, the worst counts. The amount of work between two
 collectives does not depend on when they start, so all of this is known before any time is.

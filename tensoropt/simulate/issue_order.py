@@ -8,11 +8,10 @@ made again by the first node that needs it: a gathered parameter, or a whole rec
 
 Nothing here queries the executor: ``verify`` compares the result with what it really issues.
 
-The nodes that forward adds to autograd's graph, in order of creation, and what each node sends.
-
-Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator of a
-group that needs a tensor brings it to the group, right before itself; the group's other operators then use
-the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
+Forward adds nodes to autograd's graph; their order of creation, and what each of them sends, are derived
+first. Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator
+of a group that needs a tensor brings it to the group, right before itself; the group's other operators then
+use the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
 where they find it. Backward passes the nodes in reverse.
 """
 

@@ -1,14 +1,13 @@
 """Views that many strategies have of the tensors: as groups write and read them, and as hubs hold them.
 
-Effects as arrays: for owners that look alike, the effects of each choice at each moment.
+Effects are kept as arrays: for owners that look alike, the effects of each choice at each moment. The
+simulator looks up the figures of many strategies in such a table at once, by the numbers of their choices.
 
-The simulator looks up the figures of many strategies in such a table at once, by the numbers of their
-choices.
+Results that are derived once from candidates, such as numbers of equal values and effects, are kept for all
+their batches.
 
-Results derived once from candidates and kept for all their batches: numbers of equal values, effects.
-
-Parameters that several groups use: the part of their gathering, and of the sum of their gradients, that
-falls to each use, in many strategies at once.
+For parameters that several groups use, the part of their gathering, and of the sum of their gradients, that
+falls to each use is determined for many strategies at once.
 """
 
 from __future__ import annotations

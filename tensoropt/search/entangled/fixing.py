@@ -7,14 +7,13 @@ choose the cheapest (cost shifting: Choi, Chavira and Darwiche, "Node splitting"
 choose one given class turns ``reduced`` into the conditioned graph, whose strategies are real. (Rina
 Dechter's cutset conditioning; mini-buckets for the bound.)
 
-Strategies in which look-alikes choose alike: good guesses for operators that have to be fixed.
-
-Repeated blocks that share operators (the steps of a recurrent network share its weights) are too entangled
-for exact elimination, yet a good strategy treats the repetitions alike. *Tying* operators that look alike, up
-to some distance, gives a far smaller graph, a restriction of the given one, whose hull is exact. The choices
-of its strategies for the fixed operators are then tried with everything else free. Look-alikes are the
-colours of colour refinement (Weisfeiler and Leman 1968), which is how lifted inference finds interchangeable
-variables (Kersting, Ahmadi and Natarajan, "Counting belief propagation", UAI 2009).
+Strategies in which look-alikes choose alike are good guesses for operators that have to be fixed. Repeated
+blocks that share operators (the steps of a recurrent network share its weights) are too entangled for exact
+elimination, yet a good strategy treats the repetitions alike. *Tying* operators that look alike, up to some
+distance, gives a far smaller graph, a restriction of the given one, whose hull is exact. The choices of its
+strategies for the fixed operators are then tried with everything else free. Look-alikes are the colours of
+colour refinement (Weisfeiler and Leman 1968), which is how lifted inference finds interchangeable variables
+(Kersting, Ahmadi and Natarajan, "Counting belief propagation", UAI 2009).
 """
 
 from __future__ import annotations

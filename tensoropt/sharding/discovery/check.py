@@ -7,12 +7,10 @@ gradients are reassembled according to *their* placements, and the result must e
 operator. Kernels that communicate run on one thread per rank, and what they send must be what they declared,
 because that is what is priced.
 
-A tensor's pieces on all ranks of a mesh: they are cut according to placements, and compared with the
-whole.
+A tensor's pieces on all ranks of a mesh are cut according to placements, and compared with the whole. Random
+inputs for which an operator is well defined: indices in range, masks that hide no whole row.
 
-Random inputs for which an operator is well defined: indices in range, masks that hide no whole row.
-
-Ranks as threads of one process: the contexts in which rule checks run local kernels.
+Ranks are threads of one process, which give local kernels their contexts.
 """
 
 from __future__ import annotations

@@ -12,11 +12,9 @@ before they are used, because the operator's code may have changed since.
 A user's own operator may hang or crash: it is tried in a fork of this process, which may be lost. That is
 recorded too, and not tried a second time until the store forgets it.
 
-Probe operators: an operator without a rule on small random tensors, to be run whole and in pieces.
+A probe operator is an operator without a rule on small random tensors, to be run whole and in pieces.
 
-Whether an operator's backward is additive: for a sum of gradients it gives the sum of its results for
-each.
-
+An operator's backward is additive if, for a sum of gradients, it gives the sum of its results for each.
 Autograd's own backward always is. A user's own backward may clip or normalise its gradients; gradients of
 micro-batches, or of parts of a batch, then have to be added before it.
 """

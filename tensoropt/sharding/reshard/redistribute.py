@@ -5,13 +5,11 @@ backward steps. DTensor's ``redistribute`` gives the same results for the combin
 (289 of 400 on a 2x2 mesh); it refuses "anything -> Partial", issues one all-reduce per axis where a flattened
 group needs one, and takes about 100 us per edge, so the steps are issued directly.
 
-Steps of a resharding that sum over ranks, either waited for at once or started and waited for later.
+Steps that sum over ranks are either waited for at once, or started and waited for later.
 
-Collectives that several parameters, or their gradients, share: the data that is sent is flat.
-
-A parameter that is cut unevenly has smaller shards at the end of a dim
-(:func:`~tensoropt.ops.layouts.chunk`), which are sent padded to the largest size, because collectives need
-pieces of one size.
+Several parameters, or their gradients, can share a collective: the data that is sent is flat. A parameter
+that is cut unevenly has smaller shards at the end of a dim (:func:`~tensoropt.ops.layouts.chunk`), which are
+sent padded to the largest size, because collectives need pieces of one size.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Rules of the sequence (cheapest first: steps that shrink the data come before st
 Axes that shard one atom nest in axis order, so only a suffix of them can be removed: going from
 ``[S(0), S(0)]`` to ``[R, S(0)]`` gathers both axes and slices afterwards.
 
-The buffers of reshardings, which are alive only while something moves.
+The buffers of reshardings are alive only while something moves.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .recent import Recent
 
 _MOST = 10_000
 """The most heads and costs that are remembered; reading one takes about a millisecond."""
-Found = TypeVar("Found")
+Indexed = TypeVar("Indexed")
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,23 @@ class _Index:
         return self._once("costs", folder, read_costs, lambda _: Costs(*[np.array([])] * 3))
 
     def _once(
-        self, what: str, folder: Path, read: Callable[[Path], Found], fault: Callable[[str], Found]
-    ) -> Found:
+        self, what: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
+    ) -> Indexed:
         file = folder / DESCRIBED
         try:
             state = file.stat()
         except OSError as error:
             return fault(f"{file} is gone ({error.strerror})")
 
-        def make() -> Found:
+        def make() -> Indexed:
             try:
                 return read(folder)
             # Any damage may surface as any error, and must not reach what other explorations show.
             except Exception as error:
                 return fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
 
-        found: Found = self._recent.get((what, folder, state.st_mtime_ns, state.st_size), make)
-        return found
+        value: Indexed = self._recent.get((what, folder, state.st_mtime_ns, state.st_size), make)
+        return value
 
 
 def _head(folder: Path) -> Head:

@@ -17,7 +17,7 @@ REPEATED = 12
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestKey:
     """The request of a job; ``core``: the model, the cluster and the planners; ``whole``: everything."""
 
     core: str
@@ -28,7 +28,7 @@ class Asked:
 class Run:
     """A finished job, and its seconds."""
 
-    asked: Asked
+    request: RequestKey
     seconds: float
 
 
@@ -50,7 +50,7 @@ class Estimate:
     same: bool
 
 
-def asked(question: Mapping[str, Any]) -> Asked:
+def request_key(question: Mapping[str, Any]) -> RequestKey:
     """Return the request in a question; all settings except the mode only affect how thoroughly it is
     searched.
 
@@ -59,20 +59,20 @@ def asked(question: Mapping[str, Any]) -> Asked:
     """
     whole = {**question, "constraints_file": ""}
     core = {**whole, "settings": whole["settings"]["mode"], "seed": 0, "anew": False}
-    return Asked(_text(core), _text(whole))
+    return RequestKey(_text(core), _text(whole))
 
 
-def asked_in_words(words: Sequence[str], folder: str) -> Asked:
+def key_of_words(words: Sequence[str], folder: str) -> RequestKey:
     """Return the request in the command line of any other job, whatever the folder of its result."""
     text = _text([word for word in words if word != folder])
-    return Asked(text, text)
+    return RequestKey(text, text)
 
 
 def _text(data: object) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def estimate(wanted: Asked, runs: Sequence[Run]) -> Estimate | None:
+def estimate(wanted: RequestKey, runs: Sequence[Run]) -> Estimate | None:
     """Return the duration of similar runs: those with the same request, otherwise those with other search
     settings.
 
@@ -81,7 +81,9 @@ def estimate(wanted: Asked, runs: Sequence[Run]) -> Estimate | None:
     """
     for same in (True, False):
         alike = [
-            run.seconds for run in runs if (run.asked == wanted if same else run.asked.core == wanted.core)
+            run.seconds
+            for run in runs
+            if (run.request == wanted if same else run.request.core == wanted.core)
         ]
         if alike:
             shown = alike[:REPEATED]

@@ -24,7 +24,7 @@ from tensoropt.plan.question import Question
 
 from ..safety import LOG as LOGGER
 from .beside import shown_instead
-from .estimate import Asked, Estimate, Run, asked, asked_in_words, estimate
+from .estimate import Estimate, RequestKey, Run, estimate, key_of_words, request_key
 from .record import LOG, Job, is_alive, read_job, tail, this_server
 from .refill import question_of_job
 from .request import Request, Wanted, written
@@ -68,7 +68,7 @@ class JobManager:
         self._server = this_server()
         self._running: dict[str, _Running] = {}
         self._jobs: dict[str, Job] = {}
-        self._asked: dict[str, Asked] = {}
+        self._keys: dict[str, RequestKey] = {}
         self._closed = False
         self.forgotten_folder = self.root / "forgotten"
         self._forgotten: dict[str, tuple[Job, float]] = {}
@@ -186,12 +186,12 @@ class JobManager:
 
     def took(self, job: Job) -> float | None:
         """Return the seconds of the last finished job with the same request; None without one."""
-        alike = estimate(self._asked_by(job), self._runs(but=job.id))
+        alike = estimate(self._key_of(job), self._runs(but=job.id))
         return alike.last_s if alike is not None and alike.same else None
 
     def estimate(self, wanted: Request) -> Estimate | None:
         """Return the expected duration of a request, from similar jobs; None if there are none."""
-        return estimate(asked(wanted.question.data()), self._runs())
+        return estimate(request_key(wanted.question.data()), self._runs())
 
     def _runs(self, but: str = "") -> list[Run]:
         """Return the requests and seconds of finished jobs, newest first."""
@@ -199,18 +199,18 @@ class JobManager:
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:
                 continue
-            runs.append(Run(self._asked_by(job), job.ended - job.started))
+            runs.append(Run(self._key_of(job), job.ended - job.started))
         return runs
 
-    def _asked_by(self, job: Job) -> Asked:
+    def _key_of(self, job: Job) -> RequestKey:
         """Return a job's request, which never changes; remembered, because it is needed at every key
         press."""
-        if job.id not in self._asked:
+        if job.id not in self._keys:
             try:
-                self._asked[job.id] = asked(job.question or question_of_job(job).data())
+                self._keys[job.id] = request_key(job.question or question_of_job(job).data())
             except (TensorOptError, KeyError, TypeError):  # another version's
-                self._asked[job.id] = asked_in_words(job.arguments, str(self.folder / job.id))
-        return self._asked[job.id]
+                self._keys[job.id] = key_of_words(job.arguments, str(self.folder / job.id))
+        return self._keys[job.id]
 
     def cancel(self, id: str) -> None:
         """End a job and every process that it started; do nothing for one that has ended or is unknown."""

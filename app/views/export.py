@@ -51,8 +51,8 @@ def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
     """Return the commands that explore again, choose this point, run it, check it and keep what the check
     found."""
     folder = command_folder(entry)
-    again = folder if entry.origin == "opened" else f"out/{entry.key}"
-    return commands_for(data.exploration, folder, again, row)
+    rerun = folder if entry.origin == "opened" else f"out/{entry.key}"
+    return commands_for(data.exploration, folder, rerun, row)
 
 
 def place(data: FrontierData, entry: Entry) -> str:

@@ -239,7 +239,7 @@ class _Batch:
                 works,
                 self.training,
                 timeout_s=allowed_s,
-                told=lambda rank, record: messages[rank].append(record),
+                on_message=lambda rank, record: messages[rank].append(record),
             )
         except RankError as error:
             failure = error

@@ -149,7 +149,7 @@ class RankPool:
         function: Callable[..., Any],
         *args: Any,
         timeout_s: float | None = None,
-        told: Callable[[int, Any], None] | None = None,
+        on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
         """Call ``function(rank, world_size, *args)`` on all ranks at once.
 
@@ -158,8 +158,8 @@ class RankPool:
             args: picklable arguments, the same for all ranks.
             timeout_s: the time-out of this run, instead of the pool's; restarted whenever a rank sends a
                 message.
-            told: called with the rank and content of each message that a rank sends before its function ends
-                (:func:`tensoropt.ranks.worker.tell`).
+            on_message: called with the rank and content of each message that a rank sends before its function
+                ends (:func:`tensoropt.ranks.worker.tell`).
 
         Returns:
             The results by rank.
@@ -169,7 +169,7 @@ class RankPool:
                 stays usable: it is reset or restarted before the next run.
             MeasurementError: the function or its arguments cannot be sent.
         """
-        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, told=told)
+        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, on_message=on_message)
 
     def run_each(
         self,
@@ -177,7 +177,7 @@ class RankPool:
         arguments: Sequence[tuple],
         *,
         timeout_s: float | None = None,
-        told: Callable[[int, Any], None] | None = None,
+        on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
         """Like :meth:`run`, with a separate tuple of arguments for each rank."""
         if len(arguments) != self.world_size:
@@ -203,7 +203,9 @@ class RankPool:
             self.start()
             with self._killing_on_error():
                 self._send_all("run", [(*common, payload) for payload in payloads])
-                return self._collect(reference[1], self.timeout_s if timeout_s is None else timeout_s, told)
+                return self._collect(
+                    reference[1], self.timeout_s if timeout_s is None else timeout_s, on_message
+                )
 
     def reset(self) -> None:
         """Replace the process group with a new one, without restarting the processes."""
@@ -277,7 +279,7 @@ class RankPool:
                 worker.connection.send_bytes(pickle.dumps((verb, content)))
 
     def _collect(
-        self, what: str, timeout_s: float, told: Callable[[int, Any], None] | None = None
+        self, what: str, timeout_s: float, on_message: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
         """Return the answers by rank; on failure the workers are reset or killed before the error is
         raised."""
@@ -306,11 +308,11 @@ class RankPool:
                         kind="raised",
                     )
                 else:
-                    if verdict == "told":
+                    if verdict == "on_message":
                         pending[item] = rank
                         timeout.renew()
-                        if told is not None:
-                            told(rank, content)
+                        if on_message is not None:
+                            on_message(rank, content)
                     elif verdict == "ok":
                         results[rank] = content
                     else:

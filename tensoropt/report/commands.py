@@ -134,17 +134,17 @@ def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple
     )
 
 
-def commands_for(exploration: Exploration, folder: str, again: str, index: int) -> tuple[Command, ...]:
+def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) -> tuple[Command, ...]:
     """Return the commands that repeat the exploration, choose a point, run it, check it and keep what the
     check found.
 
     Args:
         folder: the exploration's folder.
-        again: the folder into which a repeated exploration is written.
+        rerun: the folder into which a repeated exploration is written.
     """
     gpus = for_gpus(exploration.cluster)
     return (
-        Command("Explore again", explore_line(exploration, again, folder)),
+        Command("Explore again", explore_line(exploration, rerun, folder)),
         *_choose_commands(exploration, folder, index),
         Command(
             "Run it on CPU ranks" if gpus else "Run it",

@@ -235,7 +235,7 @@ class SheetOptions:
     Attributes:
         model: what people call the model; by default its source.
         folder: the exploration's folder, for commands.
-        again: the folder into which a repeated exploration is written; by default ``folder``.
+        rerun: the folder into which a repeated exploration is written; by default ``folder``.
         memory_bytes: the budget per device; None if there is none but the device's memory.
         headroom: the share of a device's memory that is to stay free.
         tariff: prices that replace those of the cluster, and the currency.
@@ -247,7 +247,7 @@ class SheetOptions:
 
     model: str = ""
     folder: str = "DIR"
-    again: str = ""
+    rerun: str = ""
     memory_bytes: float | None = None
     headroom: float = 0.0
     tariff: Tariff = CLUSTERS_OWN
@@ -417,7 +417,7 @@ class _Sheet:
 
     def _commands(self) -> Html:
         folder = self.options.folder
-        commands = commands_for(self.exploration, folder, self.options.again or folder, self.index)
+        commands = commands_for(self.exploration, folder, self.options.rerun or folder, self.index)
         return Html(
             "".join(
                 f"<p>{escape(command.title)}</p><code>{escape(command.line)}</code>" for command in commands

@@ -110,11 +110,11 @@ def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
 
 
 def useful_classes(
-    program: Program, search: HullSearch, hull: Hull, known: Points
+    program: Program, search: HullSearch, hull: Hull, incumbents: Points
 ) -> dict[int, NDArray[np.bool_]]:
     """Return the classes, by operator, through which some strategy can still reach the frontier."""
     inside, outside = search.messages()
-    corners = corners_of(hull, known.memory, known.time, CORNERS)
+    corners = corners_of(hull, incumbents.memory, incumbents.time, CORNERS)
     roof, of_leaf = corners.roof, {}
     # Operators that are alike share a leaf, whose outside message is the least over its uses: a class is left
     # out only if it is useless to all of them.
@@ -184,7 +184,7 @@ def _passes(
     """Run passes, each pruned by all strategies known before it, until nothing is missing."""
     inside, outside = search.messages()
     engine = ProgramRunner(program, settings.threads)
-    known = settings.with_rivals(sources)
+    incumbents = settings.with_rivals(sources)
 
     def below(goal: Points) -> Messages:
         corners = corners_of(hull, goal.memory, goal.time, CORNERS)
@@ -192,18 +192,18 @@ def _passes(
 
     # Many pairs remain if the frontier is steep: so few lines then miss half of its vertices, and no corner
     # is narrow. More vertices cost less than a pass over those pairs.
-    if not search.complete and below(known).pairs(program) > _MANY_PAIRS:
+    if not search.complete and below(incumbents).pairs(program) > _MANY_PAIRS:
         more = search.find_hull(lines_that_fit(program, MORE_LINES))
         assert more is not None, "the hull had lines before"
         hull = more
         inside, outside = search.messages()
         sources = [*seeds(program.reduced, hull), *sources]
-        known = settings.with_rivals(sources)
-    log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(known, hull))
+        incumbents = settings.with_rivals(sources)
+    log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(incumbents, hull))
     for points in _sizes(settings):
-        if gaps(known, hull)[1] == 0.0:
+        if gaps(incumbents, hull)[1] == 0.0:
             break
-        messages, is_targeted = below(known), False
+        messages, is_targeted = below(incumbents), False
         # All passes except the last only look for strategies to prune by, so they may be skipped, thinned, or
         # pruned by a target. The last may not, or it would prove nothing.
         if points != (settings.max_points or 0):
@@ -212,13 +212,13 @@ def _passes(
                 continue
             targeted, most = messages, pairs // 2  # a target must halve the work to be worth a pass
             for share in _CLOSENESS:  # as far above the hull as is affordable
-                targeted = below(pruning_target(known, share * looseness(known)))
+                targeted = below(pruning_target(incumbents, share * looseness(incumbents)))
                 if targeted.pairs(program) <= min(most, _MANY_PAIRS):
                     break
             is_targeted = targeted.pairs(program) <= most
             if is_targeted:
                 messages = targeted
-            elif gaps(known, hull)[0] <= TIGHT:
+            elif gaps(incumbents, hull)[0] <= TIGHT:
                 continue  # known strategies are tight enough to prune by
         log.debug("%d pairs of entries to look at", messages.pairs(program))
         try:
@@ -235,8 +235,8 @@ def _passes(
         if not (is_targeted or result.thinned):
             return SearchResult((latest,), merge([latest]), hull, True)
         sources = [latest, *sources]
-        known = settings.with_rivals(sources)
-    return SearchResult(tuple(sources), merge(sources), hull, gaps(known, hull)[1] == 0.0)
+        incumbents = settings.with_rivals(sources)
+    return SearchResult(tuple(sources), merge(sources), hull, gaps(incumbents, hull)[1] == 0.0)
 
 
 def _sizes(settings: SearchSettings) -> list[int]:
@@ -245,17 +245,17 @@ def _sizes(settings: SearchSettings) -> list[int]:
     return [*((COARSE_POINTS,) if most is None or most > COARSE_POINTS else ()), most or 0]
 
 
-def gaps(known: Points, bound: Bound) -> tuple[float, float]:
+def gaps(incumbents: Points, bound: Bound) -> tuple[float, float]:
     """Return (mean, worst) over budgets: how much faster, at most, another strategy could be (relative).
 
     A worst gap of 0 proves that nothing is missing: whatever fits a budget is no faster than what is known.
     """
-    leanest = known.memory[:1]
+    leanest = incumbents.memory[:1]
     if np.isfinite(bound.bounds(np.where(leanest > 0, np.nextafter(leanest, 0), -1.0))).any():
         return np.inf, np.inf  # a leaner strategy may exist
     # The gap of a point is widest just below the memory of the next one, which does not fit yet.
-    budgets = np.append(np.nextafter(known.memory[1:], 0), np.inf)
+    budgets = np.append(np.nextafter(incumbents.memory[1:], 0), np.inf)
     lower = bound.bounds(budgets)
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.where(known.time <= lower, 0.0, known.time / lower - 1.0)
+        shares = np.where(incumbents.time <= lower, 0.0, incumbents.time / lower - 1.0)
     return float(shares.mean()), float(shares.max(initial=0.0))

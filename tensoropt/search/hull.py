@@ -208,7 +208,7 @@ def descend(
     return memory, time, entry, choice
 
 
-Found = TypeVar("Found")
+PartResult = TypeVar("PartResult")
 
 
 def thread_count(threads: int | None) -> int:
@@ -217,7 +217,9 @@ def thread_count(threads: int | None) -> int:
     return max(1, threads if threads is not None else len(os.sched_getaffinity(0)))
 
 
-def in_parts(function: Callable[[int, int], Found], size: int, threads: int, least: int = 1) -> list[Found]:
+def in_parts(
+    function: Callable[[int, int], PartResult], size: int, threads: int, least: int = 1
+) -> list[PartResult]:
     """Return ``function(first, last)`` for as many parts of ``range(size)`` as there are threads, in their
     order.
 

@@ -112,14 +112,14 @@ class _Within:
         self.left_out: list[tuple[Hull, Staircase]] = []
 
     @property
-    def known(self) -> Frontier:
-        """The known strategies so far, and the rivals."""
+    def incumbents(self) -> Frontier:
+        """The incumbents: the known strategies so far, and the rivals."""
         return self.settings.with_rivals(self.sources)
 
     @property
     def goal(self) -> Staircase:
         """The staircase below which a strategy has to lie to be worth finding."""
-        return lowered(self.known, self.settings.epsilon)
+        return lowered(self.incumbents, self.settings.epsilon)
 
     def bound(self, inner: Bound) -> Bound:
         """Return the bound of the given graph, where ``inner`` bounds the strategies of the remaining
@@ -131,7 +131,7 @@ class _Within:
         return inner
 
     def result(self, bound: Bound, *notes: str) -> SearchResult:
-        worst = gaps(self.known, bound)[1]
+        worst = gaps(self.incumbents, bound)[1]
         remarks = notes if worst > self.settings.epsilon else ()
         return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, remarks)
 
@@ -150,7 +150,7 @@ class _Within:
             # Those of the same graph's earlier lines are among those of more lines.
             self.sources = [*seeds(program.reduced, hull), *self.sources[seeded:]]
             seeded, bound = 2, self.bound(hull)
-            mean, worst = gaps(self.known, bound)
+            mean, worst = gaps(self.incumbents, bound)
             log.debug("%d lines, gap %.2g in the mean, %.2g at worst", len(hull.value), mean, worst)
             if program.work > LARGE_WORK and worst > 0:
                 return SearchResult(tuple(self.sources), merge(self.sources), bound, False, (TOO_LARGE,))
@@ -198,7 +198,7 @@ class _Within:
                 return self.result(self.bound(Highest((hull, goal))))
             is_last = points == _MOST_POINTS[-1]
             is_wide = number == len(_TARGETED_PAIRS) - 1
-            if is_wide and (pairs <= _LAST_PAIRS or gaps(self.known, bound)[0] < _FAR):
+            if is_wide and (pairs <= _LAST_PAIRS or gaps(self.incumbents, bound)[0] < _FAR):
                 continue
             sums, last_pairs = self._limits(is_wide=is_wide, is_last=is_last)
             if is_last and pairs > last_pairs:
@@ -230,9 +230,9 @@ class _Within:
             self._add(program, result)
             # Everything below the goal has been found.
             if not (targeted or result.thinned):
-                staircase = Staircase(self.known.memory, self.known.time)
+                staircase = Staircase(self.incumbents.memory, self.incumbents.time)
                 return self.result(self.bound(Highest((hull, Lowest((goal, staircase))))))
-            if gaps(self.known, bound)[1] <= self.settings.epsilon:
+            if gaps(self.incumbents, bound)[1] <= self.settings.epsilon:
                 break
         return self.result(bound, UNPROVEN)
 
@@ -248,19 +248,21 @@ class _Within:
 
     def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
         """Return messages pruned by a target as far above the hull as is affordable."""
-        known = self.known
-        loose = looseness(known)
+        incumbents = self.incumbents
+        loose = looseness(incumbents)
         # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that
         # is close enough.
         first, last, closest = 0, len(_CLOSENESS) - 1, None
         while first < last:
             middle = (first + last) // 2
-            messages = below(pruning_target(known, _CLOSENESS[middle] * loose))
+            messages = below(pruning_target(incumbents, _CLOSENESS[middle] * loose))
             if messages.pairs(program) <= most:
                 last, closest = middle, messages
             else:
                 first = middle + 1
-        return closest if closest is not None else below(pruning_target(known, _CLOSENESS[first] * loose))
+        return (
+            closest if closest is not None else below(pruning_target(incumbents, _CLOSENESS[first] * loose))
+        )
 
 
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:

@@ -157,7 +157,7 @@ class Results:
         floor: the size below which gradients are ignored.
         rounding: what mixed precision alone changes; None without mixed precision.
         ran_on: the device that it ran on.
-        again: outputs of a second call.
+        second_outputs: outputs of a second call.
         stepped: buffers after it.
     """
 
@@ -168,7 +168,7 @@ class Results:
     floor: float = 0.0
     rounding: Differences | None = None
     ran_on: str = "cpu"
-    again: tuple[torch.Tensor, ...] = ()
+    second_outputs: tuple[torch.Tensor, ...] = ()
     stepped: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -295,7 +295,14 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
     results = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
     outputs, gradients, after, buffers, second_outputs, stepped = results
     unsplit = Results(
-        outputs, gradients, after, buffers, floor, ran_on=str(device), again=second_outputs, stepped=stepped
+        outputs,
+        gradients,
+        after,
+        buffers,
+        floor,
+        ran_on=str(device),
+        second_outputs=second_outputs,
+        stepped=stepped,
     )
     return replace(unsplit, rounding=_rounding(loaded.spec, seed, unsplit)) if narrow else unsplit
 
@@ -379,7 +386,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
                     calls.append(pytree.tree_leaves(own(*args, **kwargs)))
         first, second = ([v for v in call if isinstance(v, torch.Tensor)] for call in calls)
         buffer = _worst_buffer(loaded, ref, own)
-        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.again, second))
+        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.second_outputs, second))
         differences = Differences(apart, buffer=buffer.size)
         return ModuleFindings(differences, ref.not_finite, worst_buffer=buffer.name)
     losses, gradients = _own_step(own, model, args, kwargs)
@@ -437,7 +444,7 @@ def _compared(
             apart[str(tensor.key)] = difference(actual, wanted.to(actual.device), floor=floor)
     most = worst(apart)
     buffer = _worst_buffer(loaded, ref, own)
-    pairs = zip((ref.outputs, ref.again), losses, strict=True)
+    pairs = zip((ref.outputs, ref.second_outputs), losses, strict=True)
     loss = max(outputs_difference(graph, [module]) for graph, module in pairs)
     differences = Differences(loss, most.size, buffer=buffer.size)
     return ModuleFindings(differences, ref.not_finite, most.name, worst_buffer=buffer.name)

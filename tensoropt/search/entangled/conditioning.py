@@ -218,10 +218,10 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: _Conditioned) 
 
     None if no class can reach it.
     """
-    known = around.settings.with_rivals(around.sources)
-    if not len(known):
+    incumbents = around.settings.with_rivals(around.sources)
+    if not len(incumbents):
         return reduced
-    kept = useful_classes(bounded.program, bounded.search, bounded.hull, known)
+    kept = useful_classes(bounded.program, bounded.search, bounded.hull, incumbents)
     masks = {v: kept[v].copy() for v in range(len(reduced.domains))}
     for f, same in bounded.split.copies.items():
         for t in same:

@@ -227,14 +227,15 @@ _STALE_STEPS = 8
 1974; the number is an assumption)."""
 
 
-def tighten(bounded: Relaxation, known: Points) -> Relaxation:
-    """Return the relaxation with better multipliers; ``known``: strategies, which no bound can exceed."""
+def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
+    """Return the relaxation with better multipliers; ``incumbents``: strategies, which no bound can
+    exceed."""
     weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
     program, flat = bounded.program, bounded.search.flat
     index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k)
     leaf = (flat.leaf_offsets, flat.leaf_memory, flat.leaf_time)
     root = int(program.base[program.logical[program.root].table])
-    least = (weight_m[:, None] * known.memory + weight_t[:, None] * known.time).min(axis=1)
+    least = (weight_m[:, None] * incumbents.memory + weight_t[:, None] * incumbents.time).min(axis=1)
     free = leaf_values(*leaf, weight_m, weight_t, flat.entries)
     where = _Copies(bounded)
     multiplier = np.zeros((where.entries, len(weight_m)))

@@ -7,8 +7,8 @@ gradients are reassembled according to *their* placements, and the result must e
 operator. Kernels that communicate run on one thread per rank, and what they send must be what they declared,
 because that is what is priced.
 
-A tensor's pieces on all ranks of a mesh are cut according to placements, and compared with the whole. Random
-inputs for which an operator is well defined: indices in range, masks that hide no whole row.
+A tensor's pieces on all ranks of a mesh are cut according to placements, and compared with the whole. Inputs
+are random values for which an operator is well defined: indices in range, masks that hide no whole row.
 
 Ranks are threads of one process, which give local kernels their contexts.
 """

@@ -117,7 +117,7 @@ def _typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
                 f"write a number and a unit, for example {unit.text(unit.factor * 10)}"
             ) from error
     if not 0 < value < float("inf"):
-        raise NotUnderstoodError("a limit is more than nothing; leave the field empty for no limit")
+        raise NotUnderstoodError("a limit is above 0; leave the field empty for no limit")
     return value
 
 
@@ -303,7 +303,7 @@ def _on_most_cost(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the most money was typed on the page of clusters."""
     cost = _typed_number(value, "the cost")
     if cost is not None and cost <= 0:
-        raise NotUnderstoodError("more than nothing; empty for no limit")
+        raise NotUnderstoodError("above 0; empty for no limit")
     return replace(view, within_cost=cost)
 
 

@@ -70,6 +70,6 @@ class MeasuredFiles:
 
 def _gone() -> NoReturn:
     raise TensorOptError(
-        "the measured file is not kept any more (the server was started anew, or others came after it); "
+        "the measured file is not kept any more (the server was restarted, or newer files replaced it); "
         "upload it again"
     )

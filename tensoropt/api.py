@@ -174,7 +174,7 @@ def answer(
                     note(exploration.report["notes"][-1])
                     return exploration
         if captured is not None:
-            note("the operator graph is one that was kept; --anew captures the model again")
+            note("using the kept operator graph; --anew captures the model again")
     if captured is not None:
         return explore_graph(
             captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress,

@@ -52,7 +52,7 @@ def unpacked(
             parts.append(unpacker.decompress(content, room))
             room -= len(parts[-1])
             if room > 0 and not unpacker.eof:
-                raise TensorOptError(f"'{name}' breaks off; {remedy}")
+                raise TensorOptError(f"'{name}' is incomplete; {remedy}")
             content = unpacker.unused_data
     except zlib.error as error:
         raise TensorOptError(f"'{name}' is damaged ({error}); {remedy}") from error
@@ -95,7 +95,9 @@ def pack(value: Any) -> bytes:
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"{type(array).__name__} is not data")
         if size + array.nbytes > MOST_BYTES:
-            raise TensorOptError(f"{(size + array.nbytes) >> 20} MiB of arrays are more than is read back")
+            raise TensorOptError(
+                f"{(size + array.nbytes) >> 20} MiB of arrays are more than can be read back"
+            )
         order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
         described = [array.dtype.str, array.shape, order, size]
         chunks.append(array.tobytes(order))
@@ -104,7 +106,7 @@ def pack(value: Any) -> bytes:
 
     text = json.dumps(value, default=listed, separators=(",", ":")).encode()
     if size + len(text) + 8 > MOST_BYTES:
-        raise TensorOptError(f"{(size + len(text)) >> 20} MiB are more than is read back")
+        raise TensorOptError(f"{(size + len(text)) >> 20} MiB are more than can be read back")
     # Costs of equal layers repeat: the fastest level leaves a fortieth of the bytes, in a second per 500 MB.
     return gzip.compress(b"".join([len(text).to_bytes(8, "big"), text, *chunks]), 1, mtime=0)
 

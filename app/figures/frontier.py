@@ -121,7 +121,7 @@ _CAPACITY, _USABLE, BUDGET, TARGET = range(4)
 """The places of the shapes."""
 _IN_VIEW = 2.5
 """The capacity line is in view if it is at most this many times the largest point (log: squared)."""
-THINNED = "Of points that lie closer than a dot is wide one is drawn; zoom in to see the others."
+THINNED = "Of points closer than a dot's width, only one is drawn; zoom in to see the others."
 _SYMBOLS = (
     "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
     "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",

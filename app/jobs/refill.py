@@ -64,7 +64,7 @@ def question_of_words(words: Sequence[str]) -> Question:
     """Return the question in a command line, which is all that an earlier version's jobs keep; errors as in
     :func:`question_of_job`."""
     if not words or words[0] not in _VERBS:
-        raise RequestError("the form explores; what this job did is started where its result is shown")
+        raise RequestError("the form starts explorations; start this job again where its result is shown")
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:
             question: Question = question_option(parser().parse_args(list(words)))
@@ -73,7 +73,7 @@ def question_of_words(words: Sequence[str]) -> Question:
             question = question.model_copy(update={"cluster": load_cluster(question.cluster).to_dict()})
         return question.model_copy(update={"constraints_file": ""})
     except SystemExit:
-        reason = (said.getvalue().strip().splitlines()[-1:] or ["its words are not understood"])[0]
+        reason = (said.getvalue().strip().splitlines()[-1:] or ["its arguments are not understood"])[0]
     except TensorOptError as error:
         reason = str(error)
     raise RequestError(f"this was made by another version ({reason[:200]}); fill the form by hand")

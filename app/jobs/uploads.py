@@ -81,7 +81,7 @@ def read_description(data: bytes, label: str) -> dict[str, Any]:
             content = json.loads(text)
         # Written out, a file says no more than its size; a dozen nested aliases would stand for gigabytes.
         elif any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise RequestError(f"'{label}': aliases (*name) are not taken here; write the values out")
+            raise RequestError(f"'{label}': aliases (*name) are not accepted here; write the values out")
         else:
             content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:

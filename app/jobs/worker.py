@@ -54,9 +54,9 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
         print(f"error: {error}")
         return "failed", sentence(error)
     except SystemExit:
-        return "failed", "the command line did not understand its arguments; the log has its words"
+        return "failed", "the command line did not understand its arguments; the log has its message"
     except MemoryError:
-        return "failed", "this machine's memory is used up; take a smaller batch"
+        return "failed", "this machine has no memory left; use a smaller batch"
     except Exception as error:
         import traceback
 

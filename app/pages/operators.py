@@ -18,7 +18,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-_LEGEND = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
+_LEGEND = "double border: computed again in backward; dashed: its operators differ; thick: resharded"
 
 
 def graph() -> Any:
@@ -84,7 +84,7 @@ def table() -> Any:
         number(
             "memory", "memory", 112, "parameters, gradients, optimizer state; below, what else is at the peak"
         ),
-        number("compute", "compute", 112, "forward, backward and copies, without what runs again"),
+        number("compute", "compute", 112, "forward, backward and copies, without recomputation"),
         number(
             "copies", "of it copies", 120, "copies and additions that bring something to where it is used"
         ),

@@ -92,12 +92,12 @@ def missing(data: FrontierData, point: int, why: str) -> str:
     kept = record.pipeline.computed is not None
     busiest = "what its busiest place computes is summed by module and kind under “Why not faster?”"
     gaps = (
-        "A pipeline is simulated by stages: the table has no figures of single operators"
-        f"{f'; {busiest}' if kept else ''}. Below the operators in the table stand the places that the "
-        "stages are on."
+        "A pipeline is simulated stage by stage: the table has no figures of single operators"
+        f"{f'; {busiest}' if kept else ''}. The rows below the operators are the "
+        "places of the stages."
     )
-    host = ", and its host, which is slower than the device" if record.host_bound else ""
-    return f"{gaps} A bar of the timeline is a stage's work with what it waits for inside: collectives{host}."
+    host = ", and for its host, which is slower than the device" if record.host_bound else ""
+    return f"{gaps} A bar of the timeline is a stage's work with its waits: for collectives{host}."
 
 
 def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:

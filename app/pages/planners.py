@@ -163,10 +163,10 @@ def _wanted(context: Context, view: View, names: Any) -> Beside:
 
 def _words(job: Job, jobs: JobManager) -> Any:
     if job.state == "done" and jobs.folder / job.id in jobs.beside().values():
-        words = "Done: what they found is in the table and the plot of this exploration."
-        return parts.note(f"{words} To take it away again, forget the job on the Explore page.")
+        words = "Done: their plans are in the table and the plot of this exploration."
+        return parts.note(f"{words} To remove them, forget the job on the Explore page.")
     if job.state == "done":
-        words = "Done. The costs of now differ from those of this frontier, so that it is another one: "
+        words = "Done. Current costs differ from those of this frontier, so the result is a new one: "
         link = dcc.Link("open the frontier with its marks", href=f"/frontier?x=job-{job.id}")
         return html.Div([words, link], className="note note-info", role="status")
     if job.state == "queued":

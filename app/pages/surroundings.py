@@ -59,7 +59,7 @@ def _profile(context: Context, view: View) -> Any:
     if table is None:
         return hint(
             "Only one number of devices is known for this model. Explore it on fewer too (an option of the "
-            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy."
+            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would gain."
         )
     rows = []
     for row in table.rows:

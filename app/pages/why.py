@@ -46,7 +46,7 @@ def layout() -> Any:
         html.Div(id="why-quick"),
         html.H3("The same plan under changed costs"),
         html.Div(id="why-simulated"),
-        html.H3("With a search of its own"),
+        html.H3("With a separate search"),
         html.Div(id="why-deeper"),
         spoken("why-said", className="said-below"),
         *stores("why-rest", "why-started", "why-shown"),
@@ -174,7 +174,7 @@ def wanted(context: Context, jobs: JobManager, view: View, key: str) -> Deeper:
     entry = context.library.entry(view.exploration)
     at_work = deeper_jobs(jobs.jobs(), entry.folder).get(key)
     if at_work is not None and at_work.active:
-        raise TensorOptError(f"{change.title}: a job for it is at work already")
+        raise TensorOptError(f"{change.title}: a job for it is already running")
     local = any(kind["type"] == "cpu" for kind in exploration.cluster["kinds"])
     return Deeper(entry.folder, title_of(context.library, entry), change.key, change.title, local)
 

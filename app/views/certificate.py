@@ -66,7 +66,7 @@ def certificate_sentence(data: FrontierData, view: View) -> str:
         return "The certificate is of memory and time, and not drawn over these axes."
     rows = np.flatnonzero(data.passing(view) & data.on_frontier)
     if len(rows) and certificate(data, rows) is None:
-        return "Nothing is proven of these points, so that there is no certificate to draw."
+        return "Nothing is proven about these points, so there is no certificate to draw."
     return (
         "The band lies in the sums that the search adds up: no plan that was searched adds up to less than "
         "its lower edge. The points are simulated, and nothing is proven of where they lie."

@@ -144,7 +144,7 @@ def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
 def estimate_words(estimated: Estimate | None) -> str:
     """Say how long it will take, and from what that is known."""
     if estimated is None:
-        return "No estimate yet: no finished run like it."
+        return "No estimate yet: no similar run has finished."
     span = duration(estimated.low_s)
     if estimated.high_s > 1.1 * estimated.low_s:
         span += f" to {duration(estimated.high_s)}"

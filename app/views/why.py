@@ -61,7 +61,7 @@ def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
     needed = data.exploration.all_points[view.point].memory_bytes
     unit = data.units.memory
     if view.budget_bytes is None:
-        return None, f"Within the {unit.text(needed)} that this plan needs, unless it says otherwise."
+        return None, f"Within the {unit.text(needed)} that this plan needs, unless stated otherwise."
     if view.budget_bytes < needed:
         return None, (
             f"This plan is over the budget of {unit.text(view.budget_bytes)}: what follows is within the "
@@ -69,7 +69,7 @@ def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
         )
     return (
         view.budget_bytes,
-        f"Within the budget of {unit.text(view.budget_bytes)}, unless it says otherwise.",
+        f"Within the budget of {unit.text(view.budget_bytes)}, unless stated otherwise.",
     )
 
 

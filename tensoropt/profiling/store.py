@@ -141,7 +141,7 @@ def _check_owner(connection: sqlite3.Connection) -> bool:
     if not tables:
         return False
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-        raise NotOursError("it is a database of something else")
+        raise NotOursError("it is another program's database")
     row = connection.execute("SELECT version FROM schema").fetchone() if "schema" in tables else None
     if row is None or row[0] != _SCHEMA_VERSION:
         raise NotOursError(f"it has schema version {row and row[0]}, not {_SCHEMA_VERSION}")

@@ -150,8 +150,9 @@ def _bandwidths(cluster: Cluster) -> tuple[Change, ...]:
     refusal = ""
     if has_local_links(cluster):
         refusal = (
-            "the links of this machine are timed, and there are no faster ones here to time; describe the "
-            "cluster with the links that you think of in a file, and explore with --cluster FILE"
+            "this machine's links are timed, and it has no faster ones to time; describe a cluster with "
+            "faster "
+            "links in a file, and explore with --cluster FILE"
         )
     listed = [
         Change(f"{_BANDWIDTH}:{name}", f"twice the bandwidth of the {words}", "latencies stay", refusal)
@@ -277,7 +278,7 @@ def twice_the_devices(cluster: Cluster) -> Cluster:
                 return whole.subset(wanted)
     if not cluster.levels or cluster.pairs or len(cluster.device_kinds) > 1:
         raise ClusterError(
-            "how twice as many devices would be connected is not known of a cluster with "
+            "it is unknown how twice as many devices would be connected in a cluster with "
             + (
                 "a single device"
                 if not cluster.levels

@@ -28,7 +28,7 @@ _SMALL = 4 * GIB
 LOOKED_UP, SIMULATED, BOUND, EXPLORED = "looked up", "simulated", "bound", "explored"
 TO_EXPLORE, IMPOSSIBLE = "to explore", "not possible"
 OF_SIMULATED = (
-    "simulated: this very plan at the changed prices; a search at these prices may find a better one"
+    "simulated: the same plan under changed prices; a search under these prices may find a better one"
 )
 """The remark that applies to all simulated levers."""
 
@@ -90,9 +90,9 @@ def _with_memory(exploration: Exploration, title: str, memory_bytes: float, more
     best = points[fastest]
     words = f"the frontier's fastest within {format_bytes(budget)}"
     if best.memory_bytes <= memory_bytes and more > 0:
-        words = "no faster plan needs that little more"
+        words = "no faster plan needs only that much more"
         if best is points[-1]:
-            words = "the frontier has no faster plan, whatever it needs"
+            words = "the frontier has no faster plan, whatever its memory"
     capacity = float(Cluster.from_dict(exploration.cluster).memory_bytes)
     if budget > capacity and best.memory_bytes > capacity:
         words += f", more than the {format_bytes(capacity)} of a device"
@@ -124,7 +124,7 @@ def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: f
         if point.memory_bytes <= memory_bytes and exploration.spaces[point.space].micro_batches == count
     ]
     if not fitting:
-        words = "searched already: none of the frontier's plans within the budget has so many"
+        words = "already searched: none of the frontier's plans within the budget has so many"
         return Lever(key, title, LOOKED_UP, words=words)
     best = exploration.points[fitting[-1]]
     words = f"searched already: the frontier's fastest with so many within {format_bytes(memory_bytes)}"
@@ -159,7 +159,7 @@ def _time_s(plan: Rebuilt, **changed: Any) -> float:
 
 def _without_communication(plan: Rebuilt) -> Lever:
     time_s = _time_s(plan, communication=FREE_COMMUNICATION)
-    words = "this very plan, simulated with collectives that take no time; copies around them are counted"
+    words = "the same plan, simulated with collectives that take no time; copies around them are counted"
     return Lever("communication:free", "communication free", BOUND, time_s, words=words)
 
 
@@ -219,7 +219,7 @@ def _faster_links(plan: Rebuilt) -> list[Lever]:
                 links={mesh: _twice_as_fast(fits) for mesh, fits in plan.recorded.links.items()},
             )
             time_s = _time_s(plan, recorded=recorded)
-            words = "of what was timed the seconds per byte are halved; latencies stay"
+            words = "the seconds per byte of timed links are halved; latencies stay"
         else:
             time_s = _time_s(plan, cluster=with_faster_links(plan.cluster, level))
         key = f"bandwidth:{level or ALL}"

@@ -18,7 +18,9 @@ from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recording import MemoryAt, OwnerRow, Recording
 from tensoropt.units import format_bytes, format_seconds
 
-BY_STAGE = "a pipeline's owners are told by stage and micro-batch: tensors inside a stage are not told apart"
+BY_STAGE = (
+    "a pipeline's owners are given by stage and micro-batch; tensors inside a stage are not distinguished"
+)
 
 
 @dataclass(frozen=True)

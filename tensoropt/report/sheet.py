@@ -391,7 +391,7 @@ class _Sheet:
     def _proven(self) -> list[Fact]:
         own = [run for run in self.options.verified if run.is_of(self.exploration, self.index)]
         runs = [_ran_words(run, self.exploration.cluster) for run in own] or [
-            "not yet: nothing is measured of this plan; the last command does it"
+            "not yet: nothing about this plan was measured; the last command does it"
         ]
         return [self.facts["proven"], *(Fact("run", words) for words in runs)]
 

@@ -271,7 +271,7 @@ def looked_up(
         try:
             detail = detail_of(exploration, index)
         except TensorOptError as error:
-            notes.append(f"operators and links are not told apart: {error}")
+            notes.append(f"operators and links are not distinguished: {error}")
     return Why(
         point=index,
         title=exploration.title(index),
@@ -352,12 +352,12 @@ def why_lines(why: Why) -> list[str]:
         "at least",
         _levers(why, why.bounds),
         "",
-        f"what would buy, within {format_bytes(why.memory_bytes)} unless it says otherwise",
+        f"what would make it faster, within {format_bytes(why.memory_bytes)} unless stated otherwise",
         _levers(why, why.levers),
         *([OF_SIMULATED] if any(lever.how == SIMULATED for lever in why.levers) else []),
     ]
     if why.deeper:
-        lines += ["", "with a search of its own", _levers(why, why.deeper)]
+        lines += ["", "with a separate search", _levers(why, why.deeper)]
         lines += [lever.command for lever in why.deeper if lever.command]
     return [*lines, *(f"note: {note}" for note in why.notes)]
 

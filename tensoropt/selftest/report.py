@@ -113,7 +113,7 @@ class SelftestReport:
             if names:
                 lines.append(f"{words}: {', '.join(names)}")
         if not counts["passed"]:
-            lines.append("no check passed, so that this says nothing of the machine")
+            lines.append("no check passed, so this says nothing about the machine")
         return "\n".join(lines)
 
     def _table(self) -> str:

@@ -369,7 +369,7 @@ def _has_dims(pin: Pin, op: Operator, graph: GroupGraph, notes: list[str]) -> bo
 def _groups(entry: Together, graph: GroupGraph) -> tuple[str, ...]:
     operators = {op.name: op for p in entry.operators for op in _leading(entry, p, graph)}
     if len(operators) < 2:
-        raise ConstraintError(f"{entry} speaks of {next(iter(operators))} only; name two or more operators")
+        raise ConstraintError(f"{entry} applies to {next(iter(operators))} only; name two or more operators")
     return tuple(dict.fromkeys(graph.group_of[name].name for name in operators))
 
 

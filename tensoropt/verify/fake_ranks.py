@@ -159,7 +159,7 @@ def fake_job(rank: int, world_size: int) -> Iterator[None]:
     """
     if dist.is_initialized():
         raise PlanError(
-            "this process is a rank of a real job already; check plans on fake ranks in a process of its own"
+            "this process is already a rank of a real job; check plans on fake ranks in a process of its own"
         )
     # PyTorch's own test machinery, whose import makes the backend "fake": only here, where it is used.
     from torch.testing._internal.distributed.fake_pg import FakeStore

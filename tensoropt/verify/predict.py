@@ -80,7 +80,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
             share.
     """
     if wanted == "fake":
-        return Place("fake", "checked on fake ranks, as asked: nothing was computed, sent or timed")
+        return Place("fake", "checked on fake ranks, as requested: nothing was computed, sent or timed")
     if wanted == "ranks":
         _check_room(devices)
         return Place("cpu", f"run on {devices} CPU ranks of this machine")

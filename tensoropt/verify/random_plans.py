@@ -77,7 +77,7 @@ def verify_random(
         TensorOptError: no strategies are requested, or the place is not available.
     """
     if count < 1:
-        raise TensorOptError(f"{count} random strategies prove nothing; ask for at least 1")
+        raise TensorOptError(f"{count} random strategies prove nothing; give at least 1")
     target = load_cluster(cluster)
     place = place_for(target.device_count, target.device_type, target.name, where)
     sizes = () if batch is None else (("batch", batch),)

@@ -57,8 +57,8 @@ def test_memory_is_looked_up_on_the_frontier() -> None:
     none = memory_levers(found, 4 * GIB)[1]
     assert (none.point, none.time_s) == (None, None)
     assert "the leanest takes 4 GiB" in none.words
-    assert "no faster plan needs that little more" in memory_levers(found, 6 * GIB)[0].words
-    assert "whatever it needs" in memory_levers(found, 31 * GIB)[0].words
+    assert "no faster plan needs only that much more" in memory_levers(found, 6 * GIB)[0].words
+    assert "whatever its memory" in memory_levers(found, 31 * GIB)[0].words
 
 
 def test_small_plans_are_told_of_a_tenth_too() -> None:

@@ -160,7 +160,8 @@ def _table() -> Any:
         parts.hint(
             "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
             "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
-            "empty name restores the exploration's own. Colours repeat after six, with another dash and marks.",
+            "empty name restores the exploration's own. Colours repeat after six, with another dash and "
+            "marks.",
         ),
         title="All explorations",
     )  # fmt: skip

@@ -36,14 +36,14 @@ _BATCH_S = 5.0
 """The estimated seconds of workloads that are timed between progress reports and writes to the store: an
 interruption loses no more than that. An assumption."""
 _SLOWER = 20.0
-"""How much longer than estimated a workload may take, on a busy machine or with a worse kernel than others;
-an assumption."""
+"""The largest ratio of a workload's time to its estimate, on a busy machine or with a worse kernel than
+others; an assumption."""
 START_S = 3.0
 """Seconds at the expected pace that are added to those of the finished parts, so that the first part does not
 decide alone; an assumption."""
 LEAST_LEFT = 0.3
-"""When a part takes longer than expected, at least this share of what was left at its beginning is reported
-as left; an assumption."""
+"""The least share of a part's time left at its beginning that is reported as left when the part takes longer
+than expected; an assumption."""
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:

@@ -34,7 +34,8 @@ workloads."""
 _BOTH_WAYS = 3
 """The ratio of forward plus backward to forward: a backward computes about twice as much as its forward."""
 _STARTS, _NODES = 50, 41
-"""How often the start of a backward is timed, and the nodes of the longer of the two chains used for it."""
+"""The number of times that the start of a backward is timed, and the nodes of the longer of the two chains
+used for it."""
 _WAYS = ("forward", "backward")
 WAITS = "waits"
 """The field in a GPU's record which says that the host could not run ahead, for example because the work

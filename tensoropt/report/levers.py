@@ -24,7 +24,8 @@ from tensoropt.units import format_bytes, format_seconds
 
 GIB = 2.0**30
 _SMALL = 4 * GIB
-"""For plans of less memory, the gain from a tenth of it is shown, too: 1 GiB is their whole frontier."""
+"""The memory below which the gain from a tenth of a plan's memory is shown, too: 1 GiB is its whole
+frontier."""
 LOOKED_UP, SIMULATED, BOUND, EXPLORED = "looked up", "simulated", "bound", "explored"
 TO_EXPLORE, IMPOSSIBLE = "to explore", "not possible"
 OF_SIMULATED = (

@@ -62,7 +62,7 @@ KINDS = {
     "cross_entropy_loss": "cross entropy", "nll_loss": "cross entropy", "mse_loss": "squared error",
     "lstm": "LSTM", "gru": "GRU",
 }  # fmt: skip
-"""What people call operators; others are called by the name of their call."""
+"""The names of operators for people, by call; other operators have the name of their call."""
 
 
 @dataclass(frozen=True)

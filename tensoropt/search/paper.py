@@ -91,8 +91,8 @@ def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchRe
 
 
 RESOLUTION = 4e-10
-"""How far rounding to the grid may move a point, relative to its own size. Of two points that move this far,
-one can wrongly beat the other, so a frontier is accurate to twice this."""
+"""The most that rounding to the grid may move a point, relative to its own size. Of two points that move this
+far, one can wrongly beat the other, so a frontier is accurate to twice this."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -75,7 +75,7 @@ may examine, and for the sums that the last pass may make."""
 _WIDE = 10
 """The factor for the sums that the third thinned pass may make."""
 _CLOSER = 4
-"""Of the pairs of an abandoned pass, the share that the next one examines."""
+"""The divisor for the pairs of an abandoned pass, which gives those that the next one examines."""
 _CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
 """The distances of pruning targets above the hull, as shares of that of the known strategies."""
 LARGE_WORK = 20_000_000

@@ -13,8 +13,9 @@ from tensoropt.verify.reference import first_step, outputs_difference
 ROWS, _COLUMNS, SHARDS = 384, 1000, 4
 _CHANCE = 0.1
 _LOSS_BOUND = 1e-4
-"""How far the loss of a model with dropout may be from the CPU's, relative. A different mask changes it by
-per cents; other kernels' sums, off by a few units of 6e-8 each, change it by some 1e-6. An assumption."""
+"""The bound on the relative difference of the loss of a model with dropout from the CPU's. A different mask
+changes it by per cents; other kernels' sums, off by a few units of 6e-8 each, change it by some 1e-6. An
+assumption."""
 
 
 def run(context: CheckContext) -> Outcome:

@@ -26,7 +26,7 @@ ON_THE_CPU = {
 }
 """Operators that may return a CPU tensor in a step on CUDA, and why."""
 _RECOMPUTE = 0.3
-"""How often a repeated block of a random strategy is recomputed; an assumption."""
+"""The probability that a repeated block of a random strategy is recomputed; an assumption."""
 
 
 class MadeOnTheCpu(TorchDispatchMode):

@@ -89,7 +89,7 @@ _NO_LOOP = frozenset(label.loop for label in (WHOLE, PASSED_ON, PARTIAL_GRADIENT
 
 
 _MAX_ATOMS_PER_LOOP = 2
-"""How many atoms of one original loop may be split: the outermost, and one inside it, so that two atoms
+"""The most atoms of one original loop that may be split: the outermost, and one inside it, so that two atoms
 together can fill a mesh axis that is larger than the number of key/value heads."""
 
 

@@ -218,8 +218,8 @@ class Strategy:
 
     @cached_property
     def scattered(self) -> Mapping[str, Scattered]:
-        """How the gradient comes to its shard, for each parameter with a gradient, or a part of one, that is
-        scattered behind."""
+        """The way in which the gradient comes to its shard, for each parameter with a gradient, or a part of
+        one, that is scattered behind."""
         arrivals: dict[str, Scattered] = {}
         for name, _ in self._behind:
             arrivals[name] = Scattered(arrivals[name].sums + 1 if name in arrivals else 1)

@@ -145,9 +145,9 @@ def step_times(step: RunStep, count: int) -> list[float]:
 
 
 _MOST_RANKS = 3
-"""How many ranks of a bigger job are checked: the first, the last, and others between them. An assumption:
-shards are uneven at the end of a dim, so the first and the last differ most, and each rank takes as long as
-the first."""
+"""The number of ranks of a bigger job that are checked: the first, the last, and others between them. An
+assumption: shards are uneven at the end of a dim, so the first and the last differ most, and each rank takes
+as long as the first."""
 
 
 @contextlib.contextmanager

@@ -30,16 +30,16 @@ _SHRUNK = 1e-6
 of roundoff 2e-9 remains, of a fault everything. Measured where two steps through batch norms over 4 samples
 amplify rounding (MobileNetV2 on 32x32 images): parameters off by 2e-10 in float64, gradients by 7e-13."""
 MODULE_SHRUNK = 1e-2
-"""The same between a graph and the module that it was captured from, which may keep its own casts to float32:
-a fault remains as it is."""
+"""The same share between a graph and the module that it was captured from, which may keep its own casts to
+float32: a fault remains as it is."""
 _DISTANCE_FACTOR = 10.0
-"""How many times farther from the exact gradients, in norm, a split model's gradients may be than the unsplit
-model's in the same precision. Measured: 0.9 to 1.1 times if rounding crosses no kink (an MLP and a
-transformer in bfloat16, a VGG with batch norms in float32)."""
+"""The largest ratio, in norm, of a split model's distance from the exact gradients to the unsplit model's in
+the same precision. Measured: 0.9 to 1.1 times if rounding crosses no kink (an MLP and a transformer in
+bfloat16, a VGG with batch norms in float32)."""
 KINKED_DISTANCE = {"float32": 5e-2, "float16": 2e-1, "bfloat16": 4e-1}
-"""What crossed kinks may add to that, relative to the gradients' norm. Measured: 1.3e-2 for a ResNet with 2x2
-images in float32, 0.22 for a small VGG with batch norms in bfloat16. A smaller fault that occurs only in a
-narrow type cannot be distinguished from them; in a model without kinks it can."""
+"""The distance that crossed kinks may add to that, relative to the gradients' norm. Measured: 1.3e-2 for a
+ResNet with 2x2 images in float32, 0.22 for a small VGG with batch norms in bfloat16. A smaller fault that
+occurs only in a narrow type cannot be distinguished from them; in a model without kinks it can."""
 NARROW_FACTOR, _NARROW_TOLERANCE = 3.0, 2e-3
 """The tolerance under mixed precision: a multiple of the model's own rounding (unsplit, against unsplit in
 float32), plus half a unit of bfloat16's last place. Partial sums are rounded once more than whole ones, so a
@@ -49,7 +49,7 @@ batch norm over few samples) this shows little: verify it in float32, where the 
 
 
 _REPLICA_TOLERANCE = 1e-5
-"""How far replicas may be apart on devices whose kernels sum in no fixed order (CUDA's scatters and some
+"""The tolerance between replicas on devices whose kernels sum in no fixed order (CUDA's scatters and some
 convolutions), relative to their largest value, in float32. An assumption that has not been tried on a GPU: a
 sum of thousands of terms in another order is off by some units of 6e-8, a replica that missed a reduction by
 per cents."""

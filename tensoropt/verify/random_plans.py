@@ -32,10 +32,10 @@ from tensoropt.verify.random_strategies import (
 from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 
 _RECOMPUTE = 0.3
-"""How often a repeated block of a random strategy is recomputed: an assumption, often enough for most
-strategies to recompute something and to leave something."""
+"""The probability that a repeated block of a random strategy is recomputed: an assumption, high enough for
+most strategies to recompute something and to leave something."""
 _PIPELINED = 3
-"""One of so many random strategies is a pipeline, unless pipelines are requested: an assumption."""
+"""One in this many random strategies is a pipeline, unless pipelines are requested: an assumption."""
 
 
 def verify_random(

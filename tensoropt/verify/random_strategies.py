@@ -34,15 +34,15 @@ from tensoropt.sharding.strategy import Strategy
 
 # Assumptions: often enough for most strategies to have each of them somewhere, and not everywhere.
 _SHARD_CHANCE = 0.4
-"""How often a replicated axis of a stored parameter is sharded (ZeRO)."""
+"""The probability that a replicated axis of a stored parameter is sharded (ZeRO)."""
 _UNSHARDED_CHANCE = 0.4
-"""How often a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
+"""The probability that a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
 _UNEVEN_CHANCE = 0.3
-"""How often a stored parameter may be cut into shards with a smaller last one."""
+"""The probability that a stored parameter may be cut into shards with a smaller last one."""
 _AHEAD_CHANCE = 0.5
-"""How often a stored parameter that is gathered for each use is gathered ahead of it."""
+"""The probability that a stored parameter that is gathered for each use is gathered ahead of it."""
 _OTHER_REDUCTION_CHANCE = 0.2
-"""How often the gradient of a whole parameter is reduced at the other time."""
+"""The probability that the gradient of a whole parameter is reduced at the other time."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
@@ -152,7 +152,7 @@ def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, r
 
 
 _AGAIN = 0.6
-"""How often a stage remakes a tensor that it could receive: an assumption."""
+"""The probability that a stage remakes a tensor that it could receive: an assumption."""
 _TRIES = 200
 """The most pipelines that are drawn until one is legal."""
 

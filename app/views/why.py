@@ -26,7 +26,7 @@ _NOTHING = 5e-4
 
 @dataclass(frozen=True)
 class Link:
-    """Words that lead to a point."""
+    """The words of a link to a point."""
 
     text: str
     href: str

@@ -143,7 +143,7 @@ class _PeakBytes(NamedTuple):
 
 
 class _PeakTracker:
-    """Separates the peaks of live tensors by activity.
+    """A tracker that separates the peaks of live tensors by activity.
 
     In backward, an autograd node that asks for a parameter begins an activity, which ends with the node.
     """
@@ -311,7 +311,8 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
 
 
 class _Given(torch.autograd.Function):
-    """Joins results under one root, whose backward creates their gradients and keeps no reference to them.
+    """An autograd function that joins results under one root, whose backward creates their gradients and
+    keeps no reference to them.
 
     Gradients that a caller passed to autograd would be alive until it returns; in a step each is released
     once its node has used it.
@@ -383,7 +384,7 @@ class _Gradients(NamedTuple):
 
 
 class _Probe:
-    """Runs one workload and records what autograd saves and how much memory is alive meanwhile.
+    """A run of one workload that records what autograd saves and how much memory is alive meanwhile.
 
     Attributes:
         given: storages that were passed to the workload, with the name and role of the tensor in each.

@@ -189,7 +189,7 @@ def measure_workloads(
 
 @dataclass
 class _Batch:
-    """Times a few workloads, each of which may fail, hang or take its ranks down with it.
+    """A few workloads that are timed together; each may fail, hang or take its ranks down with it.
 
     Args:
         expected_s: by workload key.

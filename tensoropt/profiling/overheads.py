@@ -102,7 +102,7 @@ class _RankContext:
 
 @dataclass
 class _Stamps:
-    """Records spans of the directions of edges, each after the caches were flushed.
+    """A recorder of spans of the directions of edges, each after the caches were flushed.
 
     Args:
         memory: the memory that is read and written for this; nothing is flushed if None.
@@ -123,7 +123,8 @@ class _Stamps:
 
 
 class _Before(torch.autograd.Function):
-    """Begins the following edge in forward, and ends it in backward, where the span is called ``back``."""
+    """An autograd function that begins the following edge in forward, and ends it in backward, where the span
+    is called ``back``."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, back: str) -> torch.Tensor:
@@ -139,7 +140,8 @@ class _Before(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """Ends the preceding edge in forward, where the span is called ``there``, and begins it in backward."""
+    """An autograd function that ends the preceding edge in forward, where the span is called ``there``, and
+    begins it in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, there: str) -> torch.Tensor:

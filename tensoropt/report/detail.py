@@ -283,7 +283,7 @@ def detail(exploration: Exploration, index: int) -> Detail:
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
     if points[index].record is not None:
         return carried_detail(exploration, index)
-    return _Telling(exploration, index, recorded_of(exploration)).tell()
+    return _DetailBuilder(exploration, index, recorded_of(exploration)).build()
 
 
 def recorded_of(exploration: Exploration) -> Recorded:
@@ -302,7 +302,7 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
     """Return the step of a sharded point, simulated anew and recorded; errors as in :func:`detail`."""
-    return _Telling(exploration, index, recorded_of(exploration)).step()
+    return _DetailBuilder(exploration, index, recorded_of(exploration)).step()
 
 
 def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[MemoryAt, ...]:
@@ -311,8 +311,9 @@ def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[Memory
     return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
 
 
-class _Telling:
-    """Rebuilds a point's strategy and prices, simulates it, and describes what it finds."""
+class _DetailBuilder:
+    """The construction of a sharded point's detail, from its rebuilt strategy, its prices and its simulated
+    step."""
 
     def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
         self.exploration, self.index = exploration, index
@@ -329,7 +330,7 @@ class _Telling:
         recorder = StepRecorder()
         return self.rebuilt.simulated(recorder=recorder), recorder
 
-    def tell(self) -> Detail:
+    def build(self) -> Detail:
         evaluated, recorder = self.step()
         names = self.space.mesh.names
         groups = self.strategy.graph.group_of

@@ -76,8 +76,8 @@ class _Logical:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """Tables 0..leaves-1 are the graph's leaves (the last one is the empty product), followed by one per
-    step.
+    """The tables and steps of an elimination. Tables 0..leaves-1 are the graph's leaves (the last one is the
+    empty product), followed by one per step.
 
     ``sizes`` (tables,): entries. ``base`` (tables,): the first entry when all tables are in one array.
     ``root``: the logical node of the whole graph, a table with one entry.

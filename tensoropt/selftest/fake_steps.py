@@ -30,7 +30,7 @@ _RECOMPUTE = 0.3
 
 
 class MadeOnTheCpu(TorchDispatchMode):
-    """Records the operators that return a tensor on the CPU although no operand is there."""
+    """A mode that records the operators that return a tensor on the CPU although no operand is there."""
 
     def __init__(self) -> None:
         super().__init__()

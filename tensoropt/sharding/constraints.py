@@ -71,7 +71,8 @@ class StoredPin:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Operators whose groups split the same dim on every mesh axis; see :func:`common_words`."""
+    """A requirement that the groups of operators split the same dim on every mesh axis; see
+    :func:`common_words`."""
 
     name: str
     operators: tuple[str, ...]
@@ -83,7 +84,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKinds:
-    """The device kinds on which operators can run, best first; patterns."""
+    """The device kinds on which operators can run, as patterns, best first."""
 
     name: str
     operators: str
@@ -96,8 +97,8 @@ class DeviceKinds:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePin:
-    """Plans that cut the model into this many stages, in sequence on as many parts of the devices; with 1,
-    plans without a pipeline.
+    """A requirement that plans cut the model into this many stages, in sequence on as many parts of the
+    devices; with 1, that they have no pipeline.
 
     Attributes:
         schedule: the schedule in which micro-batches pass them; None for the search's own.

@@ -120,7 +120,7 @@ def _given_back(when: When, size: int) -> Effect:
 
 
 class TensorEffects(MoveEffects):
-    """Derives the effects of activations on one mesh."""
+    """The derivation of the effects of activations on one mesh."""
 
     def __init__(self, prices: Prices):
         super().__init__(prices)

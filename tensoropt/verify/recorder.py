@@ -111,7 +111,7 @@ def _nbytes(value: Any) -> int:
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records every collective issued while it is active, forward and backward.
+    """A mode that records every collective issued while it is active, forward and backward.
 
     Args:
         mesh: micro-batches, then the axis sizes; ranks are numbered along them row-major.
@@ -256,7 +256,7 @@ def between(collective: Collective) -> str:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Bytes of the tensors alive, counted by storage, and their peak.
+    """A mode that counts the bytes of live tensors, by storage, and their peak.
 
     Storages made while it is active are found by themselves; what exists before is told by :meth:`add`
     (counted) or :meth:`exclude` (known, not counted: inputs, constants, buffers; of what takes the place of

@@ -76,10 +76,10 @@ def _joined(tag: str, texts: Iterable[object]) -> Html:
     return Html("".join(tag + escape(str(text)) for text in texts))
 
 
-def address(key: str, what: str, point: int | None, view: View | None = None) -> str:
+def address(key: str, name: str, point: int | None, view: View | None = None) -> str:
     """Return the address of a file of an exploration; with a view, the address also has its limits and its
     money settings."""
-    path = f"/download/{quote(key, safe='')}/{what}?point={(point or 0) + 1}"
+    path = f"/download/{quote(key, safe='')}/{name}?point={(point or 0) + 1}"
     if view is None:
         return path
     limits = View(
@@ -173,10 +173,10 @@ def register(app: Dash, context: Context) -> None:
     """Add the route: unknown names and points give 404, downloads that cannot be made give 409 with the
     reason."""
 
-    @app.server.get("/download/<key>/<what>")
-    def download(key: str, what: str) -> Response:
+    @app.server.get("/download/<key>/<name>")
+    def download(key: str, name: str) -> Response:
         point = request.args.get("point", "1")
-        if what not in _MAKERS or not re.fullmatch(r"[0-9]{1,9}", point):
+        if name not in _MAKERS or not re.fullmatch(r"[0-9]{1,9}", point):
             return _words(404, "there is no such file")
         try:
             exploration = context.library.load(key)
@@ -185,7 +185,7 @@ def register(app: Dash, context: Context) -> None:
         if not 1 <= int(point) <= len(exploration.all_points):
             count = len(exploration.points)
             return _words(404, f"there is no point {int(point)}; this exploration has {count}")
-        media, make = _MAKERS[what]
+        media, make = _MAKERS[name]
         try:
             model = context.library.model_name(exploration.model.source)
             view = View.from_query(request.query_string.decode("ascii", "replace"))
@@ -194,7 +194,7 @@ def register(app: Dash, context: Context) -> None:
             text = make(_Query(exploration, model, int(point) - 1, verified, view, folder))
         except TensorOptError as error:
             return _words(409, str(error))
-        headers = {"Content-Disposition": f'attachment; filename="{what}"'}
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(text, mimetype=media, headers=headers)
 
 

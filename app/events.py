@@ -97,13 +97,13 @@ def _beyond(old: float | None, limits: tuple[float, float, float], factor: float
     )
 
 
-def _typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
+def _typed_limit(text: Any, data: FrontierData, kind: str) -> float | None:
     """Return the bytes or seconds in a text field; a bare number is in the unit shown; empty for no limit.
 
     Raises:
         NotUnderstoodError: the message says what would be understood.
     """
-    unit = data.units.memory if what == "memory" else data.units.time
+    unit = data.units.memory if kind == "memory" else data.units.time
     words = str(text or "").strip()
     if not words or words.lower() in ("none", "no limit"):
         return None
@@ -111,7 +111,7 @@ def _typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
         value = float(words) * unit.factor
     except ValueError:
         try:
-            value = parse_bytes(words) if what == "memory" else parse_seconds(words)
+            value = parse_bytes(words) if kind == "memory" else parse_seconds(words)
         except TensorOptError as error:
             raise NotUnderstoodError(
                 f"write a number and a unit, for example {unit.text(unit.factor * 10)}"
@@ -131,14 +131,14 @@ def on_target_text(view: View, data: FrontierData, value: Any) -> View:
     return _typed(view, data, value, "time")
 
 
-def _typed(view: View, data: FrontierData, value: Any, what: str) -> View:
-    wanted = _typed_limit(value, data, what)
-    old = view.budget_bytes if what == "memory" else view.target_s
-    unit = data.units.memory if what == "memory" else data.units.time
+def _typed(view: View, data: FrontierData, value: Any, kind: str) -> View:
+    wanted = _typed_limit(value, data, kind)
+    old = view.budget_bytes if kind == "memory" else view.target_s
+    unit = data.units.memory if kind == "memory" else data.units.time
     # Leaving the field without a change gives its own rounded text back.
     if wanted == old or (wanted and old and unit.text(wanted) == unit.text(old)):
         return view
-    change = state.set_budget if what == "memory" else state.set_target
+    change = state.set_budget if kind == "memory" else state.set_target
     return change(view, data, wanted)
 
 
@@ -228,9 +228,9 @@ def on_price(view: View, data: FrontierData, value: Any) -> View:
         raise NotUnderstoodError(str(error)) from error
 
 
-def _typed_number(value: Any, what: str) -> float | None:
+def _typed_number(value: Any, name: str) -> float | None:
     try:
-        return number(value, what)
+        return number(value, name)
     except RequestError as error:
         raise NotUnderstoodError(str(error)) from error
 

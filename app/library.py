@@ -77,7 +77,7 @@ class _Index:
         return self._once("costs", folder, read_costs, lambda _: Costs(*[np.array([])] * 3))
 
     def _once(
-        self, what: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
+        self, kind: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
     ) -> Indexed:
         file = folder / DESCRIBED
         try:
@@ -92,7 +92,7 @@ class _Index:
             except Exception as error:
                 return fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
 
-        value: Indexed = self._recent.get((what, folder, state.st_mtime_ns, state.st_size), make)
+        value: Indexed = self._recent.get((kind, folder, state.st_mtime_ns, state.st_size), make)
         return value
 
 

@@ -122,11 +122,13 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
         yield before or io.StringIO()
         return
     _flush(before)
-    # Descriptor 1 itself is turned to stderr, not only sys.stdout: C++ and child processes write to the
+    # Descriptor 1 itself is redirected to stderr, not only sys.stdout: C++ and child processes write to the
     # descriptor.
     own = os.fdopen(os.dup(1), "w", encoding=before.encoding, errors=before.errors)
     os.dup2(_descriptor(sys.stderr, 2), 1)
-    answers = own if _descriptor(before, -1) == 1 else before  # a test, for instance, has put another there
+    answers = (
+        own if _descriptor(before, -1) == 1 else before
+    )  # another stream was installed, for example by a test
     sys.stdout = sys.stderr
     try:
         yield answers
@@ -135,7 +137,7 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
         if not for_good:
             os.dup2(own.fileno(), 1)
             sys.stdout = before
-        with contextlib.suppress(OSError):  # whoever writes an answer flushes it, and hears why that failed
+        with contextlib.suppress(OSError):  # the writer of an answer flushes it, and gets the error
             own.close()
 
 

@@ -137,7 +137,7 @@ def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.devices),
         "-m", "tensoropt.execute", str(path), "--steps", str(steps), "--json", str(result),
     ]  # fmt: skip
-    # One thread per rank, as the ranks have that predictions were measured on.
+    # One thread per rank, as on the ranks on which predictions were measured.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         job = subprocess.run(

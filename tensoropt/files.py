@@ -190,11 +190,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def read_document(path: Path, what: str, refused: type[TensorOptError]) -> Any:
+def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
     """Return the values in a file that a person wrote: JSON in ``.json``, otherwise YAML.
 
     Args:
-        what: the kind of file, for errors.
+        kind: the kind of file, for errors.
 
     Raises:
         refused: the file is missing, cannot be read, or is neither.
@@ -203,11 +203,11 @@ def read_document(path: Path, what: str, refused: type[TensorOptError]) -> Any:
         text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
     except FileNotFoundError:
-        raise refused(f"{what} file '{path}' does not exist; correct the path") from None
+        raise refused(f"{kind} file '{path}' does not exist; correct the path") from None
     except OSError as error:
-        raise refused(f"{what} file '{path}' cannot be read ({error.strerror})") from None
+        raise refused(f"{kind} file '{path}' cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise refused(
-            f"{what} file '{path}' is not valid YAML or JSON ({reason}); correct that line"
+            f"{kind} file '{path}' is not valid YAML or JSON ({reason}); correct that line"
         ) from None

@@ -51,7 +51,7 @@ def not_searched_for_garbage() -> Iterator[None]:
     Graphs and tables of a big model are millions of objects, which the search neither changes nor releases,
     and Python would traverse all of them again and again.
     """
-    if gc.get_freeze_count():  # somebody else's, who decides when it ends
+    if gc.get_freeze_count():  # someone else has frozen it, and decides when that ends
         yield
         return
     gc.freeze()

@@ -237,7 +237,7 @@ def _exploration_meant(
         return load_exploration(inside[0] if inside else saved)
     sweep = load_sweep(saved)
     if devices == "auto":
-        # Every exploration has a knee, so that "the fewest devices with one" would say nothing: that of all
+        # Every exploration has a knee, so "the fewest devices with one" would mean nothing: the knee of all
         # devices is meant.
         return sweep[-1] if knee else fewest_devices(sweep, memory_bytes, time_s)
     if not str(devices).isdecimal():

@@ -162,7 +162,7 @@ def over_clusters(
                 )
             explorations.append(exploration)
         except (CaptureError, ModelSourceError, ConstraintError):
-            raise  # no cluster mends it
+            raise  # no other cluster would help
         except TensorOptError as error:
             refused[name] = " ".join(str(error).split())
         except Exception as error:  # one cluster's fault must not cost the others' results
@@ -203,7 +203,7 @@ def device_profile(saved: SavedOnClusters) -> Profile:
     Raises:
         TensorOptError: the folder holds none, one is damaged, or they are not of one model's step.
     """
-    # The table has no place for what cannot be read.
+    # The table has no place for an exploration that cannot be read.
     return OnClusters.of(load_sweep(saved) if isinstance(saved, (str, os.PathLike)) else saved).profile
 
 

@@ -46,7 +46,7 @@ _SIZE = _Kind(
     "a size",
     "24GiB",
     "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
-    # A number with a prefix alone is of bytes: 80G is 80 GB.
+    # A number with only a prefix is in bytes: 80G is 80 GB.
     _times(_DECIMAL | _BINARY, ("", "b", "byte", "bytes")),
 )
 _TIME = _Kind(
@@ -133,9 +133,9 @@ def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str)
     return smallest
 
 
-def counted(count: int, what: str, plural: str = "") -> str:
+def counted(count: int, noun: str, plural: str = "") -> str:
     """Format a count: ``1 point`` or ``2,000 points``."""
-    return f"{count:,} {what if count == 1 else plural or what + 's'}"
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def format_bytes(value: float) -> str:
@@ -166,13 +166,13 @@ def format_number(value: float) -> str:
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
-def parse_count(text: str, what: str = "a count") -> float:
+def parse_count(text: str, name: str = "a count") -> float:
     """Return the number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K to T: powers of
     1,000)."""
     match = _QUANTITY.match(text.strip())
     unit = "" if match is None else match.group(3).strip().lower()
     if match is None or unit not in _COUNTS:
-        raise TensorOptError(f"{what} '{text}' is not a count; write for example 1e9, 50000, 300B or 1.5T")
+        raise TensorOptError(f"{name} '{text}' is not a count; write for example 1e9, 50000, 300B or 1.5T")
     return float(match.group(1) + match.group(2)) * _COUNTS[unit]
 
 

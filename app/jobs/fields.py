@@ -24,7 +24,7 @@ class RequestError(TensorOptError):
     """The form cannot be started; the message says which field is wrong and what it accepts."""
 
 
-def number(value: Any, what: str) -> float | None:
+def number(value: Any, name: str) -> float | None:
     """Return the number in a field; None for an empty one.
 
     Raises:
@@ -35,16 +35,16 @@ def number(value: Any, what: str) -> float | None:
     try:
         return read_number(str(value))
     except TensorOptError as error:
-        raise RequestError(f"{what}: {error}") from error
+        raise RequestError(f"{name}: {error}") from error
 
 
-def count(value: Any, what: str, most: int) -> int:
+def count(value: Any, name: str, most: int) -> int:
     """Return a whole number from 1 to ``most``; raise :class:`RequestError` for anything else."""
-    typed = number(value, what)
+    typed = number(value, name)
     if typed is None or typed % 1:
-        raise RequestError(f"{what}: give a whole number")
+        raise RequestError(f"{name}: give a whole number")
     if not 1 <= typed <= most:
-        raise RequestError(f"{what}: between 1 and {most:,}")
+        raise RequestError(f"{name}: between 1 and {most:,}")
     return int(typed)
 
 

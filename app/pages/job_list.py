@@ -242,5 +242,5 @@ def _card(card: JobCard, log: str) -> Any:
     )
 
 
-def _button(what: str, job: str, words: str = "") -> Any:
-    return button(words or what, {"job": job, "do": what})
+def _button(action: str, job: str, words: str = "") -> Any:
+    return button(words or action, {"job": job, "do": action})

@@ -155,8 +155,8 @@ def _start(context: Context, _: Any, kept: Any) -> Any:
     if not isinstance(trigger, dict) or not any(t["value"] for t in ctx.triggered):
         return no_update, no_update
     try:
-        what = wanted(context, context.manager, view_of(kept), str(trigger.get("why")))
-        return context.manager.submit(what).id, None
+        change = wanted(context, context.manager, view_of(kept), str(trigger.get("why")))
+        return context.manager.submit(change).id, None
     except TensorOptError as error:
         return no_update, note(str(error), "error")
 

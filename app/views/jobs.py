@@ -88,13 +88,13 @@ def _stage_line(job: Job, stage: Stage, now: float, *, last: bool) -> StageLine:
     spent = duration(stage.spent_s + (now if at_work else stage.last) - stage.began)
     share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)
     count = f"{stage.done} of {stage.total}"
-    what = stage.what if at_work else without_eta(stage.what)
+    words = stage.what if at_work else without_eta(stage.what)
     if job.state == "done":
         # What is left of a search that ended early was not needed.
         share, count = 1.0, "done"
     elif not job.active and last and share < 1.0:
         count = f"{STATE_WORDS[job.state]} at {count}"
-    return StageLine(stage.name, share, " · ".join(filter(None, (count, spent, what))))
+    return StageLine(stage.name, share, " · ".join(filter(None, (count, spent, words))))
 
 
 def duration(seconds: float) -> str:
@@ -148,10 +148,10 @@ def estimate_words(estimated: Estimate | None) -> str:
     span = duration(estimated.low_s)
     if estimated.high_s > 1.1 * estimated.low_s:
         span += f" to {duration(estimated.high_s)}"
-    what = "the same" if estimated.same else "this model there, with other settings,"
+    request = "the same" if estimated.same else "this model there, with other settings,"
     if estimated.runs == 1:
-        return f"About {duration(estimated.last_s)}: {what} took that last time."
-    return f"About {duration(estimated.last_s)}: {what} took {span} in {plural(estimated.runs, 'run')}."
+        return f"About {duration(estimated.last_s)}: {request} took that last time."
+    return f"About {duration(estimated.last_s)}: {request} took {span} in {plural(estimated.runs, 'run')}."
 
 
 def model_words(source: str) -> str:

@@ -262,7 +262,7 @@ def writable_folder(path: str) -> Iterator[Path]:
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # os.access says nothing of read-only file systems and full disks; writing does.
+        # os.access does not detect read-only file systems and full disks; writing does.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe"):
             pass
     except OSError as error:
@@ -392,7 +392,7 @@ def explored(
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         progress.note(question.in_effect(cluster, settings, out))
-        from tensoropt.api import answer  # PyTorch is imported after it is said what is explored
+        from tensoropt.api import answer  # imports PyTorch: only after the settings in effect are printed
 
         exploration = answer(question, cluster, settings, sibling, progress=progress, note=progress.note)
         if folder is not None:

@@ -44,7 +44,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Run the self-test and return its report; exit code 1 if a check failed."""
     from tensoropt.selftest import run_selftest
 
-    # What a person writes who takes the name of one of the two files for that of both.
+    # People may give the name of one of the two files instead of their common stem.
     out = Path(options.out.removesuffix(".json").removesuffix(".txt"))
     report = run_selftest(
         options.device, only=options.only, minutes=options.minutes, out=out, progress=progress

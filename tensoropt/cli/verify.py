@@ -72,7 +72,7 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
             "--cluster, --batch, --dtype, --dim, --output, --loss, --placed and --pipeline belong to "
             "--random N; a plan names its own"
         )
-    # A colon looks like a model source (zoo:NAME); a file may have one in its name as well.
+    # A colon suggests a model source (zoo:NAME), but a file's name may contain one, too.
     if ":" in options.target and not Path(options.target).exists():
         raise TensorOptError(f"there is no plan file {options.target}; to verify a model add --random 20")
     from tensoropt.plan import load_plan
@@ -97,9 +97,9 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
     cluster = options.cluster or _RANDOM_CLUSTER
     if options.placed and options.pipeline is not None:
         raise TensorOptError("--placed and --pipeline are two kinds of plans; give one of them")
-    what = "placements" if options.placed else "pipelines" if options.pipeline is not None else "strategies"
+    kind = "placements" if options.placed else "pipelines" if options.pipeline is not None else "strategies"
     progress.note(
-        f"verifying {options.random} random {what} of {options.target} on cluster {cluster}"
+        f"verifying {options.random} random {kind} of {options.target} on cluster {cluster}"
         + ("" if options.cluster else " (the default; another: --cluster)")
     )
     data = verify_random(
@@ -184,9 +184,9 @@ def _unfaithful(module: dict[str, Any]) -> str:
             f"{module['worst_buffer']} has another value after two calls, and rounding does not explain it; "
             "write in forward into what register_buffer made, by operators of PyTorch"
         )
-    what = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
+    subject = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
     return (
-        f"the captured graph, which every plan computes, is not the model itself: {what} differs, and "
+        f"the captured graph, which every plan computes, is not the model itself: {subject} differs, and "
         "rounding does not explain it; look in forward for gradients that are changed outside of operators "
         "(hooks on grad_fn), for numbers that it counts itself from call to call, and for values that leave "
         "PyTorch"

@@ -119,7 +119,7 @@ class LinkFits:
                         f"{f'{format_bytes(size)} {where}, {title}':<{_TITLE}}"
                         f"{'+' + format_seconds(float(extra_s)):>10}"
                     )
-        lines += [f"{what:<{_TITLE}}not measured: {why}" for what, why in self.failed.items()]
+        lines += [f"{title:<{_TITLE}}not measured: {why}" for title, why in self.failed.items()]
         return "\n".join(lines)
 
 
@@ -227,17 +227,17 @@ def measure_links(
     remaining.expect("links", start_s + sum(missing.values()))
     for done, job in enumerate(jobs):
         kind, groups = job
-        what = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
-        progress(stage, done, len(jobs), remaining.before(what))
+        title = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
+        progress(stage, done, len(jobs), remaining.before(title))
         if job in records:
             continue
         try:
             record = left_alone(partial(_measure, pool, kind, groups, plans[job]))
             records[job] = record
         except (RankError, _NotAheadError) as error:
-            failed[what] = str(error).split("\n", 1)[0]
-            record = {"failed": failed[what]}
-            _logger.warning("%s could not be measured: %s", what, failed[what])
+            failed[title] = str(error).split("\n", 1)[0]
+            record = {"failed": failed[title]}
+            _logger.warning("%s could not be measured: %s", title, failed[title])
         del missing[job]
         remaining.expect("links", sum(missing.values()))
         if store is not None:

@@ -94,18 +94,18 @@ class Remaining:
         left_s = sum(self._left.values()) * self._took_s / self._done_s
         return max(left_s - (self._clock() - self._since), LEAST_LEFT * left_s)
 
-    def before(self, what: str) -> str:
+    def before(self, report: str) -> str:
         """Return a progress report with the remaining time in front, such as ``about 20 s left, mesh 8``; as
         it is if nothing is left."""
-        return f"about {_rounded(self.left_s)} left, {what}" if any(self._left.values()) else what
+        return f"about {_rounded(self.left_s)} left, {report}" if any(self._left.values()) else report
 
 
 _AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) left(?:, |$)")
 
 
-def without_eta(what: str) -> str:
+def without_eta(report: str) -> str:
     """Return a progress report without its remaining time."""
-    return _AHEAD.sub("", what)
+    return _AHEAD.sub("", report)
 
 
 def _rounded(seconds: float) -> str:

@@ -118,8 +118,8 @@ class _Stamps:
             self.memory.add_(1)
         self.begun = self.timer.begin()
 
-    def end(self, what: str) -> None:
-        self.spans[what].append(self.timer.end(self.begun))
+    def end(self, name: str) -> None:
+        self.spans[name].append(self.timer.end(self.begun))
 
 
 class _Before(torch.autograd.Function):

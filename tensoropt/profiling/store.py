@@ -125,7 +125,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
             "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
             " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
         )
-        # A table of its own, as files from before it have only the other: versions of before can use both.
+        # A separate table, because older files have only the other one; older versions can use both files.
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cache (kind TEXT NOT NULL, key TEXT NOT NULL, used_s REAL NOT NULL,"
             " value BLOB NOT NULL, PRIMARY KEY (kind, key))"
@@ -195,7 +195,7 @@ def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: flo
     row = connection.execute(
         "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
     ).fetchone()
-    # Not at every use, as SQLite writes the whole row; and whether it can be written decides nothing here.
+    # Not at every use, because SQLite writes the whole row; a failure to write it does not matter here.
     if row is not None and row[1] < now_s - USED_WITHIN_S:
         connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
@@ -208,7 +208,7 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
     """Save a value, and remove the values unused for longest if the cache is too large."""
     with _transaction(connection):
         connection.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", (kind, key, now_s, value))
-    with _transaction(connection):  # one of its own, so that others may write in between
+    with _transaction(connection):  # a separate one, so that others may write in between
         connection.execute(
             "DELETE FROM cache WHERE used_s < ? OR rowid IN (SELECT rowid FROM (SELECT rowid,"
             " SUM(LENGTH(value)) OVER (ORDER BY used_s DESC, rowid DESC) AS bytes FROM cache)"

@@ -305,12 +305,12 @@ class EventTimer:
         return True
 
 
-def end_if_lost(timer: DeviceTimer, what: str) -> None:
+def end_if_lost(timer: DeviceTimer, reason: str) -> None:
     """End this rank if its device no longer answers, as after some kernel errors: it would not recover as
     long as the process lives. The pool starts another rank, and learns from the death which work caused
     it."""
     if not timer.works():
-        print(what, file=sys.stderr, flush=True)
+        print(reason, file=sys.stderr, flush=True)
         # Without Python's clean-up, which might wait for the device forever.
         os._exit(_LOST_DEVICE)
 

@@ -279,7 +279,7 @@ class RankPool:
                 worker.connection.send_bytes(pickle.dumps((verb, content)))
 
     def _collect(
-        self, what: str, timeout_s: float, on_message: Callable[[int, Any], None] | None = None
+        self, task: str, timeout_s: float, on_message: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
         """Return the answers by rank; on failure the workers are reset or killed before the error is
         raised."""
@@ -300,15 +300,15 @@ class RankPool:
                     died = True
                     # Another rank's error may only report that this one is gone, and may arrive first.
                     if failure is None or failure.kind != "died":
-                        failure = died_during(self._workers[rank], rank, what)
+                        failure = died_during(self._workers[rank], rank, task)
                 except Exception as error:
                     failure = failure or RankError(
-                        f"rank {rank}: the result of {what} cannot be read here ({error})",
+                        f"rank {rank}: the result of {task} cannot be read here ({error})",
                         rank=rank,
                         kind="raised",
                     )
                 else:
-                    if verdict == "on_message":
+                    if verdict == "told":
                         pending[item] = rank
                         timeout.renew()
                         if on_message is not None:
@@ -316,16 +316,16 @@ class RankPool:
                     elif verdict == "ok":
                         results[rank] = content
                     else:
-                        failure = failure or raised_in(rank, what, content)
+                        failure = failure or raised_in(rank, task, content)
             if failure is not None:
                 timeout.at_most(_GRACE_S)
         if failure is None and pending:
             failure = hangs_in(
-                {rank: self._workers[rank] for rank in sorted(pending.values())}, what, timeout_s
+                {rank: self._workers[rank] for rank in sorted(pending.values())}, task, timeout_s
             )
         if failure is None:
             return results
-        if pending or died or what in ("start", "reset"):
+        if pending or died or task in ("start", "reset"):
             self._kill()
         else:
             self.reset()

@@ -161,7 +161,7 @@ def _tail(worker: WorkerProcess) -> str:
     return f"\n\nIts last output:\n{text}" if text else ""
 
 
-def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
+def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> RankError:
     """Return the error for a rank whose function raised, built from the worker's report."""
     summary, trace, pickled = content
     # Not every exception can be pickled or rebuilt; text and traceback are always present.
@@ -170,11 +170,11 @@ def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> R
         with contextlib.suppress(Exception):
             loaded = pickle.loads(pickled)
             cause = loaded if isinstance(loaded, BaseException) else None
-    message = f"rank {rank} failed in {what}: {summary}\n\n{trace}"
+    message = f"rank {rank} failed in {task}: {summary}\n\n{trace}"
     return RankError(message, rank=rank, kind="raised", cause=cause)
 
 
-def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
+def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
     """Return the error for a rank whose connection closed: how its process ended, and its last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
@@ -185,12 +185,12 @@ def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
         how = f"by signal {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
             how += " (out of memory?)"  # only the kernel is likely to have killed it
-    if what == "start" and (words := worker.output().strip().rpartition("\n")[2]):
+    if task == "start" and (words := worker.output().strip().rpartition("\n")[2]):
         how += f" ({words[:_LAST_WORDS]})"
-    return RankError(f"rank {rank} died {how} during {what}{_tail(worker)}", rank=rank, kind="died")
+    return RankError(f"rank {rank} died {how} during {task}{_tail(worker)}", rank=rank, kind="died")
 
 
-def hangs_in(workers: Mapping[int, WorkerProcess], what: str, timeout_s: float) -> RankError:
+def hangs_in(workers: Mapping[int, WorkerProcess], task: str, timeout_s: float) -> RankError:
     """Return the error for ranks, given with their workers, that did not answer; ask them for their
     stacks."""
     deadline = time.monotonic() + _STACK_S
@@ -198,7 +198,7 @@ def hangs_in(workers: Mapping[int, WorkerProcess], what: str, timeout_s: float) 
         worker.write_stack(deadline)
     first, *_ = workers
     return RankError(
-        f"rank {', '.join(map(str, workers))} did not finish {what} within {timeout_s:g} s;"
+        f"rank {', '.join(map(str, workers))} did not finish {task} within {timeout_s:g} s;"
         f" raise timeout_s or look where it stands{_tail(workers[first])}",
         rank=first,
         kind="hung",

@@ -48,7 +48,7 @@ def question_of(exploration: Exploration) -> Question:
     planners = tuple(name for name in named if name != FRONTIER)
     fields: dict[str, Any] = {}
     if planners:
-        settings = replace(settings, memory_bytes=None)  # what planners are given are limits of their own
+        settings = replace(settings, memory_bytes=None)  # planners have separate limits
         fields["limits"] = limits_asked(exploration)
     if model.onnx is not None:
         loss = None if model.onnx.loss == "auto" else model.onnx.loss
@@ -74,7 +74,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
     """
     file = f"{folder}/{DESCRIBED}"
     constraints = exploration.settings.get("constraints")
-    # Named, not read: that would take PyTorch, which pages that show explorations do without.
+    # Named, not read, because reading it needs PyTorch, which pages that show explorations do not import.
     bare = replace(exploration, settings={**exploration.settings, "constraints": None})
     named = {"cluster": str(exploration.cluster["name"])} if cluster_is_named(exploration) else {}
     question = question_of(bare).model_copy(update={**named, "constraints_file": file if constraints else ""})

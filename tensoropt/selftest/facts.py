@@ -66,8 +66,8 @@ def compared(name: str, fake: Iterable[Facts], real: Iterable[Facts]) -> list[Bo
     }
     fake, real = list(fake), list(real)
     return [
-        Bounded.share(f"{name}: {what}", off(sum(map(size, fake)), sum(map(size, real))), _BOUND)
-        for what, size in kinds.items()
+        Bounded.share(f"{name}: {kind}", off(sum(map(size, fake)), sum(map(size, real))), _BOUND)
+        for kind, size in kinds.items()
     ]
 
 

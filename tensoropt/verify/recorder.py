@@ -258,10 +258,10 @@ def between(collective: Collective) -> str:
 class MemoryTracker(TorchDispatchMode):
     """A mode that counts the bytes of live tensors, by storage, and their peak.
 
-    Storages made while it is active are found by themselves; what exists before is told by :meth:`add`
-    (counted) or :meth:`exclude` (known, not counted: inputs, constants, buffers; of what takes the place of
-    one of them, a buffer's new value, only what it is larger by). Scratch memory inside a kernel and the
-    process group's own buffers are not seen, nor what its threads still hold of collectives that are over.
+    Storages made while it is active are tracked automatically; earlier ones are added by :meth:`add` (counted)
+    or :meth:`exclude` (not counted: inputs, constants, buffers; of a new value that replaces an excluded one,
+    only the excess is counted). It does not see scratch memory inside a kernel, the process group's own
+    buffers, or what its threads still hold of finished collectives.
     """
 
     def __init__(self) -> None:

@@ -146,8 +146,8 @@ def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever,
     if point.record is not None:
         kind = "pipeline" if point.pipeline is not None else "placed plan"
         raise TensorOptError(
-            f"a {kind} carries its recording and not its costs, so that it cannot be simulated at other "
-            "prices; what is looked up and explored holds for it, too"
+            f"a {kind} is saved with its recording but without its costs, so it cannot be simulated under other "
+            "prices; answers that are looked up or explored hold for it, too"
         )
     plan = rebuilt(exploration, index, recorded_of(exploration))
     bounds = (_without_communication(plan), _at_the_peak(plan))

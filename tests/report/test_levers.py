@@ -145,7 +145,7 @@ def test_links_that_were_timed_are_halved_per_byte(gpus: Any, communicating: int
     slow_s = float(rebuilt(timed, index, timed.recorded).simulated().metrics.time_s[0])
     bounds, levers = map(by_key, simulated_levers(timed, index))
     faster = levers["bandwidth:all"]
-    assert "seconds per byte are halved" in faster.words
+    assert "seconds per byte of timed links are halved" in faster.words
     free_s = bounds["communication:free"].time_s
     assert free_s is not None
     assert slow_s > 10 * free_s  # communication is all that counts now

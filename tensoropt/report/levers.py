@@ -146,8 +146,8 @@ def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever,
     if point.record is not None:
         kind = "pipeline" if point.pipeline is not None else "placed plan"
         raise TensorOptError(
-            f"a {kind} is saved with its recording but without its costs, so it cannot be simulated under other "
-            "prices; answers that are looked up or explored hold for it, too"
+            f"a {kind} is saved with its recording but without its costs, so it cannot be simulated under "
+            "other prices; answers that are looked up or explored hold for it, too"
         )
     plan = rebuilt(exploration, index, recorded_of(exploration))
     bounds = (_without_communication(plan), _at_the_peak(plan))

@@ -258,10 +258,10 @@ def between(collective: Collective) -> str:
 class MemoryTracker(TorchDispatchMode):
     """A mode that counts the bytes of live tensors, by storage, and their peak.
 
-    Storages made while it is active are tracked automatically; earlier ones are added by :meth:`add` (counted)
-    or :meth:`exclude` (not counted: inputs, constants, buffers; of a new value that replaces an excluded one,
-    only the excess is counted). It does not see scratch memory inside a kernel, the process group's own
-    buffers, or what its threads still hold of finished collectives.
+    Storages made while it is active are tracked automatically; earlier ones are added by :meth:`add`
+    (counted) or :meth:`exclude` (not counted: inputs, constants, buffers; of a new value that replaces an
+    excluded one, only the excess is counted). It does not see scratch memory inside a kernel, the process
+    group's own buffers, or what its threads still hold of finished collectives.
     """
 
     def __init__(self) -> None:

@@ -166,7 +166,7 @@ def test_flops_count_what_is_computed_again(gpus: Any) -> None:
 
 def test_a_placed_plan_says_why_it_is_not_simulated() -> None:
     found = on_gpus([point(10 * MIB, 0.4, 0, placed=PlacedRecord(PlacedInfo()))])
-    with pytest.raises(TensorOptError, match="a placed plan carries its recording"):
+    with pytest.raises(TensorOptError, match="a placed plan is saved with its recording"):
         simulated_levers(found, 0)
     with pytest.raises(TensorOptError, match="saved without its operator graph"):
         simulated_levers(on_gpus(), 0)

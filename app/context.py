@@ -68,11 +68,9 @@ class Context:
         Raises:
             TensorOptError: the exploration does not hold what that needs; the message says so.
         """
-        exploration = data.exploration
+        shown = data.exploration
         # The exploration is part of the value here, too.
-        return self.details.get((id(exploration), point), lambda: (exploration, detail(exploration, point)))[
-            1
-        ]
+        return self.details.get((id(shown), point), lambda: (shown, detail(shown, point)))[1]
 
     def detail_or_why(self, data: FrontierData, point: int) -> tuple[Any, str]:
         """Return (everything about one point, "") or (None, why there is nothing)."""

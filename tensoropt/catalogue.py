@@ -64,11 +64,9 @@ def list_models() -> tuple[ListedModel, ...]:
     from tensoropt.zoo import list_models as zoo_entries
     from tensoropt.zoo.figures import figures
 
-    figures_by_name = figures()
+    counted = figures()
     return tuple(
-        ListedModel(
-            f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, figures_by_name.get(e.name)
-        )
+        ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, counted.get(e.name))
         for e in zoo_entries()
     )
 

@@ -126,9 +126,7 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
     # descriptor.
     own = os.fdopen(os.dup(1), "w", encoding=before.encoding, errors=before.errors)
     os.dup2(_descriptor(sys.stderr, 2), 1)
-    answers = (
-        own if _descriptor(before, -1) == 1 else before
-    )  # another stream was installed, for example by a test
+    answers = own if _descriptor(before, -1) == 1 else before  # another stream, as under a test
     sys.stdout = sys.stderr
     try:
         yield answers

@@ -215,7 +215,6 @@ def _file_lines(exploration: Exploration, folder: Path) -> list[str]:
     """Return the list of saved files, and a command to run one of them."""
     return [
         f"saved in {folder}: frontier.csv ({len(exploration.points)} points), frontier.svg, "
-        "plan-chosen.json, "
-        "plan-leanest.json, plan-fastest.json",
+        "plan-chosen.json, plan-leanest.json, plan-fastest.json",
         f"run one yourself: {run_line(exploration.devices, str(folder / 'plan-chosen.json'))}",
     ]

@@ -66,13 +66,7 @@ class OnClusters:
     @property
     def profile(self) -> Profile:
         """The table devices x memory -> time, without explorations that were saved without their cluster."""
-        return profile(
-            [
-                ClusterCurve.of(exploration)
-                for exploration in self.explorations
-                if made_for(exploration.cluster)
-            ]
-        )
+        return profile([ClusterCurve.of(e) for e in self.explorations if made_for(e.cluster)])
 
 
 SavedOnClusters = OnClusters | str | os.PathLike[str] | Sequence[Exploration]

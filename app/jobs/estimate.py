@@ -80,11 +80,7 @@ def estimate(wanted: RequestKey, runs: Sequence[Run]) -> Estimate | None:
         runs: newest first.
     """
     for same in (True, False):
-        alike = [
-            run.seconds
-            for run in runs
-            if (run.request == wanted if same else run.request.core == wanted.core)
-        ]
+        alike = [r.seconds for r in runs if (r.request == wanted if same else r.request.core == wanted.core)]
         if alike:
             shown = alike[:REPEATED]
             return Estimate(alike[0], min(shown), max(shown), len(alike), same)

@@ -162,8 +162,7 @@ def table(data: ClustersData, view: View) -> Any:
         rows.append([name, offer.devices, *cells, words])
     rows += [[name, *["—"] * 6, why] for name, why in data.refused]
     caption = parts.hint(
-        f"For every cluster, its fastest plan that fits, which is also its cheapest. Hours and {money} are "
-        "of "
+        f"For every cluster, its fastest plan that fits, also its cheapest. Hours and {money} are of "
         f"{data.amount}."
     )
     return [parts.plain_table(["cluster", "devices", *titles, ""], rows, numbers=(2, 3, 4, 5, 6)), caption]

@@ -69,11 +69,9 @@ def _quick(context: Context, data: FrontierData, view: View) -> Why:
 
 def _whole(context: Context, data: FrontierData, view: View) -> Why:
     """Return the same with what is simulated, remembered."""
-    exploration = data.exploration
+    shown = data.exploration
     key = ("whole", *_key(data, view))
-    made = context.whys.get(
-        key, lambda: (exploration, with_simulated(exploration, _quick(context, data, view)))
-    )
+    made = context.whys.get(key, lambda: (shown, with_simulated(shown, _quick(context, data, view))))
     return made[1]  # type: ignore[no-any-return]
 
 

@@ -164,10 +164,7 @@ def model_words(source: str) -> str:
     if entry is None:
         return ""
     words = [entry.description, f"batch {entry.batch}"]
-    counts = figures().get(name)
-    if counts is not None:
-        words += [
-            f"{digits(counts.parameters / 1e6)} million parameters",
-            plural(counts.operators, "operator"),
-        ]
+    size = figures().get(name)
+    if size is not None:
+        words += [f"{digits(size.parameters / 1e6)} million parameters", plural(size.operators, "operator")]
     return " · ".join(words)

@@ -29,19 +29,16 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("time and cost of a training")
     length = group.add_mutually_exclusive_group()
     length.add_argument("--tokens", metavar="1e9", help="length of the training in tokens (300B, 1.5T, ...)")
-    length.add_argument("--samples", metavar="N", help="length of the training in samples")
-    length.add_argument(
-        "--epochs", metavar="N", help="length of the training in epochs; with --samples-per-epoch"
-    )
-    length.add_argument("--steps", metavar="N", help="length of the training in steps; default: 1000")
+    length.add_argument("--samples", metavar="N", help="its length in samples")
+    length.add_argument("--epochs", metavar="N", help="its length in epochs; with --samples-per-epoch")
+    length.add_argument("--steps", metavar="N", help="its length in steps; default: 1000")
     group.add_argument("--samples-per-epoch", metavar="M", help="the size of the data set, with --epochs")
     group.add_argument(
         "--price",
         action="append",
         default=[],
         metavar="2.5|KIND=2.5",
-        help="price per device-hour, of all devices or of one kind (repeat the option, or separate by "
-        "commas); "
+        help="price per device-hour, of all devices or of one kind (repeat it, or separate by commas); "
         "default: the cluster's prices, if it has any",
     )
     group.add_argument("--currency", default="", metavar="EUR", help="name of the currency; default: none")
@@ -294,7 +291,7 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
         "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
     )
     verb.add_argument(
-        "--seed", type=int, default=0, help="seed of weights and random walks; default: %(default)s"
+        "--seed", type=int, default=0, help="for weights and random walks; default: %(default)s"
     )
     verb.add_argument(
         "--anew",

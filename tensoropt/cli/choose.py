@@ -34,9 +34,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     add_headroom(verb)
     which = verb.add_mutually_exclusive_group(required=True)
     which.add_argument(
-        "--profile",
-        action="store_true",
-        help="print the table devices x memory -> time instead of a plan, like shop",
+        "--profile", action="store_true", help="the table devices x memory -> time, no plan, like shop"
     )
     add_point(which, default="")
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")

@@ -28,8 +28,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--devices",
         metavar="auto|1,2,4",
-        help="profiling mode: explore on these numbers of the cluster's devices, a folder in DIR for each; "
-        "auto: "
+        help="profiling mode: explore on these numbers of devices, a folder in DIR for each; auto: "
         "1, 2, 4, ... up to all of them",
     )
     verb.add_argument(
@@ -71,8 +70,7 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
             frontier_text(exploration),
             "",
             *summary_lines(exploration),
-            f"saved: {folder}/frontier.csv and everything that `tensoropt choose {folder} --memory ...` "
-            "needs",
+            f"saved: {folder}/frontier.csv and what `tensoropt choose {folder} --memory ...` needs",
         ]
     )
     return Answer(data, text)

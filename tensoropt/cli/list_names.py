@@ -52,13 +52,11 @@ def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
 
     clusters = list_clusters()
     rows = [["name", "devices", "kind", "memory each", "source"]]
-    for cluster in clusters:
-        devices = (
-            str(cluster.devices) if cluster.devices else ("N" if cluster.name.endswith(":N") else "N nodes")
-        )
-        memory = format_bytes(cluster.memory_bytes) if cluster.memory_bytes else "a share"
-        rows.append([cluster.name, devices, cluster.device, memory, cluster.source])
-    return [dict(vars(cluster)) for cluster in clusters], rows, (0, 2, 4)
+    for c in clusters:
+        devices = str(c.devices) if c.devices else ("N" if c.name.endswith(":N") else "N nodes")
+        memory = format_bytes(c.memory_bytes) if c.memory_bytes else "a share"
+        rows.append([c.name, devices, c.device, memory, c.source])
+    return [dict(vars(c)) for c in clusters], rows, (0, 2, 4)
 
 
 def _planners() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:

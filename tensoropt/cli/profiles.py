@@ -26,34 +26,26 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.machine import profiles
     from tensoropt.report.table import fit_lines
 
-    profile_store = profiles(
-        export=options.export, import_=options.import_, forget_failed=options.forget_failed
-    )
-    data: dict[str, Any] = {"path": str(profile_store.path)}
+    store = profiles(export=options.export, import_=options.import_, forget_failed=options.forget_failed)
+    data: dict[str, Any] = {"path": str(store.path)}
     lines: list[str] = []
-    if profile_store.exported is not None:
-        lines.append(f"{profile_store.exported} records written to {options.export}")
-    if profile_store.imported is not None:
-        lines.append(f"{profile_store.imported} records added from {options.import_}")
-    if profile_store.forgotten is not None:
-        data["forgotten"] = profile_store.forgotten
-        lines.append(
-            f"{profile_store.forgotten} records of what failed forgotten; it is tried again when needed"
-        )
-    lines.append(
-        f"{profile_store.path}: " + ", ".join(f"{n} {kind}" for kind, n in profile_store.records.items())
-    )
-    lines += [f"fitted to {profile_store.sample_words}"] if profile_store.sample_words else []
-    for (device, mode), errors in profile_store.fits.items():
+    if store.exported is not None:
+        lines.append(f"{store.exported} records written to {options.export}")
+    if store.imported is not None:
+        lines.append(f"{store.imported} records added from {options.import_}")
+    if store.forgotten is not None:
+        data["forgotten"] = store.forgotten
+        lines.append(f"{store.forgotten} records of what failed forgotten; it is tried again when needed")
+    lines.append(f"{store.path}: " + ", ".join(f"{n} {kind}" for kind, n in store.records.items()))
+    lines += [f"fitted to {store.sample_words}"] if store.sample_words else []
+    for (device, mode), errors in store.fits.items():
         lines += [f"{device}, {mode}:", *fit_lines(errors)]
-    data["records"] = dict(profile_store.records)
-    data["fit"] = [
-        {"device_type": d, "mode": m, "errors": errors} for (d, m), errors in profile_store.fits.items()
-    ]
-    data["fitted_to"] = {"records": profile_store.sampled, "of": profile_store.of}
+    data["records"] = dict(store.records)
+    data["fit"] = [{"device_type": d, "mode": m, "errors": errors} for (d, m), errors in store.fits.items()]
+    data["fitted_to"] = {"records": store.sampled, "of": store.of}
     return Answer(data, "\n".join(lines))
 
 
 VERB = Verb(
-    "profiles", "show what the profile store contains, and how well a fit predicts it", add_arguments, answer
+    "profiles", "show what the profile store contains, and how well it can be fitted", add_arguments, answer
 )

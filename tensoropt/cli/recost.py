@@ -15,16 +15,13 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
     verb.add_argument("--cluster", help="another cluster; default: the saved one. " + CLUSTER_HELP)
     verb.add_argument(
-        "--planners",
-        metavar="all|a,b",
-        help="published planners to run as well; see: tensoropt list planners",
+        "--planners", metavar="all|a,b", help="published planners to run too; see: tensoropt list planners"
     )
     verb.add_argument(
         "--only-beside",
         action="store_true",
         help="with --planners: reuse kept tables and frontiers if nothing has changed since, and leave out "
-        "the old "
-        "strategies' figures under current costs",
+        "the figures of the old strategies under current costs",
     )
 
 

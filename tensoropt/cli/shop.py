@@ -21,13 +21,9 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "dir", metavar="DIR", help="the folder given to explore --out with --also-on or --devices"
     )
     verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
-    verb.add_argument(
-        "--cost", metavar="5", help="the fastest cluster within this cost of the training below"
-    )
+    verb.add_argument("--cost", metavar="5", help="the fastest within this cost of the training below")
     verb.add_argument("--memory", metavar="24GiB", help="use at most this much of every device")
-    verb.add_argument(
-        "--headroom", default="5%", metavar="5%", help="share of the devices' memory to keep free"
-    )
+    verb.add_argument("--headroom", default="5%", metavar="5%", help="share of devices' memory to keep free")
     verb.add_argument("--csv", metavar="FILE", help="write the table")
     add_amount(verb)
 

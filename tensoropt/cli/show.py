@@ -36,14 +36,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--beside",
         metavar="FILE",
-        help="a measured file to compare with: a CUDA memory snapshot, a trace of torch.profiler or "
-        "verified.json",
+        help="compare with a CUDA memory snapshot, a trace of torch.profiler or verified.json",
     )
     verb.add_argument(
         "--align",
         metavar="STEP",
-        help="the part of that file that is the step: ProfilerStep#N, peak (both peaks at one moment) or "
-        "whole",
+        help="the part of that file to take: ProfilerStep#N, peak (both peaks at one moment) or whole",
     )
     verb.add_argument(
         "--top", type=int, default=10, metavar="N", help="operators and edges listed; default: %(default)s"

@@ -29,24 +29,19 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--pipeline", type=int, metavar="P", help="with --random: pipelines of P parts of the devices"
     )
-    verb.add_argument(
-        "--seed", type=int, default=0, help="seed of weights and strategies; default: %(default)s"
-    )
+    verb.add_argument("--seed", type=int, default=0, help="for weights and strategies; default: %(default)s")
     verb.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
     verb.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
     )
     verb.add_argument(
-        "--save",
-        metavar="DIR",
-        help="save the findings in the folder of the exploration that the plan is from",
+        "--save", metavar="DIR", help="save the findings with the exploration that the plan is from"
     )
     add_onnx(verb)
     where = verb.add_mutually_exclusive_group()
     where.add_argument(
         "--fake", dest="where", action="store_const", const="fake",
-        help="check on fake ranks what is sent and kept, without numbers; default if the devices are not "
-        "here",
+        help="check on fake ranks what is sent and kept, without numbers; default if devices are not here",
     )  # fmt: skip
     where.add_argument(
         "--ranks", dest="where", action="store_const", const="ranks",
@@ -238,9 +233,8 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
     if plan["narrow"]:
         worst = max(v for v in plan["narrow"].values() if v is not None)
         lines.append(
-            "compared in float64; in the model's own precision rounding crossed a kink (such as ReLU's) and "
-            "caused "
-            f"{worst:.1e}"
+            "compared in float64; in the model's own precision rounding crossed a kink (as ReLU has), "
+            f"by {worst:.1e}"
         )
     if plan["replicas_agree"] and plan["replica_difference"]:
         lines.append(

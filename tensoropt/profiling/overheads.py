@@ -193,15 +193,11 @@ def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeco
             stamps.begin()
             call()
             stamps.end(f"only {kind}")
-    repeats_of = {name: counted(timer, spans) for name, spans in stamps.spans.items()}
-    return _without_collectives(repeats_of, calls, host=False), _without_collectives(
-        repeats_of, calls, host=True
-    )
+    timed = {name: counted(timer, spans) for name, spans in stamps.spans.items()}
+    return _without_collectives(timed, calls, host=False), _without_collectives(timed, calls, host=True)
 
 
-def _without_collectives(
-    repeats_of: Mapping[str, Repeats], calls: Iterable[str], *, host: bool
-) -> EdgeSeconds:
+def _without_collectives(timed: Mapping[str, Repeats], calls: Iterable[str], *, host: bool) -> EdgeSeconds:
     """Return the edges' seconds on the device or on the host, without stamps and collectives.
 
     Every figure contains the stamps themselves and the collectives: both are timed separately and subtracted;
@@ -209,7 +205,7 @@ def _without_collectives(
     """
     usual = {
         name: statistics.median(repeats.host_s if host else repeats.device_s)
-        for name, repeats in repeats_of.items()
+        for name, repeats in timed.items()
     }
     bare, _ = usual.pop(_NO_EDGE), usual.pop(_UNUSED)
     alone = {kind: (0.0 if host else 1.0) * usual.pop(f"only {kind}") for kind in calls}

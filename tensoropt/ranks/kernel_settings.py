@@ -53,12 +53,10 @@ class KernelSettings:
         import torch
 
         # PyTorch reports "none" for a setting that nobody has changed, which means ieee.
-        reported = {name: _owner(name).fp32_precision for name in _FP32}
-        settings: dict[str, Any] = {
-            name: "ieee" if value == "none" else value for name, value in reported.items()
-        }
-        settings |= {name: bool(_first(getattr(_owner(name), value))) for name, value in _FLAGS.items()}
-        return cls(**settings, deterministic=torch.are_deterministic_algorithms_enabled())
+        modes = {name: _owner(name).fp32_precision for name in _FP32}
+        values: dict[str, Any] = {name: "ieee" if mode == "none" else mode for name, mode in modes.items()}
+        values |= {name: bool(_first(getattr(_owner(name), mode))) for name, mode in _FLAGS.items()}
+        return cls(**values, deterministic=torch.are_deterministic_algorithms_enabled())
 
     def apply(self) -> None:
         """Make these the settings of this process."""

@@ -269,20 +269,17 @@ def _times(
 def _verified(
     exploration: Exploration, detail: Detail, observation: Observation, ways: tuple[str, ...]
 ) -> Beside:
-    verified: Verified | None = next(
+    run: Verified | None = next(
         (candidate for candidate in observation.verified if candidate.is_of(exploration, detail.point)), None
     )
-    if verified is None:
+    if run is None:
         raise TensorOptError(
             f"none of the {len(observation.verified)} verified plans in the file is point {detail.point + 1} "
             "of this exploration; verify this point's plan"
         )
-    notes = [
-        f"checked on {verified.checked_on}",
-        *([f"it did not run: {verified.error}"] if verified.error else []),
-    ]
+    notes = [f"checked on {run.checked_on}", *([f"it did not run: {run.error}"] if run.error else [])]
     nothing = np.zeros(0)
-    figures = _peak(detail, verified.memory_tracked_bytes), *_times(detail, (), verified.time_measured_s)
+    figures = _peak(detail, run.memory_tracked_bytes), *_times(detail, (), run.time_measured_s)
     return Beside(
         observation.kind, ways[0], ways, 1.0, nothing, nothing, "", (), figures, (*notes, *observation.notes)
     )

@@ -151,8 +151,7 @@ def _bandwidths(cluster: Cluster) -> tuple[Change, ...]:
     if has_local_links(cluster):
         refusal = (
             "this machine's links are timed, and it has no faster ones to time; describe a cluster with "
-            "faster "
-            "links in a file, and explore with --cluster FILE"
+            "faster ones in a file, and explore with --cluster FILE"
         )
     listed = [
         Change(f"{_BANDWIDTH}:{name}", f"twice the bandwidth of the {words}", "latencies stay", refusal)

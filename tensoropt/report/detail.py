@@ -116,13 +116,11 @@ def _parts_of_placed(
     computed = []
     copied_s = 0.0
     for row in rows:
-        seconds = spent.get(row.group, NOTHING)
+        took = spent.get(row.group, NOTHING)
         if row.members:
-            computed.append(
-                Computed(row.module, _kind(exploration, row), seconds.forward_s + seconds.backward_s)
-            )
+            computed.append(Computed(row.module, _kind(exploration, row), took.forward_s + took.backward_s))
         else:
-            copied_s += seconds.forward_s + seconds.backward_s
+            copied_s += took.forward_s + took.backward_s
     others = beside_groups(own, spent)
     others[COPIES] += copied_s
     return step_parts(exploration, index, computed, others, timeline)

@@ -18,9 +18,7 @@ from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recording import MemoryAt, OwnerRow, Recording
 from tensoropt.units import format_bytes, format_seconds
 
-BY_STAGE = (
-    "a pipeline's owners are given by stage and micro-batch; tensors inside a stage are not distinguished"
-)
+BY_STAGE = "a pipeline's owners are given by stage and micro-batch; tensors in a stage are not distinguished"
 
 
 @dataclass(frozen=True)

@@ -418,11 +418,7 @@ class _Sheet:
     def _commands(self) -> Html:
         folder = self.options.folder
         commands = commands_for(self.exploration, folder, self.options.rerun or folder, self.index)
-        return Html(
-            "".join(
-                f"<p>{escape(command.title)}</p><code>{escape(command.line)}</code>" for command in commands
-            )
-        )
+        return Html("".join(f"<p>{escape(c.title)}</p><code>{escape(c.line)}</code>" for c in commands))
 
     def _versions(self, print_of: str) -> list[Fact]:
         return [

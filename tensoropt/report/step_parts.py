@@ -247,12 +247,8 @@ def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], b
     Args:
         only: the parts to consider; all by default.
     """
-    considered = [part for part in parts if only is None or only(part)]
-    words = [
-        f"{part.title}, {100 * part.share:.0f} %"
-        for part in considered[:most]
-        if part.share >= _LEAST_NAMED / 2
-    ]
+    chosen = [p for p in parts if only is None or only(p)]
+    words = [f"{p.title}, {100 * p.share:.0f} %" for p in chosen[:most] if p.share >= _LEAST_NAMED / 2]
     return "; ".join(words)
 
 
@@ -363,11 +359,7 @@ def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> 
 
 def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
     """Return what a device computes beside groups' own operators, in seconds by title."""
-    seconds = {
-        COPIES: sum(group.copies_s for group in spent.values()),
-        RECOMPUTATION: 0.0,
-        OPTIMIZER_TITLE: 0.0,
-    }
+    seconds = {COPIES: sum(g.copies_s for g in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
     for event in timeline:
         if event.is_computing:
             if event.phase == _AGAIN:
@@ -391,11 +383,9 @@ class _Anchor(Protocol):
 def computed_by(spent: Mapping[str, Spent], anchor_of: Callable[[str], _Anchor]) -> list[Computed]:
     """Return what each group's operators compute, without copies."""
     computed = []
-    for name, seconds in spent.items():
+    for name, took in spent.items():
         anchor = anchor_of(name)
-        computed.append(
-            Computed(anchor.module, kind_of(anchor.target), seconds.forward_s + seconds.backward_s)
-        )
+        computed.append(Computed(anchor.module, kind_of(anchor.target), took.forward_s + took.backward_s))
     return computed
 
 

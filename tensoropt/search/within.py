@@ -252,17 +252,15 @@ class _Within:
         loose = looseness(incumbents)
         # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that
         # is close enough.
-        first, last, closest = 0, len(_CLOSENESS) - 1, None
+        first, last, best = 0, len(_CLOSENESS) - 1, None
         while first < last:
             middle = (first + last) // 2
             messages = below(pruning_target(incumbents, _CLOSENESS[middle] * loose))
             if messages.pairs(program) <= most:
-                last, closest = middle, messages
+                last, best = middle, messages
             else:
                 first = middle + 1
-        return (
-            closest if closest is not None else below(pruning_target(incumbents, _CLOSENESS[first] * loose))
-        )
+        return best if best is not None else below(pruning_target(incumbents, _CLOSENESS[first] * loose))
 
 
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:

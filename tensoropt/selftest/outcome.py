@@ -141,13 +141,8 @@ class Outcome:
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """Return the outcome that :meth:`to_dict` wrote; its inverse."""
         figures = tuple(
-            Bounded(
-                row["what"],
-                math.nan if row["value"] is None else row["value"],
-                row["bound"],
-                row["unit"],
-            )
-            for row in data["figures"]
+            Bounded(f["what"], math.nan if f["value"] is None else f["value"], f["bound"], f["unit"])
+            for f in data["figures"]
         )
         return cls(data["state"], figures, data["reason"], tuple(data["notes"]), dict(data["details"]))
 

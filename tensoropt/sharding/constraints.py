@@ -219,7 +219,7 @@ def _axes(name: str, entry: Mapping[str, Any]) -> Axes:
     axes = entry.get("axes")
     if not isinstance(axes, Mapping) or not axes:
         raise ConstraintError(
-            f"{name}: 'axes' gives the dim or the storage on each mesh axis, for example {{gpu: batch}}"
+            f"{name}: 'axes' gives the dim or storage on each mesh axis, for example {{gpu: batch}}"
         )
     return {str(axis): _texts(name, wanted, f"axes, {axis}") for axis, wanted in axes.items()}
 
@@ -296,11 +296,9 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
     notes: list[str] = []
     pins = []
     for pin in constraints.pins:
-        operators = tuple(
-            op for op in _leading(pin, pin.operators, graph) if _has_dims(pin, op, graph, notes)
-        )
-        if operators:
-            pins.append((pin, operators))
+        ops = tuple(op for op in _leading(pin, pin.operators, graph) if _has_dims(pin, op, graph, notes))
+        if ops:
+            pins.append((pin, ops))
     stored = tuple((pin, _parameters(pin, graph)) for pin in constraints.stored)
     tied = []
     batch = _batch_dims(graph) if constraints.together else {}

@@ -194,15 +194,13 @@ class Strategy:
 
     def use(self, name: str, group: Group) -> Edge:
         """Return the edge that brings a parameter to a group that uses it."""
-        to_use = self.way(name, group)
-        back = to_use.back if to_use.back != to_use.source else None
-        behind = self._behind.get((name, to_use.use)) if self._goes_behind(name, group, to_use) else None
+        route = self.way(name, group)
+        back = route.back if route.back != route.source else None
+        behind = self._behind.get((name, route.use)) if self._goes_behind(name, group, route) else None
         block = (
-            self.blocks.of[group.name]
-            if behind is not None or self._goes_ahead(name, group, to_use)
-            else None
+            self.blocks.of[group.name] if behind is not None or self._goes_ahead(name, group, route) else None
         )
-        return Edge(name, to_use.source, to_use.use, group.name, "parameter", back, block, behind)
+        return Edge(name, route.source, route.use, group.name, "parameter", back, block, behind)
 
     @cached_property
     def _behind(self) -> Mapping[tuple[str, Layout], int]:
@@ -211,9 +209,9 @@ class Strategy:
         first_blocks: dict[tuple[str, Layout], int] = {}
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
-                to_use = self.way(name, group)
-                if self._goes_behind(name, group, to_use):
-                    first_blocks.setdefault((name, to_use.use), self.blocks.of[group.name])
+                route = self.way(name, group)
+                if self._goes_behind(name, group, route):
+                    first_blocks.setdefault((name, route.use), self.blocks.of[group.name])
         return first_blocks
 
     @cached_property
@@ -275,13 +273,13 @@ class Strategy:
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
                 ways.setdefault(name, (group, self.way(name, group)))
-        for name, (group, to_use) in ways.items():
-            if to_use.unsharded:
-                ahead = self._has_neighbours(group, to_use) and to_use.copy_goes_ahead(
+        for name, (group, route) in ways.items():
+            if route.unsharded:
+                ahead = self._has_neighbours(group, route) and route.copy_goes_ahead(
                     *self._asked(name), learns=self._learns(name)
                 )
                 block = self.blocks.of[group.name] if ahead else None
-                yield Edge(name, to_use.shard, to_use.source, "", "unsharded", block=block)
+                yield Edge(name, route.shard, route.source, "", "unsharded", block=block)
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:
@@ -423,11 +421,9 @@ def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> 
     return entries
 
 
-def _per_axis(subject: str, value: Any, mesh: AxisSizes) -> Sequence[str]:
+def _per_axis(entry: str, value: Any, mesh: AxisSizes) -> Sequence[str]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(mesh):
-        raise PlanError(
-            f"{subject}: expected {len(mesh)} names, one per mesh axis, but the plan has {value!r}"
-        )
+        raise PlanError(f"{entry}: expected {len(mesh)} names, one per mesh axis, but the plan has {value!r}")
     return value
 
 
@@ -448,27 +444,27 @@ def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes
     return configuration
 
 
-def _layout(graph: GroupGraph, subject: str, name: str, names: Any, mesh: AxisSizes) -> Layout:
+def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSizes) -> Layout:
     sizes = graph.atoms.atom_sizes(name)
     try:
-        layout = tuple(placement_code(n) for n in _per_axis(f"{subject} {name}", names, mesh))
+        layout = tuple(placement_code(n) for n in _per_axis(f"{entry} {name}", names, mesh))
     except (ValueError, AttributeError) as error:
-        raise PlanError(f"{subject} {name}: {error}") from None
-    if subject != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
-        raise PlanError(f"{subject} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
+        raise PlanError(f"{entry} {name}: {error}") from None
+    if entry != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
+        raise PlanError(f"{entry} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
     if any(Storage.of((code,)).gather is not Gather.EACH_USE for code in layout[1:]):
         raise PlanError(
-            f"{subject} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
+            f"{entry} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
         )
     for code in layout:
         # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
-                f"{subject} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
+                f"{entry} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
             )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)
         if code >= 0 and parts > sizes[code]:
             raise PlanError(
-                f"{subject} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements"
+                f"{entry} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements"
             )
     return layout

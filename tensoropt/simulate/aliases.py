@@ -336,9 +336,7 @@ class NewBuffers:
                 view = self.readings.keeps(group.name, buffer, name)
                 for reader in self.schedule.readers.get(name, ()) if view.any() else ():
                     reads = self.readings.read(reader.name, name)
-                    kept = np.array([reading.kept or reading.again for reading in reads.values], dtype=bool)[
-                        reads.which
-                    ]
+                    kept = np.array([r.kept or r.again for r in reads.values], dtype=bool)[reads.which]
                     yield reader, view & kept & ~self._moved(group.name, name, reads)
 
     def _moved(self, maker: str, name: str, reads: Column) -> Flags:

@@ -112,12 +112,10 @@ class Stack:
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
         if when.what == "end" and when != FORWARD_END:
-            ends = [owner.ends[when.number] if when.number < len(owner.ends) else -1 for owner in self.owners]
+            ends = [o.ends[when.number] if when.number < len(o.ends) else -1 for o in self.owners]
             return np.array(ends, dtype=np.int64) + after
         if when not in self.positions_of:
-            self.positions_of[when] = np.array(
-                [owner.position(when) for owner in self.owners], dtype=np.int64
-            )
+            self.positions_of[when] = np.array([o.position(when) for o in self.owners], dtype=np.int64)
         return self.positions_of[when] + after
 
 

@@ -349,9 +349,7 @@ class Readings:
             looks = zip(candidates.facts(group), candidates.again(group), strict=True)
             if view:
                 return np.array([facts.lies_in_free.get(result) == short for facts, _ in looks], dtype=bool)
-            return np.array(
-                [short in facts.free_kept or recomputed for facts, recomputed in looks], dtype=bool
-            )
+            return np.array([short in facts.free_kept or rerun for facts, rerun in looks], dtype=bool)
 
         key = ("keeps", candidates.signature(group), short, result)
         return np.asarray(self.memo.once(key, needing)[self.choices[group_name]])

@@ -138,19 +138,17 @@ def _arriving(batch: Batch) -> _Arriving | None:
     if not batch.prices.training:
         return None
     numbers: dict[GradientShare | None, int] = {None: 0}
-    shares_of: dict[str, Indices] = {}
+    shares: dict[str, Indices] = {}
     for stack in batch.stacks:
         if stack.owners[0].where[0] != "parameter":
             continue
         of_used = [stack.kind.tables.shares[number] for number in stack.used.tolist()]
         if any(share is not None for share in of_used):
             table = np.array([numbers.setdefault(share, len(numbers)) for share in of_used])
-            shares_of.update(
-                (owner.where[1], table[w]) for owner, w in zip(stack.owners, stack.which, strict=True)
-            )
-    if not shares_of:
+            shares.update((o.where[1], table[w]) for o, w in zip(stack.owners, stack.which, strict=True))
+    if not shares:
         return None
-    names = [name for name in arrival_order(batch.graph) if name in shares_of]
+    names = [name for name in arrival_order(batch.graph) if name in shares]
     # users[name][0] is the first user in forward, and therefore the last to give its part of the gradient.
     users, position = batch.schedule.users, batch.schedule.position
     firsts = [users[name][0] for name in names]
@@ -162,7 +160,7 @@ def _arriving(batch: Batch) -> _Arriving | None:
             [position("optimizer", "reduce", first) for first in firsts],
         ]
     )
-    return _Arriving(positions, list(numbers), np.stack([shares_of[name] for name in names]))
+    return _Arriving(positions, list(numbers), np.stack([shares[name] for name in names]))
 
 
 _bucket_numbers = njit(cache=True, nogil=True)(bucket_numbers)

@@ -281,41 +281,39 @@ class StepSimulator:
         """Lay out collectives of several parameters, which are priced by the total that they send."""
         costs, micro = self.batch.prices.communication, self.batch.mesh[0]
         beginnings = self.batch.schedule.beginnings
-        for shared in coalesced(self.batch):
-            sizes, which = np.unique(shared.bytes, return_inverse=True)
-            of_size = [
-                costs.time_s(shared.kind, shared.axes, size) if size else 0.0 for size in sizes.tolist()
-            ]
-            seconds, sending = np.array(of_size)[which], shared.bytes > 0
+        for call in coalesced(self.batch):
+            sizes, which = np.unique(call.bytes, return_inverse=True)
+            of_size = [costs.time_s(call.kind, call.axes, size) if size else 0.0 for size in sizes.tolist()]
+            seconds, sending = np.array(of_size)[which], call.bytes > 0
             sends = _Sends(
-                shared.axes,
+                call.axes,
                 seconds,
-                shared.bytes.astype(float),
+                call.bytes.astype(float),
                 sending,
-                ahead=not shared.at_once,
-                kind=shared.kind,
-                only=shared.only,
+                ahead=not call.at_once,
+                kind=call.kind,
+                only=call.only,
             )
-            self.ahead.setdefault(shared.position, []).append(sends)
+            self.ahead.setdefault(call.position, []).append(sends)
             # The axes of collectives are numbered without that of the micro-batches.
-            shards = shared.bytes // prod(self.batch.mesh[axis + 1] for axis in shared.axes)
-            if shared.kind == "reduce_scatter" and shared.position == self.batch.schedule.last - 1:
-                copied = self.batch.prices.packs & (shared.members > 1)
-                alive = shared.bytes + shards - np.where(copied, 0, shared.staying)
+            shards = call.bytes // prod(self.batch.mesh[axis + 1] for axis in call.axes)
+            if call.kind == "reduce_scatter" and call.position == self.batch.schedule.last - 1:
+                copied = self.batch.prices.packs & (call.members > 1)
+                alive = call.bytes + shards - np.where(copied, 0, call.staying)
                 self.trailing[:, 1] += alive
-                self.trailing[:, 0] += alive * (shared.only != "last")
-            if self.batch.prices.packs and shared.kind == "reduce_scatter":
+                self.trailing[:, 0] += alive * (call.only != "last")
+            if self.batch.prices.packs and call.kind == "reduce_scatter":
                 # In addition to the gradients, which are released one after another, before there are shards.
                 # Memory that the packed ones of this moment have before them is gone by then.
                 # Packed ones are under way while gradients that stay are alive, until the next block begins.
-                staying = np.where(shared.members > 1, shared.staying, 0)
-                packed = np.where(shared.members > 1, shared.bytes - shards - staying, 0)
-                self.workspace[shared.position] = np.maximum(self.workspace[shared.position], packed)
-                arrived = min((at for at in beginnings if at > shared.position), default=shared.position + 1)
-                self.transient[shared.position] += staying
+                staying = np.where(call.members > 1, call.staying, 0)
+                packed = np.where(call.members > 1, call.bytes - shards - staying, 0)
+                self.workspace[call.position] = np.maximum(self.workspace[call.position], packed)
+                arrived = min((at for at in beginnings if at > call.position), default=call.position + 1)
+                self.transient[call.position] += staying
                 self.transient[arrived] -= staying
-            times = 1 if shared.only else micro
-            self.sources[:, SOURCES.index(costs.source(shared.kind, shared.axes))] += seconds * times
+            times = 1 if call.only else micro
+            self.sources[:, SOURCES.index(costs.source(call.kind, call.axes))] += seconds * times
 
     def _lay_out_buckets(self, issue: Reductions) -> None:
         """Lay out the buckets of gradients that are complete in some strategies."""
@@ -470,17 +468,15 @@ class StepSimulator:
         and the ``last`` one, their own and the buckets that are complete."""
         issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
-        issuing_at = {
-            at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()
-        }
+        order = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
         for at, ahead in self.ahead.items():
-            issuing_at.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in issuing)
+            order.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in issuing)
         if last:
             for at, complete in self.buckets.items():
-                before = issuing_at.get(at, [])
+                before = order.get(at, [])
                 # When a block begins, gradients arrive and complete buckets before anything else is sent.
-                issuing_at[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
-        return issuing_at
+                order[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
+        return order
 
     def _issuing(self, positions: range) -> list[int]:
         """Return the moments at which there are collectives, at which they are waited for, or after which

@@ -313,6 +313,4 @@ def predict_pipelines(
 
 def predicted(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[tuple[Strategy, Prediction]]:
     """Return strategies with their predictions from :func:`predict`."""
-    return [
-        (strategy, prediction) for (strategy, _), prediction in zip(drawn, predict(drawn, costs), strict=True)
-    ]
+    return [(strategy, p) for (strategy, _), p in zip(drawn, predict(drawn, costs), strict=True)]

@@ -157,7 +157,7 @@ class Results:
         floor: the size below which gradients are ignored.
         rounding: what mixed precision alone changes; None without mixed precision.
         ran_on: the device that it ran on.
-        second_outputs: outputs of a second call.
+        repeated: outputs of a second call.
         stepped: buffers after it.
     """
 
@@ -168,7 +168,7 @@ class Results:
     floor: float = 0.0
     rounding: Differences | None = None
     ran_on: str = "cpu"
-    second_outputs: tuple[torch.Tensor, ...] = ()
+    repeated: tuple[torch.Tensor, ...] = ()
     stepped: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -286,23 +286,16 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
     outputs, gradients = first_step(engine, moved)
     # Another call: what the first one leaves behind, it finds.
     with torch.set_grad_enabled(engine.training):
-        second_outputs = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
+        repeated = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
     stepped = {name: value.clone() for name, value in engine.buffers.items()}
     if floor is None:
         floor = (_NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
-    results = (outputs, gradients, after, buffers, second_outputs, stepped)
+    results = (outputs, gradients, after, buffers, repeated, stepped)
     results = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
-    outputs, gradients, after, buffers, second_outputs, stepped = results
+    outputs, gradients, after, buffers, repeated, stepped = results
     unsplit = Results(
-        outputs,
-        gradients,
-        after,
-        buffers,
-        floor,
-        ran_on=str(device),
-        second_outputs=second_outputs,
-        stepped=stepped,
+        outputs, gradients, after, buffers, floor, ran_on=str(device), repeated=repeated, stepped=stepped
     )
     return replace(unsplit, rounding=_rounding(loaded.spec, seed, unsplit)) if narrow else unsplit
 
@@ -386,7 +379,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
                     calls.append(pytree.tree_leaves(own(*args, **kwargs)))
         first, second = ([v for v in call if isinstance(v, torch.Tensor)] for call in calls)
         buffer = _worst_buffer(loaded, ref, own)
-        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.second_outputs, second))
+        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.repeated, second))
         differences = Differences(apart, buffer=buffer.size)
         return ModuleFindings(differences, ref.not_finite, worst_buffer=buffer.name)
     losses, gradients = _own_step(own, model, args, kwargs)
@@ -444,7 +437,7 @@ def _compared(
             apart[str(tensor.key)] = difference(actual, wanted.to(actual.device), floor=floor)
     most = worst(apart)
     buffer = _worst_buffer(loaded, ref, own)
-    pairs = zip((ref.outputs, ref.second_outputs), losses, strict=True)
+    pairs = zip((ref.outputs, ref.repeated), losses, strict=True)
     loss = max(outputs_difference(graph, [module]) for graph, module in pairs)
     differences = Differences(loss, most.size, buffer=buffer.size)
     return ModuleFindings(differences, ref.not_finite, most.name, worst_buffer=buffer.name)

@@ -181,10 +181,8 @@ def _backward(
     wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
     if not pairs or not wanted:
         return []
-    gradients_of = torch.autograd.grad(
-        [m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
-    )
-    return [torch.zeros_like(w) if g is None else g for g, w in zip(gradients_of, wanted, strict=True)]
+    grads = torch.autograd.grad([m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
 
 def _alike(actual: torch.Tensor, wanted: torch.Tensor) -> bool:

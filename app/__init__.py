@@ -1,8 +1,7 @@
-"""The dashboard, which shows frontiers, the selected point, the reasons for its costs, and its plan to take
-along.
+"""The dashboard: frontiers, the selected point, the reasons for its costs, and its plan as files.
 
-The folder is ``app``; it is installed as ``tensoropt_app``, so imports inside it are relative. It builds on
-:mod:`tensoropt`, and nothing there knows about it.
+The folder is ``app``, installed as ``tensoropt_app``; imports inside it are therefore relative. It builds on
+:mod:`tensoropt`, which does not depend on it.
 """
 
 from __future__ import annotations

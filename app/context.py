@@ -1,4 +1,4 @@
-"""The facts that every page's callbacks share: explorations, jobs and remembered results."""
+"""The state that every page's callbacks share: explorations, jobs and remembered results."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ class Context:
     def frontier(self, view: View) -> FrontierData | None:
         """Return the view's frontier as arrays; None if the view names no exploration that can be read."""
         try:
-            found = self.exploration(view)
+            exploration = self.exploration(view)
         except TensorOptError:
             return None
-        if found is None or not found.points:
+        if exploration is None or not exploration.points:
             return None
         # The exploration is part of the value, so its id cannot be reused while the value is remembered.
         return self.frontiers.get(
-            id(found), lambda: FrontierData.of(found, self.library.model_name(found.model.source))
+            id(exploration),
+            lambda: FrontierData.of(exploration, self.library.model_name(exploration.model.source)),
         )
 
     def detail(self, data: FrontierData, point: int) -> Any:
@@ -67,9 +68,9 @@ class Context:
         Raises:
             TensorOptError: the exploration does not hold what that needs; the message says so.
         """
-        found = data.exploration
+        shown = data.exploration
         # The exploration is part of the value here, too.
-        return self.details.get((id(found), point), lambda: (found, detail(found, point)))[1]
+        return self.details.get((id(shown), point), lambda: (shown, detail(shown, point)))[1]
 
     def detail_or_why(self, data: FrontierData, point: int) -> tuple[Any, str]:
         """Return (everything about one point, "") or (None, why there is nothing)."""

@@ -1,6 +1,7 @@
-"""Files that a page offers, made on demand from an exploration of the library; no path comes from outside.
+"""Downloads that a page offers, made on demand from an exploration of the library; no path comes from
+outside.
 
-The frontier as a single HTML file for people without a server: plot and table, nothing fetched.
+The standalone page: a frontier as a single HTML file (plot and table) that fetches nothing.
 """
 
 from __future__ import annotations
@@ -75,23 +76,23 @@ def _joined(tag: str, texts: Iterable[object]) -> Html:
     return Html("".join(tag + escape(str(text)) for text in texts))
 
 
-def address(key: str, what: str, point: int | None, view: View | None = None) -> str:
+def address(key: str, name: str, point: int | None, view: View | None = None) -> str:
     """Return the address of a file of an exploration; with a view, the address also has its limits and its
     money settings."""
-    found = f"/download/{quote(key, safe='')}/{what}?point={(point or 0) + 1}"
+    path = f"/download/{quote(key, safe='')}/{name}?point={(point or 0) + 1}"
     if view is None:
-        return found
+        return path
     limits = View(
         budget_bytes=view.budget_bytes, headroom=view.headroom, price=view.price, prices=view.prices,
         currency=view.currency, amount=view.amount,
     ).to_query()  # fmt: skip
-    return f"{found}&{limits}" if limits else found
+    return f"{path}&{limits}" if limits else path
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The inputs of a file; ``model``: what people call the model; ``view``: limits and price; ``folder``:
-    what commands call the exploration's folder."""
+class _Query:
+    """The input of a download; ``model``: people's name for the model; ``view``: limits and price;
+    ``folder``: the exploration's folder in commands."""
 
     exploration: Exploration
     model: str
@@ -101,15 +102,15 @@ class _Asked:
     folder: str
 
 
-def _plan(asked: _Asked) -> str:
-    return asked.exploration.plan(asked.point).to_json()
+def _plan(query: _Query) -> str:
+    return query.exploration.plan(query.point).to_json()
 
 
-def _written(write: Callable[[Exploration, Path], None]) -> Callable[[_Asked], str]:
-    def make(asked: _Asked) -> str:
+def _written(write: Callable[[Exploration, Path], None]) -> Callable[[_Query], str]:
+    def make(query: _Query) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "file.csv"
-            write(asked.exploration, path)
+            write(query.exploration, path)
             # CSV has its own line ends, which must not be translated.
             with open(path, encoding="utf-8", newline="") as file:
                 return file.read()
@@ -117,45 +118,45 @@ def _written(write: Callable[[Exploration, Path], None]) -> Callable[[_Asked], s
     return make
 
 
-def _page(asked: _Asked) -> str:
-    return _standalone(FrontierData.of(asked.exploration, asked.model), asked.point, asked.verified)
+def _page(query: _Query) -> str:
+    return _standalone(FrontierData.of(query.exploration, query.model), query.point, query.verified)
 
 
-def _sheet(asked: _Asked) -> str:
-    view = asked.view
+def _sheet(query: _Query) -> str:
+    view = query.view
     try:
-        known = detail(asked.exploration, asked.point)
+        point_detail = detail(query.exploration, query.point)
     except TensorOptError:
-        known = None  # the sheet leaves out what only the saved costs say
+        point_detail = None  # the sheet leaves out what only the saved costs say
     options = SheetOptions(
-        model=asked.model,
-        folder=asked.folder,
+        model=query.model,
+        folder=query.folder,
         memory_bytes=view.budget_bytes,
         headroom=view.headroom,
         tariff=tariff_of(view),
         amount=amount_in(view),
-        verified=asked.verified,
-        detail=known,
+        verified=query.verified,
+        detail=point_detail,
     )
-    return decision_sheet(asked.exploration, asked.point, options)
+    return decision_sheet(query.exploration, query.point, options)
 
 
-def _trace(asked: _Asked) -> str:
-    return json.dumps(detail(asked.exploration, asked.point).trace())
+def _trace(query: _Query) -> str:
+    return json.dumps(detail(query.exploration, query.point).trace())
 
 
-def _cluster(asked: _Asked) -> str:
-    return json.dumps(dict(asked.exploration.cluster), indent=1) + "\n"
+def _cluster(query: _Query) -> str:
+    return json.dumps(dict(query.exploration.cluster), indent=1) + "\n"
 
 
-def _constraints(asked: _Asked) -> str:
-    found = asked.exploration.settings.get("constraints")
-    if not found:
+def _constraints(query: _Query) -> str:
+    constraints = query.exploration.settings.get("constraints")
+    if not constraints:
         raise TensorOptError("this exploration was made without constraints")
-    return json.dumps(found, indent=1) + "\n"
+    return json.dumps(constraints, indent=1) + "\n"
 
 
-_MAKERS: dict[str, tuple[str, Callable[[_Asked], str]]] = {
+_MAKERS: dict[str, tuple[str, Callable[[_Query], str]]] = {
     "plan.json": ("application/json", _plan),
     "frontier.csv": ("text/csv", _written(write_frontier_csv)),
     "strategies.csv": ("text/csv", _written(write_strategies_csv)),
@@ -169,30 +170,31 @@ _MAKERS: dict[str, tuple[str, Callable[[_Asked], str]]] = {
 
 
 def register(app: Dash, context: Context) -> None:
-    """Add the route; unknown names and points are 404, what cannot be made is 409 with the reason."""
+    """Add the route: unknown names and points give 404, downloads that cannot be made give 409 with the
+    reason."""
 
-    @app.server.get("/download/<key>/<what>")
-    def download(key: str, what: str) -> Response:
+    @app.server.get("/download/<key>/<name>")
+    def download(key: str, name: str) -> Response:
         point = request.args.get("point", "1")
-        if what not in _MAKERS or not re.fullmatch(r"[0-9]{1,9}", point):
+        if name not in _MAKERS or not re.fullmatch(r"[0-9]{1,9}", point):
             return _words(404, "there is no such file")
         try:
-            found = context.library.load(key)
+            exploration = context.library.load(key)
         except TensorOptError as error:
             return _words(404, str(error))
-        if not 1 <= int(point) <= len(found.all_points):
-            count = len(found.points)
+        if not 1 <= int(point) <= len(exploration.all_points):
+            count = len(exploration.points)
             return _words(404, f"there is no point {int(point)}; this exploration has {count}")
-        media, make = _MAKERS[what]
+        media, make = _MAKERS[name]
         try:
-            model = context.library.model_name(found.model.source)
+            model = context.library.model_name(exploration.model.source)
             view = View.from_query(request.query_string.decode("ascii", "replace"))
             folder = command_folder(context.library.entry(key))
             verified = context.library.verified(key)
-            text = make(_Asked(found, model, int(point) - 1, verified, view, folder))
+            text = make(_Query(exploration, model, int(point) - 1, verified, view, folder))
         except TensorOptError as error:
             return _words(409, str(error))
-        headers = {"Content-Disposition": f'attachment; filename="{what}"'}
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(text, mimetype=media, headers=headers)
 
 

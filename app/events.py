@@ -20,7 +20,7 @@ from .views.frontier import FrontierData
 
 
 class NotUnderstoodError(TensorOptError):
-    """The text in a field is not of the kind that the field is for."""
+    """The text in a field is not of the kind that the field takes."""
 
 
 _SLIDER_STEPS = 400
@@ -97,13 +97,13 @@ def _beyond(old: float | None, limits: tuple[float, float, float], factor: float
     )
 
 
-def _typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
+def _typed_limit(text: Any, data: FrontierData, kind: str) -> float | None:
     """Return the bytes or seconds in a text field; a bare number is in the unit shown; empty for no limit.
 
     Raises:
         NotUnderstoodError: the message says what would be understood.
     """
-    unit = data.units.memory if what == "memory" else data.units.time
+    unit = data.units.memory if kind == "memory" else data.units.time
     words = str(text or "").strip()
     if not words or words.lower() in ("none", "no limit"):
         return None
@@ -111,13 +111,13 @@ def _typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
         value = float(words) * unit.factor
     except ValueError:
         try:
-            value = parse_bytes(words) if what == "memory" else parse_seconds(words)
+            value = parse_bytes(words) if kind == "memory" else parse_seconds(words)
         except TensorOptError as error:
             raise NotUnderstoodError(
                 f"write a number and a unit, for example {unit.text(unit.factor * 10)}"
             ) from error
     if not 0 < value < float("inf"):
-        raise NotUnderstoodError("a limit is more than nothing; leave the field empty for no limit")
+        raise NotUnderstoodError("a limit is above 0; leave the field empty for no limit")
     return value
 
 
@@ -131,14 +131,14 @@ def on_target_text(view: View, data: FrontierData, value: Any) -> View:
     return _typed(view, data, value, "time")
 
 
-def _typed(view: View, data: FrontierData, value: Any, what: str) -> View:
-    wanted = _typed_limit(value, data, what)
-    old = view.budget_bytes if what == "memory" else view.target_s
-    unit = data.units.memory if what == "memory" else data.units.time
+def _typed(view: View, data: FrontierData, value: Any, kind: str) -> View:
+    wanted = _typed_limit(value, data, kind)
+    old = view.budget_bytes if kind == "memory" else view.target_s
+    unit = data.units.memory if kind == "memory" else data.units.time
     # Leaving the field without a change gives its own rounded text back.
     if wanted == old or (wanted and old and unit.text(wanted) == unit.text(old)):
         return view
-    change = state.set_budget if what == "memory" else state.set_target
+    change = state.set_budget if kind == "memory" else state.set_target
     return change(view, data, wanted)
 
 
@@ -203,10 +203,10 @@ def on_word(view: View, data: FrontierData, word: Any) -> View:
 
 
 def on_share(view: View, data: FrontierData, value: Any) -> View:
-    """Return the view with a headroom in percent; an empty field means the usual one.
+    """Return the view with a headroom in percent; an empty field means the default one.
 
     Raises:
-        NotUnderstoodError: it is no number, or out of bounds.
+        NotUnderstoodError: it is not a number, or out of bounds.
     """
     share = _typed_number(value, "headroom")
     if share is None:
@@ -220,7 +220,7 @@ def on_price(view: View, data: FrontierData, value: Any) -> View:
     """Return the view with a price of a device-hour; an empty field means an unknown one.
 
     Raises:
-        NotUnderstoodError: it is no number, or out of bounds.
+        NotUnderstoodError: it is not a number, or out of bounds.
     """
     try:
         return replace(view, price=price_from(value))
@@ -228,9 +228,9 @@ def on_price(view: View, data: FrontierData, value: Any) -> View:
         raise NotUnderstoodError(str(error)) from error
 
 
-def _typed_number(value: Any, what: str) -> float | None:
+def _typed_number(value: Any, name: str) -> float | None:
     try:
-        return number(value, what)
+        return number(value, name)
     except RequestError as error:
         raise NotUnderstoodError(str(error)) from error
 
@@ -303,7 +303,7 @@ def _on_most_cost(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the most money was typed on the page of clusters."""
     cost = _typed_number(value, "the cost")
     if cost is not None and cost <= 0:
-        raise NotUnderstoodError("more than nothing; empty for no limit")
+        raise NotUnderstoodError("above 0; empty for no limit")
     return replace(view, within_cost=cost)
 
 

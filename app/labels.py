@@ -1,4 +1,5 @@
-"""Names, tags and colours that people give to runs, kept in one file beside the jobs, never in their folders.
+"""Names, tags and colours that people give to runs, kept in one file next to the jobs, never in their
+folders.
 
 Every change reads the file anew under a lock and changes one field, so that two browsers, or two dashboards,
 do not undo each other's changes. A file that cannot be read is set aside under another name and reported.
@@ -76,10 +77,10 @@ class Labels:
                 f"a name has at most {NAME} characters, this one has {len(name)}; it is not changed"
             )
         with self._changing(identity) as run:
-            known = _label(run).name
+            current = _label(run).name
             _set(run, "name", name)
-        if before is not None and known not in (_plain(before), name, ""):
-            return f"It was meanwhile called “{known}” elsewhere; it is “{name}” now."
+        if before is not None and current not in (_plain(before), name, ""):
+            return f"It was meanwhile called “{current}” elsewhere; it is “{name}” now."
         return ""
 
     def retag(self, identity: str, text: str, before: str | None = None) -> tuple[str, ...]:
@@ -92,12 +93,12 @@ class Labels:
             LabelError: one is too long, or they are too many.
             TensorOptError: they cannot be written down.
         """
-        wanted, known = _tags_of(text), _tags_of(before or "")
+        wanted, earlier = _tags_of(text), _tags_of(before or "")
         with self._changing(identity) as run:
-            have = _label(run).tags if before is not None else known
-            gone = set(known) - set(wanted)
+            have = _label(run).tags if before is not None else earlier
+            gone = set(earlier) - set(wanted)
             tags = tuple(dict.fromkeys((*(t for t in have if t not in gone), *wanted)))
-            if not set(have) - set(known):
+            if not set(have) - set(earlier):
                 tags = wanted  # in the order in which they were typed
             if len(tags) > _TAGS:
                 raise LabelError(f"at most {_TAGS} tags, these are {len(tags)}; they are not changed")
@@ -231,13 +232,13 @@ def _tags_of(text: str) -> tuple[str, ...]:
     Raises:
         LabelError: one is too long.
     """
-    found = tuple(dict.fromkeys(tag for part in text.split(",") if (tag := _plain(part))))
-    for tag in found:
+    tags = tuple(dict.fromkeys(tag for part in text.split(",") if (tag := _plain(part))))
+    for tag in tags:
         if len(tag) > _TAG:
             raise LabelError(
                 f"a tag has at most {_TAG} characters, “{tag[:20]}…” has {len(tag)}; commas separate tags"
             )
-    return found
+    return tags
 
 
 def _plain(text: str) -> str:

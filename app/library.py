@@ -1,12 +1,11 @@
-"""The explorations a page may ask for, by name: the ready-made ones, an opened folder, finished jobs.
+"""The explorations that a page may request, by key: the ready-made ones, an opened folder, finished jobs.
 
 A page names an exploration only by its key. Keys are looked up here and never become a path, so nothing
-outside the folders that were found can be opened from the web.
+outside these folders can be opened from the web.
 
-What the dashboard knows of every exploration without opening it: read once, and again when a file changes.
-
-Opening an exploration makes objects of all its points; what lists and tables over all explorations need is a
-hundredth of that. An exploration that cannot be read is known by its fault, and never stands in others' way.
+The index: what the dashboard knows of every exploration without opening it, read once, and again when a file
+changes. Opening an exploration makes objects of all its points; lists and tables of all explorations need a
+hundredth of that. An exploration that cannot be read is listed with its fault and does not affect others.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from .recent import Recent
 
 _MOST = 10_000
 """The most heads and costs that are remembered; reading one takes about a millisecond."""
-Found = TypeVar("Found")
+Indexed = TypeVar("Indexed")
 
 
 @dataclass(frozen=True)
 class Head:
-    """What an exploration is of; ``fault``: why it cannot be read, "" where it can.
+    """The description of an exploration; ``fault``: why it cannot be read, "" if it can.
 
     Attributes:
-        source: the model, as ``explore`` was given it.
+        source: the model, as given to ``explore``.
         cluster: its name.
-        step: what explorations must share to be compared, as :func:`same_step` has it.
-        kind: of the devices with the least memory.
-        price: money per device-hour, None where unknown.
-        kinds: of devices of its cluster, with what a tariff asks of them.
-        settings: what tells two explorations of one model apart, as pairs of name and words.
-        batch: samples of a step; None where unknown.
-        devices: of the cluster.
-        capacity_bytes: memory of the devices with the least of it.
+        step: a key that comparable explorations share (:func:`same_step`).
+        kind: the kind of the devices with the least memory.
+        price: the price of a device-hour; None if unknown.
+        kinds: the kinds of its cluster's devices, with the fields that a tariff needs.
+        settings: what distinguishes two explorations of one model, as pairs of name and words.
+        batch: samples per step; None if unknown.
+        devices: the number of the cluster's devices.
+        capacity_bytes: the memory of the devices with the least of it.
     """
 
     source: str = ""
@@ -70,31 +69,31 @@ class _Index:
         self._recent = Recent(size=_MOST)
 
     def head(self, folder: Path) -> Head:
-        """What an exploration is of; its fault where that cannot be read."""
+        """Return the head of an exploration; with its fault if it cannot be read."""
         return self._once("head", folder, _head, lambda fault: Head(fault=fault))
 
     def costs(self, folder: Path) -> Costs:
-        """What the points of an exploration cost; none where they cannot be read."""
+        """Return the costs of an exploration's points; none if they cannot be read."""
         return self._once("costs", folder, read_costs, lambda _: Costs(*[np.array([])] * 3))
 
     def _once(
-        self, what: str, folder: Path, read: Callable[[Path], Found], fault: Callable[[str], Found]
-    ) -> Found:
+        self, kind: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
+    ) -> Indexed:
         file = folder / DESCRIBED
         try:
             state = file.stat()
         except OSError as error:
             return fault(f"{file} is gone ({error.strerror})")
 
-        def make() -> Found:
+        def make() -> Indexed:
             try:
                 return read(folder)
             # Any damage may surface as any error, and must not reach what other explorations show.
             except Exception as error:
                 return fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
 
-        found: Found = self._recent.get((what, folder, state.st_mtime_ns, state.st_size), make)
-        return found
+        value: Indexed = self._recent.get((kind, folder, state.st_mtime_ns, state.st_size), make)
+        return value
 
 
 def _head(folder: Path) -> Head:
@@ -125,7 +124,8 @@ def _head(folder: Path) -> Head:
 
 
 def _batch(model: dict[str, Any]) -> int | None:
-    """What was asked for, else the first size of the first tensor that the model was called with."""
+    """Return the requested batch, otherwise the first size of the first tensor that the model was called
+    with."""
     if model.get("batch"):
         return int(model["batch"])
     call = model.get("call") or {}
@@ -136,14 +136,15 @@ def _batch(model: dict[str, Any]) -> int | None:
 
 
 def _compared(data: dict[str, Any]) -> str:
-    """The planners that ran beside it."""
+    """Return the planners that ran on it, in words."""
     names = dict.fromkeys(row["planner"] for row in data["comparison"])
     return ", ".join(name for name in names if name != "frontier")
 
 
 READY_MADE = Path(__file__).parent / "data"
 CACHED = 8
-"""Explorations kept in memory: of a frontier of 20,000 points all that was looked at are 100 MiB."""
+"""The number of explorations kept in memory: one with 20,000 points, once looked at in full, takes
+100 MiB."""
 
 
 @dataclass(frozen=True)
@@ -230,13 +231,13 @@ class Library:
         elsewhere = {folder.resolve() for chain in shown.values() for folder in chain}
         key_of = {entry.folder.resolve(): entry.key for entry in jobs}
 
-        def told(entry: Entry) -> Entry:
+        def with_newer(entry: Entry) -> Entry:
             if not (chain := shown[entry]):
                 return entry
-            known = [key_of[folder.resolve()] for folder in chain if folder.resolve() in key_of]
-            return replace(entry, newer=chain[-1], also=tuple(known))
+            keys = [key_of[folder.resolve()] for folder in chain if folder.resolve() in key_of]
+            return replace(entry, newer=chain[-1], also=tuple(keys))
 
-        return tuple(told(e) for e in order if e.folder.resolve() not in elsewhere)
+        return tuple(with_newer(e) for e in order if e.folder.resolve() not in elsewhere)
 
     def entry(self, key: str) -> Entry:
         """Return the entry called ``key``, or the one that shows it in its place.
@@ -268,13 +269,13 @@ class Library:
         """Return the explorations of the same step that have points, in the library's order, with their
         curves; none of them is opened."""
         step = self.head_of(self.entry(key)).step
-        found = {}
+        curves = {}
         for entry in self.entries():
             head = self.head_of(entry)
             if head.step == step and head.kinds and len((costs := self.costs_of(entry)).memory):
                 count = int(costs.devices[0])
-                found[entry] = ClusterCurve(head.cluster, head.kinds, count, costs.memory, costs.time)
-        return found
+                curves[entry] = ClusterCurve(head.cluster, head.kinds, count, costs.memory, costs.time)
+        return curves
 
     def model_name(self, source: str) -> str:
         """Return what people call a model: its upload's or the zoo's name, or the last part of its file's."""
@@ -288,7 +289,7 @@ class Library:
         """
         entry = self.entry(key)
         folders = dict.fromkeys((entry.shown, entry.folder))
-        return tuple(one for folder in folders for one in load_verified(folder))
+        return tuple(run for folder in folders for run in load_verified(folder))
 
     def load(self, key: str) -> Exploration:
         """Return the exploration called ``key``.
@@ -304,32 +305,32 @@ class Library:
             raise UnknownExplorationError(
                 f"the files of '{key}' are gone; pick another exploration"
             ) from error
-        found: Exploration = self._recent.get(
+        exploration: Exploration = self._recent.get(
             (folder, stamp), lambda: _checked(load_exploration(folder), folder)
         )
-        return found
+        return exploration
 
 
-def _chain(folder: Path, beside: Mapping[Path, Path]) -> list[Path]:
+def _chain(folder: Path, newer_of: Mapping[Path, Path]) -> list[Path]:
     """Return the folders that are shown in a folder's place, each in that of the previous one."""
-    found: list[Path] = []
-    while (newer := beside.get(folder.resolve())) is not None and newer not in found:
-        found.append(newer)
+    folders: list[Path] = []
+    while (newer := newer_of.get(folder.resolve())) is not None and newer not in folders:
+        folders.append(newer)
         folder = newer
-    return found
+    return folders
 
 
-def _checked(found: Exploration, folder: Path) -> Exploration:
+def _checked(exploration: Exploration, folder: Path) -> Exploration:
     """Return the exploration, if its pages can be drawn; raise :class:`TensorOptError` otherwise."""
     try:
-        str(found.cluster["name"]), len(found.cluster["devices"])
-        if min(float(kind["memory_bytes"]) for kind in found.cluster["kinds"]) <= 0:
+        str(exploration.cluster["name"]), len(exploration.cluster["devices"])
+        if min(float(kind["memory_bytes"]) for kind in exploration.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
-        spaces = found.all_points.column("space")
-        if not ((spaces >= 0) & (spaces < len(found.spaces))).all():
+        spaces = exploration.all_points.column("space")
+        if not ((spaces >= 0) & (spaces < len(exploration.spaces))).all():
             raise ValueError("a point of no space")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(
             f"{folder.name} is damaged ({type(error).__name__}: {error}); explore again"
         ) from error
-    return found
+    return exploration

@@ -49,9 +49,9 @@ class MeasuredFiles:
         if not content:
             raise UploadError(f"'{label}' is empty; give {KINDS}")
         limits = {"most_bytes": MOST_UNPACKED, "most_opcodes": MOST_OPCODES}
-        found = parse_observation(label, content, **limits)
+        observation = parse_observation(label, content, **limits)
         token = secrets.token_hex(8)
-        self._recent.get(token, lambda: (label, found))
+        self._recent.get(token, lambda: (label, observation))
         return token
 
     def get(self, token: object) -> tuple[str, Observation]:
@@ -60,8 +60,8 @@ class MeasuredFiles:
         Raises:
             TensorOptError: it is no longer kept.
         """
-        found: tuple[str, Observation] = self._recent.get(str(token), _gone)
-        return found
+        kept: tuple[str, Observation] = self._recent.get(str(token), _gone)
+        return kept
 
     def remove(self, token: object) -> None:
         """Forget a file."""
@@ -70,6 +70,6 @@ class MeasuredFiles:
 
 def _gone() -> NoReturn:
     raise TensorOptError(
-        "the measured file is not kept any more (the server was started anew, or others came after it); "
+        "the measured file is not kept any more (the server was restarted, or newer files replaced it); "
         "upload it again"
     )

@@ -1,4 +1,4 @@
-"""Values remembered in memory: the last few that were used."""
+"""A memory of the last few values that were used."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Who may ask the server what, and how its answers are delivered.
+"""The rules of who may request what from the server, and the delivery of its answers.
 
 There is no login. The server listens only on this machine unless told otherwise, answers only under the names
 it was started for (so that a web site cannot reach it by pointing its own name here), accepts changes only
 from its own pages, and refuses what is not a callback of this application before Dash sees it.
 
-Answers are compressed if the browser accepts that, and cached by it as long as they can't change.
-
-Dash's own way to do this is Flask-Compress, which compresses a script again for every request and brings
-two more codecs along; gzip of the standard library is enough, here and through a tunnel to another machine.
+Answers are compressed if the browser accepts that, and cached by it as long as they cannot change. Dash's own
+way is Flask-Compress, which compresses a script again for every request and adds two more codecs; gzip of the
+standard library suffices, here and through a tunnel to another machine.
 """
 
 from __future__ import annotations
@@ -123,7 +122,8 @@ LATER = (
     f"{SUITES}dash_ag_grid/async-community.js",
     f"{SUITES}dash/dcc/async-graph.js",
 )
-"""What components load once they are drawn. The first page needs all of it, so it is requested at once."""
+"""Scripts that components load once they are drawn. The first page needs all of them, so they are requested
+at once."""
 
 
 class Page(Dash):
@@ -189,7 +189,7 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["MAX_FORM_MEMORY_SIZE"] = MAX_REQUEST_BYTES
-    known = _known_outputs(app)
+    outputs = _known_outputs(app)
 
     @server.before_request
     def check() -> Response | None:
@@ -208,7 +208,7 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
             return _refused(413, f"the request is larger than {MAX_REQUEST_BYTES // 2**20} MiB")
         if request.path == UPDATE:
             # Cached, as Dash reads the body again.
-            fault = _callback_fault(request.get_data(cache=True), known)
+            fault = _callback_fault(request.get_data(cache=True), outputs)
             return _refused(400, fault) if fault else None
         return None
 
@@ -246,7 +246,7 @@ def _refused(status: int, why: str) -> Response:
     return Response(json.dumps({"error": why}) + "\n", status=status, mimetype="application/json")
 
 
-def _callback_fault(body: bytes, known: Any) -> str:
+def _callback_fault(body: bytes, callbacks: Any) -> str:
     """Say what is wrong with the body of a callback request; "" for nothing."""
     try:
         data = json.loads(body)
@@ -256,13 +256,13 @@ def _callback_fault(body: bytes, known: Any) -> str:
     if not isinstance(data, dict):
         return "the body is not an object"
     output = data.get("output")
-    if not isinstance(output, str) or output not in known:
+    if not isinstance(output, str) or output not in callbacks:
         return "there is no such callback"
     for part in ("inputs", "state"):
         listed = data.get(part, [])
         if not isinstance(listed, list) or not all(_is_dependency(item) for item in listed):
             return f"{part} is not a list of properties"
-    expected = known[output]
+    expected = callbacks[output]
     for part in ("inputs", "state"):
         want = [(dep["id"], dep["property"]) for dep in expected[part]]
         have = [(item["id"], item["property"]) for item in data.get(part, []) if not isinstance(item, list)]

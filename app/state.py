@@ -102,14 +102,14 @@ class View:
         left out."""
         # Bounds are assumptions, far above what the page itself writes: a URL may come from anywhere.
         pairs = dict(parse_qsl(query.lstrip("?")[:4096], max_num_fields=64)) if query else {}
-        found = {}
+        values = {}
         for name, key in _IN_URL.items():
             if key in pairs:
-                found[name] = _clean(name, pairs[key])
-                if name in ("point", "other") and found[name] is not None:
+                values[name] = _clean(name, pairs[key])
+                if name in ("point", "other") and values[name] is not None:
                     # People count from 1, and there is no point 0.
-                    found[name] = found[name] - 1 if found[name] else None
-        return cls(**found)
+                    values[name] = values[name] - 1 if values[name] else None
+        return cls(**values)
 
 
 _IN_URL = {
@@ -173,10 +173,10 @@ def _parsed(parse: Any, value: Any) -> float | None:
     if value is None or isinstance(value, bool):
         return None
     try:
-        found = float(value) if isinstance(value, (int, float)) else float(parse(str(value)))
+        number = float(value) if isinstance(value, (int, float)) else float(parse(str(value)))
     except (TensorOptError, ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
 def _positive(value: float | None) -> float | None:

@@ -1,6 +1,6 @@
 """TensorOpt: a multi-objective cost-frontier explorer for distributed training.
 
-``import tensoropt`` is light; what a name needs is imported when the name is first used.
+``import tensoropt`` is light: a name's module is imported when the name is first used.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public names; submodules are left out, as they are imported by their own."""
+    """Return the public names; submodules are left out, because they are imported by their own names."""
     return sorted(__all__)
 
 

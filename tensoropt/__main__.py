@@ -1,4 +1,4 @@
-"""``python -m tensoropt`` is the ``tensoropt`` command."""
+"""The entry point of ``python -m tensoropt``, which is the ``tensoropt`` command."""
 
 import sys
 

@@ -1,9 +1,9 @@
 """The whole pipeline on one page: model + cluster -> frontier.
 
-capture -> atoms and groups -> cost tables -> search -> simulation -> pipelines and quick planners
--> points that no other beats
+capture -> atoms and groups -> cost tables -> search -> simulation -> pipelines and quick planners -> points
+that no other point beats
 
-What a stage does is in :mod:`tensoropt.session`; here is the order in which they run.
+This module has the order of the stages; :mod:`tensoropt.session` has the stages themselves.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ def explore(
     keep: bool = False,
     **chosen: Any,
 ) -> Exploration:
-    """The cost frontier of one step of ``model(*args, **kwargs)`` on a cluster.
+    """Return the cost frontier of one step of ``model(*args, **kwargs)`` on a cluster.
 
     Args:
-        model: any module ``torch.export`` accepts, on the meta device for big models; or what
-            :func:`tensoropt.load_model` gave, which brings its example inputs, source and seed.
+        model: any module that ``torch.export`` accepts, on the meta device for big models; or the result of
+            :func:`tensoropt.load_model`, which includes its example inputs, source and seed.
         args, kwargs: example inputs at the global batch size.
         cluster: ``local``, ``local:N``, ``cpu:N``, a preset, a file, or a :class:`Cluster`. CPU ranks and the
             GPUs of this machine are measured; anything else is priced from data sheets.
-        loss: maps the output to a scalar, where the model returns none.
-        settings: everything else that can be chosen, see :class:`Settings`.
-        store: profile store; the user's own by default.
+        loss: maps the output to a scalar, if the model does not return one.
+        settings: all other choices, see :class:`Settings`.
+        store: the profile store; by default the user's own.
         progress: called with (stage, done, total, what).
-        source, seed: where the model comes from, for plans that are run without a script.
-        planners: published methods to run on the same tables, by name, or ``all``; their points and a row
-            each are in ``others`` and ``comparison``.
-        limits: memory per device they are given, bytes; None for all trade-offs they know.
-        keep: keep the exploration in the profile store, and return one that was kept, with a note, where
-            nothing has changed that decides its points: the operators, the cluster, the settings, what the
-            store knows, this package. Explorations with planners are not kept, their tables and frontiers of
-            single spaces are.
-        chosen: fields of :class:`Settings` one by one, instead of ``settings``, such as ``mode`` or
-            ``epsilon``.
+        source, seed: the origin of the model, for plans that are run without a script.
+        planners: published methods to run on the same tables, by name, or ``all``; their points are in
+            ``others``, and ``comparison`` has a row for each.
+        limits: memory limits of the planners, in bytes per device; None for all trade-offs they know.
+        keep: keep the exploration in the profile store, and return a kept one, with a note, if nothing that
+            determines its points has changed: the operators, the cluster, the settings, the contents of the
+            store, this package. Explorations with planners are not kept, but their tables and the frontiers
+            of single spaces are.
+        chosen: single fields of :class:`Settings`, such as ``mode`` or ``epsilon``, instead of ``settings``.
 
     Raises:
-        CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
+        CaptureError, ClusterError, TensorOptError: the input cannot be used; the message has the rule, the
+            values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
     settings = settings_of(settings, chosen)
@@ -97,8 +97,8 @@ def explore(
         captured, problem = _prepared(session, loaded, loss)
     info = _model_info(session, captured, loaded)
     with failures_named(name, captured.graph):
-        found = _explored(session, info, lambda: problem, loaded.notes, entries, limits)
-    return replace(found, captured=captured)
+        exploration = _explored(session, info, lambda: problem, loaded.notes, entries, limits)
+    return replace(exploration, captured=captured)
 
 
 def explore_graph(
@@ -113,17 +113,18 @@ def explore_graph(
     notes: Sequence[str] = (),
     **chosen: Any,
 ) -> Exploration:
-    """The cost frontier of an operator graph that was captured before, without the model.
+    """Return the cost frontier of a captured operator graph; the model is not needed.
 
     Args:
-        graph: captured in the mode and the dtype that the settings ask for.
-        model: what plans say of the model.
+        graph: captured in the mode and the dtype of the settings.
+        model: the description of the model for plans.
         cluster, settings, store, progress, chosen: as in :func:`explore`.
         keep: as in :func:`explore`.
-        notes: what the import of the model had to say.
+        notes: the notes of the model's import.
 
     Raises:
-        ClusterError, TensorOptError: with the rule, the values and the remedy.
+        ClusterError, TensorOptError: the input cannot be used; the message has the rule, the values and the
+            remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
     settings = settings_of(settings, chosen)
@@ -141,25 +142,25 @@ def answer(
     question: Question,
     cluster: Cluster,
     settings: Settings,
-    known: Exploration | None = None,
+    sibling: Exploration | None = None,
     *,
     progress: Progress,
     note: Callable[[str], None],
 ) -> Exploration:
-    """The exploration that answers a question: one that was kept, or one that is made and kept now.
+    """Return the exploration that answers a question: a kept one, or a new one, which is then kept.
 
     Args:
-        cluster, settings: the question's, or those in their place.
-        known: an exploration of the same model elsewhere, whose operators are taken.
-        note: is told where the answer, or the model's operators, were kept before.
+        cluster, settings: those to use, which may differ from the question's.
+        sibling: an exploration of the same model on another cluster, whose operators are reused.
+        note: called with a message if the answer, or the model's operators, had been kept.
 
     Raises:
-        CaptureError, TensorOptError: as :func:`explore` and :func:`load_model` do.
+        CaptureError, TensorOptError: as in :func:`explore` and :func:`load_model`.
     """
     keep, captured, source = not question.anew, None, None
-    if known is not None and known.recorded is not None:
-        imported = tuple(known.report.get("imported", ()))
-        captured = KeptCapture(known.model, known.recorded.graph, imported)
+    if sibling is not None and sibling.recorded is not None:
+        imported = tuple(sibling.report.get("imported", ()))
+        captured = KeptCapture(sibling.model, sibling.recorded.graph, imported)
     elif keep and not question.planners:
         source = source_key(question.model, question.capture_facts)
     if source is not None:
@@ -168,28 +169,28 @@ def answer(
             kept = KeptExplorations(store)
             captured = kept.capture_of(source)
             if captured is not None:
-                found = kept.find(question_of(captured.model), cluster, settings)
-                if found is not None:
-                    note(found.report["notes"][-1])
-                    return found
+                exploration = kept.find(question_of(captured.model), cluster, settings)
+                if exploration is not None:
+                    note(exploration.report["notes"][-1])
+                    return exploration
         if captured is not None:
-            note("the operator graph is one that was kept; --anew captures the model again")
+            note("using the kept operator graph; --anew captures the model again")
     if captured is not None:
         return explore_graph(
             captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress,
             keep=keep, notes=captured.notes,
         )  # fmt: skip
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
-    found = explore(
+    exploration = explore(
         loaded, cluster=cluster, settings=settings, progress=progress, planners=question.planners,
         limits=question.limits, keep=keep,
     )  # fmt: skip
-    if source is not None and found.recorded is not None:
+    if source is not None and exploration.recorded is not None:
         with ProfileStore() as store:
             KeptExplorations(store).keep_capture(
-                source, KeptCapture(found.model, found.recorded.graph, loaded.notes)
+                source, KeptCapture(exploration.model, exploration.recorded.graph, loaded.notes)
             )
-    return found
+    return exploration
 
 
 def compare(
@@ -201,17 +202,17 @@ def compare(
     limits: Sequence[float | None] = (None,),
     **more: Any,
 ) -> Exploration:
-    """The exploration of a model, with what published planners find in the same tables beside its frontier.
+    """Return the exploration of a model together with the plans of published planners on the same tables.
 
     Args:
         model, args, kwargs: as in :func:`explore`.
         planners: names, or ``all``.
-        limits: memory per device they are given, bytes; None for all trade-offs they know.
-        more: whatever else :func:`explore` takes.
+        limits: memory limits of the planners, in bytes per device; None for all trade-offs they know.
+        more: any other arguments of :func:`explore`.
 
     Raises:
-        TensorOptError: there is no such planner; and whatever :func:`explore` raises.
-        MissingExtraError: a planner named needs a solver that is not installed.
+        TensorOptError: there is no such planner, or :func:`explore` raises it.
+        MissingExtraError: a planner needs a solver that is not installed.
     """
     return explore(model, args, kwargs, planners=planners, limits=limits, **more)
 
@@ -226,25 +227,25 @@ def recost(
     keep: bool = False,
     old_points: bool = True,
 ) -> tuple[Exploration, tuple[Recosted, ...]]:
-    """The operator graph saved with an exploration explored again, and its old points, at the costs of now.
+    """Search the saved operator graph of an exploration again under current costs, and recost its old points.
 
-    Nothing is captured: the model is not needed. The search is made anew, with the same settings and
-    what the store, the cluster file and the links say today; the old strategies are simulated at the same new
-    costs beside it.
+    The model is not needed, because nothing is captured. The search uses the same settings and the current
+    contents of the store, the cluster file and the links; the old strategies are simulated under the same
+    costs.
 
     Args:
-        cluster: another one; by default the one that was saved.
+        cluster: another cluster; by default the saved one.
         store, progress, planners: as in :func:`explore`.
-        keep: keep tables and frontiers of single spaces in the profile store, and use those that were
-            kept: where nothing has changed since, nothing is searched.
-        old_points: simulate the old strategies too, which takes about as long as they are many.
+        keep: keep tables and frontiers of single spaces in the profile store, and reuse kept ones: if nothing
+            has changed since, nothing is searched.
+        old_points: also simulate the old strategies, which takes time in proportion to their number.
 
     Returns:
-        (the new exploration, per old point its memory and time at the new costs).
+        (the new exploration, the memory and time of each old point under the new costs).
 
     Raises:
         TensorOptError: the exploration was saved without its operator graph.
-        InfeasibleError: no plan fits the budget that the exploration was made with.
+        InfeasibleError: no plan fits the memory budget of the exploration.
     """
     recorded = recorded_of(exploration)
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
@@ -252,12 +253,12 @@ def recost(
     session = Session(where, settings, store, progress or silent, keep=keep)
     entries = requested_planners(planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
-    found = with_quick_plans(session, searched, evaluate_searched(session, searched, exploration.model))
+    updated = with_quick_plans(session, searched, evaluate_searched(session, searched, exploration.model))
     if entries:
-        found = with_planners(session, searched, found, entries, (None,))
-    check_budget(found.points, settings.memory_bytes)
+        updated = with_planners(session, searched, updated, entries, (None,))
+    check_budget(updated.points, settings.memory_bytes)
     old = range(len(exploration.points)) if old_points else ()
-    return found, tuple(recost_point(session, searched, exploration, i) for i in old)
+    return updated, tuple(recost_point(session, searched, exploration, i) for i in old)
 
 
 def explore_changed(
@@ -268,25 +269,25 @@ def explore_changed(
     progress: Progress | None = None,
     keep: bool = False,
 ) -> Exploration:
-    """An exploration made again from its saved operator graph with one thing changed, all else as it was.
+    """Explore a saved operator graph again with one change and the same settings otherwise.
 
-    A memory budget is left out, as it only says which points fit. No model is needed.
+    A memory budget is left out, because it only says which points fit. The model is not needed.
 
     Args:
         change: ``bandwidth:LEVEL``, ``bandwidth:all``, ``bfloat16``, ``micro-batches:N`` or ``devices:N``, as
-            :func:`tensoropt.report.changes.changes` offers them.
+            listed by :func:`tensoropt.report.changes.changes`.
         store, progress, keep: as in :func:`explore_graph`.
 
     Raises:
         TensorOptError: there is no such change, it is refused, or the operator graph was not saved.
-        InfeasibleError, ClusterError: nothing can be searched with it.
+        InfeasibleError, ClusterError: the changed exploration cannot be searched.
     """
-    asked = question_of_change(exploration, change)
+    question = question_of_change(exploration, change)
     return explore_graph(
-        asked.graph,
-        asked.model,
-        cluster=asked.cluster,
-        settings=asked.settings,
+        question.graph,
+        question.model,
+        cluster=question.cluster,
+        settings=question.settings,
         store=store,
         progress=progress,
         keep=keep,
@@ -301,15 +302,15 @@ def _explored(
     entries: Sequence[Entry] = (),
     limits: Sequence[float | None] = (),
 ) -> Exploration:
-    """The exploration that was kept, where the session keeps any; else one that is made, and kept.
+    """Return the kept exploration, if the session keeps any; otherwise search, and keep the result.
 
     Args:
-        prepared: the model's operators, made ready for costs.
-        notes: what the import of the model had to say; they come first.
-        entries, limits: planners to run beside it, and what memory they are given; nothing is kept with them.
+        prepared: returns the model's operators, ready for costs.
+        notes: the notes of the model's import; they come first.
+        entries, limits: planners to run, and their memory limits; with planners nothing is kept.
 
     Raises:
-        InfeasibleError: none of its points fits the budget.
+        InfeasibleError: no point fits the budget.
     """
     question, cluster, settings = question_of(info), session.cluster, session.settings
     keep = session.keep and not entries
@@ -319,35 +320,37 @@ def _explored(
         if kept is not None:
             return kept
     searched = search(session, prepared())
-    found = _evaluated(session, searched, info, notes)
+    exploration = _evaluated(session, searched, info, notes)
     if entries:
-        found = with_planners(session, searched, found, entries, limits)
-    check_budget(found.points, settings.memory_bytes)
+        exploration = with_planners(session, searched, exploration, entries, limits)
+    check_budget(exploration.points, settings.memory_bytes)
     if keep:
         with session.open_store() as store:
-            refusal = KeptExplorations(store).keep(question, cluster, settings, found)
+            refusal = KeptExplorations(store).keep(question, cluster, settings, exploration)
         if refusal:
-            found = replace(found, report={**found.report, "notes": [*found.report["notes"], refusal]})
-    return found
+            exploration = replace(
+                exploration, report={**exploration.report, "notes": [*exploration.report["notes"], refusal]}
+            )
+    return exploration
 
 
 def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
-    """The points of all that was searched, of pipelines where these are asked for, and of quick planners."""
-    found = evaluate_searched(session, searched, info)
+    """Return the points of everything that was searched, of requested pipelines, and of quick planners."""
+    exploration = evaluate_searched(session, searched, info)
     if wants_pipelines(session):
-        found = with_pipelines(session, searched, found)
-    found = with_quick_plans(session, searched, found)
+        exploration = with_pipelines(session, searched, exploration)
+    exploration = with_quick_plans(session, searched, exploration)
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
-    notes = [*notes, *implausible(session.cluster, found.points), *found.report["notes"]]
-    return replace(found, report={**found.report, **imported, "notes": notes})
+    notes = [*notes, *implausible(session.cluster, exploration.points), *exploration.report["notes"]]
+    return replace(exploration, report={**exploration.report, **imported, "notes": notes})
 
 
 def _prepared(
     session: Session, loaded: LoadedModel, loss: Callable[[Any], torch.Tensor] | None
 ) -> tuple[Capture, Problem]:
-    """The capture of the model, and its operators made ready for costs."""
+    """Return the capture of the model, and its operators ready for costs."""
     settings, name = session.settings, type(loaded.model).__name__
     session.progress("capture", 0, 1, name)
     with session.clock.stage("capture"), session.open_store() as store:
@@ -362,7 +365,7 @@ def _prepared(
 
 
 def _model_info(session: Session, captured: Capture, loaded: LoadedModel) -> ModelInfo:
-    """What a plan says of its model."""
+    """Return the description of the model that plans contain."""
     graph, onnx = captured.graph, loaded.onnx
     return ModelInfo(
         source=loaded.source,

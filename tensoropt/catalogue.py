@@ -1,4 +1,4 @@
-"""What there is by name: models of the zoo, clusters, planners."""
+"""The names that a user can give: models of the zoo, clusters, planners."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ListedModel:
     """A model of the zoo.
 
     Attributes:
-        name: as ``tensoropt explore`` takes it, ``zoo:NAME``.
-        batch: samples of one training step by default.
+        name: its name for ``tensoropt explore zoo:NAME``.
+        batch: the default number of samples of one training step.
         requires: the package of the extra ``zoo`` that it needs, if any.
-        figures: of one training step at that batch, where they are known.
+        figures: the figures of one training step at that batch, if known.
     """
 
     name: str
@@ -35,12 +35,12 @@ class ListedModel:
 
 @dataclass(frozen=True)
 class ListedCluster:
-    """A cluster by name.
+    """A cluster with a name.
 
     Attributes:
-        devices: how many; None where the name leaves it open.
-        memory_bytes: of each; None where that depends on how many there are.
-        source: where its figures come from.
+        devices: the number of devices; None if the name leaves it open.
+        memory_bytes: bytes of each device; None if that depends on the number of devices.
+        source: the source of its figures.
     """
 
     name: str
@@ -52,47 +52,47 @@ class ListedCluster:
 
 @dataclass(frozen=True)
 class ListedPlanner:
-    """A planner by name, and what it does."""
+    """A planner, and what it does."""
 
     name: str
     description: str
 
 
 def list_models() -> tuple[ListedModel, ...]:
-    """Every model of the zoo, in the order of its name."""
+    """Return every model of the zoo, in the order of names."""
     # With PyTorch, which no other list needs.
     from tensoropt.zoo import list_models as zoo_entries
     from tensoropt.zoo.figures import figures
 
-    known = figures()
+    counted = figures()
     return tuple(
-        ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, known.get(e.name))
+        ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, counted.get(e.name))
         for e in zoo_entries()
     )
 
 
 def list_clusters() -> tuple[ListedCluster, ...]:
-    """This machine's clusters, then the presets; ``NAMExN`` stands for any number of nodes."""
+    """Return this machine's clusters, then the presets; ``NAMExN`` stands for any number of nodes."""
     return tuple(_listed(name) for name in ("local", "local:N", "cpu:N", *cluster_names()))
 
 
 def _listed(name: str) -> ListedCluster:
     # A family is described by one of its members: all GPUs or cores here, two CPU ranks, one node.
     members = {"local:N": "local", "cpu:N": "cpu:2"}
-    one = load_cluster(members.get(name, name.removesuffix("xN")))
+    cluster = load_cluster(members.get(name, name.removesuffix("xN")))
     families = {
         "local:N": "N of this machine's GPUs, or N CPU ranks where it has none",
         "cpu:N": "N CPU ranks of this machine",
     }
     return ListedCluster(
         name,
-        None if name.endswith("N") else one.device_count,
-        one.device.name,
-        None if name in families else one.memory_bytes,
-        families.get(name, one.source),
+        None if name.endswith("N") else cluster.device_count,
+        cluster.device.name,
+        None if name in families else cluster.memory_bytes,
+        families.get(name, cluster.source),
     )
 
 
 def list_planners() -> tuple[ListedPlanner, ...]:
-    """The frontier's own search, then the published methods."""
+    """Return the frontier's own search, then the published methods."""
     return tuple(ListedPlanner(name, about) for name, about in PLANNERS.items())

@@ -1,4 +1,4 @@
-"""What a command writes, and where: its answer on stdout, and progress (a bar or plain lines) on stderr."""
+"""The output of a command: its answer on stdout, progress (a bar or plain lines) on stderr."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any, TextIO
 _BAR_CELLS = 24
 _REDRAW_S = 0.1
 _LINE_EVERY_S = 10.0
-"""In a log a long stage writes a line this often, so that it neither floods nor looks dead."""
+"""The interval of a long stage's lines in a log: it neither floods nor looks dead."""
 
 
 class ProgressDisplay:
-    """A display of the progress of named stages; a :class:`~tensoropt.types.Progress` that is called with
-    (stage, done, total, what).
+    """A display of named stages' progress; a :class:`~tensoropt.types.Progress`, called with (stage, done,
+    total, what).
 
     On a terminal one line is redrawn; elsewhere a stage writes a line when it begins, every few seconds, and
     when it ends.
 
     Args:
-        stream: where to write; standard error by default.
-        answers: where :meth:`say` writes; standard output by default.
+        stream: the stream for progress; by default standard error.
+        answers: the stream for :meth:`say`; by default standard output.
     """
 
     def __init__(self, stream: TextIO | None = None, answers: TextIO | None = None):
@@ -75,12 +75,12 @@ class ProgressDisplay:
         self.stream.flush()
 
     def note(self, text: str) -> None:
-        """A line of its own."""
+        """Write a separate line."""
         self.close()
         self._line(text)
 
     def say(self, text: str) -> None:
-        """A part of the answer that is known already, while the rest goes on."""
+        """Write a part of the answer, while the rest is still being computed."""
         self.close()
         print(text, file=self.answers, flush=True)
 
@@ -93,7 +93,8 @@ class ProgressDisplay:
 
 
 def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
-    """Rows (the first is the header) as aligned text: to the right, but columns in ``left`` to the left."""
+    """Return rows (the first is the header) as aligned text: columns in ``left`` to the left, others to the
+    right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -106,25 +107,26 @@ def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
 
 @contextlib.contextmanager
 def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
-    """Gives standard output for a command's own answer; whatever else is written there goes to stderr.
+    """Yield standard output for a command's own answer; everything else written to stdout goes to stderr.
 
-    A command runs code of its user: a model is imported, built, captured and run. What that prints, what its
-    C++ writes to file descriptor 1 and what processes that it starts write must not end up in an answer that
-    a machine reads. Only what owns its process may do this: commands, not functions that a notebook calls.
+    A command runs code of its user: it imports, builds, captures and runs a model. Its prints, the output of
+    its C++ code to file descriptor 1, and that of processes it starts must not end up in an answer that a
+    machine reads. Only the owner of a process may do this: commands, but not functions called from a
+    notebook.
 
     Args:
-        for_good: leave it so at the end, for a process that ends as well: exit handlers print, too.
+        for_good: do not undo it, for a process that is about to end: exit handlers print, too.
     """
     before = sys.stdout
     if before is None or sys.stderr is None:  # started with one of them closed: nothing to keep apart
         yield before or io.StringIO()
         return
     _flush(before)
-    # Descriptor 1 itself is turned to stderr, not only sys.stdout: C++ and child processes write to the
+    # Descriptor 1 itself is redirected to stderr, not only sys.stdout: C++ and child processes write to the
     # descriptor.
     own = os.fdopen(os.dup(1), "w", encoding=before.encoding, errors=before.errors)
     os.dup2(_descriptor(sys.stderr, 2), 1)
-    answers = own if _descriptor(before, -1) == 1 else before  # a test, for instance, has put another there
+    answers = own if _descriptor(before, -1) == 1 else before  # another stream, as under a test
     sys.stdout = sys.stderr
     try:
         yield answers
@@ -133,7 +135,7 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
         if not for_good:
             os.dup2(own.fileno(), 1)
             sys.stdout = before
-        with contextlib.suppress(OSError):  # whoever writes an answer flushes it, and hears why that failed
+        with contextlib.suppress(OSError):  # the writer of an answer flushes it, and gets the error
             own.close()
 
 
@@ -145,7 +147,7 @@ def _descriptor(stream: TextIO, otherwise: int) -> int:
 
 
 def _flush(stream: TextIO) -> None:
-    """Write what is still in buffers for file descriptor 1, C's among them, to where that leads now."""
+    """Write everything buffered for file descriptor 1, including C's buffers, to its current target."""
     import ctypes
 
     stream.flush()
@@ -157,7 +159,7 @@ def _flush(stream: TextIO) -> None:
 
 
 def json_text(data: Any, *, indent: int | None = None) -> str:
-    """The data as JSON, which has neither infinity nor NaN: null stands for both."""
+    """Return the data as JSON, in which null stands for infinity and NaN."""
     return json.dumps(_plain(data), indent=indent, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""The whole loop on one model: explore, choose by a budget, run both ends, compare with the prediction."""
+"""The whole loop on one model: explore, choose by a budget, run both ends, compare with the predictions."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes, format_seconds
 
 _RUN_TIMEOUT_S = 300.0
-"""For one job under torchrun; an assumption: a few steps of a model that a demo can explore take seconds."""
+"""The timeout of a job under torchrun; an assumption: a few steps of a model that a demo can explore take
+seconds."""
 _Say = Callable[[str], object]
 
 
 class DemoResult(NamedTuple):
-    """What the demo found.
+    """The result of the demo.
 
     Attributes:
-        data: ``ok``, ``runs`` and where files were left, as plain data.
-        text: predicted beside measured, as a table.
+        data: ``ok``, ``runs`` and the places of the files, as plain data.
+        text: predictions next to measurements, as a table.
         ok: whether every run agrees with the unsplit model.
     """
 
@@ -53,16 +54,16 @@ def run_demo(
     progress: Progress = silent,
     say: _Say = print,
 ) -> DemoResult:
-    """What exploring, choosing and running a model gave, beside what was predicted.
+    """Explore a model, choose and run plans, and return the measurements next to the predictions.
 
-    The frontier, the plans and their runs are left in ``folder``.
+    The frontier, the plans and their runs are saved in ``folder``.
 
     Args:
-        source: of the model.
+        source: the model's source.
         cluster: ``cpu`` or ``cpu:N``; the plans are run here.
-        steps: of training under torchrun.
+        steps: the number of training steps under torchrun.
         progress: called with (stage, done, total, what).
-        say: prints what is known already, while the rest goes on.
+        say: prints parts of the answer while the rest is still being computed.
 
     Raises:
         TensorOptError: the cluster is not this machine's CPU ranks, or the model cannot be explored.
@@ -76,16 +77,18 @@ def run_demo(
             "use cpu:N, or local:N without GPUs"
         )
     loaded = load_model(source)
-    found = explore(loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=progress)
-    found.save(folder)
-    frontier_svg(found, folder / "frontier.svg", title=f"{source} on {where.device_count} CPU ranks")
-    say("\n".join([frontier_text(found), "", *summary_lines(found)]))
-    budget = (found.points[0].memory_bytes + found.points[-1].memory_bytes) / 2
-    chosen = found.index(memory_bytes=budget)
+    exploration = explore(
+        loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=progress
+    )
+    exploration.save(folder)
+    frontier_svg(exploration, folder / "frontier.svg", title=f"{source} on {where.device_count} CPU ranks")
+    say("\n".join([frontier_text(exploration), "", *summary_lines(exploration)]))
+    budget = (exploration.points[0].memory_bytes + exploration.points[-1].memory_bytes) / 2
+    chosen = exploration.index(memory_bytes=budget)
     plans = {
-        "leanest": found.plan(0),
-        "fastest": found.plan(len(found.points) - 1),
-        "chosen": found.plan(chosen),
+        "leanest": exploration.plan(0),
+        "fastest": exploration.plan(len(exploration.points) - 1),
+        "chosen": exploration.plan(chosen),
     }
     for name, plan in plans.items():
         plan.save(folder / f"plan-{name}.json")
@@ -93,7 +96,7 @@ def run_demo(
         "\n".join(
             [
                 f"\na budget of {format_bytes(budget)} per device, half way between both ends, gives",
-                *point_lines(FigureRow.of(found, chosen)),
+                *point_lines(FigureRow.of(exploration, chosen)),
                 f"\nrunning the leanest and the fastest plan for {steps} steps beside the unsplit model",
             ]
         )
@@ -101,15 +104,15 @@ def run_demo(
     # Saved for the user; only the ends are run, which differ most.
     del plans["chosen"]
     data = _run_beside_unsplit(plans, folder, steps, progress)
-    data |= {"out": str(folder), "points": len(found.points), "budget_bytes": budget, "chosen": chosen}
-    text = "\n".join([_result_text(data["runs"]), "", *_file_lines(found, folder)])
+    data |= {"out": str(folder), "points": len(exploration.points), "budget_bytes": budget, "chosen": chosen}
+    text = "\n".join([_result_text(data["runs"]), "", *_file_lines(exploration, folder)])
     return DemoResult(data, text, bool(data["ok"]))
 
 
 def _run_beside_unsplit(
     plans: Mapping[str, Plan], folder: Path, steps: int, progress: Progress
 ) -> dict[str, Any]:
-    """``ok`` and ``runs``: per plan, and for the unsplit model, what was predicted and what happened."""
+    """Return ``ok`` and ``runs``: predictions and measurements of each plan and of the unsplit model."""
     first = next(iter(plans.values()))
     unsplit = verify.verify_unsplit(ModelSpec.of(first), first.optimizer, progress=progress)
     split = verify.verify_plans(list(plans.values()), progress=progress)
@@ -125,16 +128,16 @@ def _run_beside_unsplit(
 
 
 def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]:
-    """What some steps of training by a plan file gave, run as a person would from the shell.
+    """Train by a plan file for some steps, as a person would from the shell, and return the job's own report.
 
     Raises:
-        MeasurementError: the job failed; ends with what it said last.
+        MeasurementError: the job failed; the message ends with its last output.
     """
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.devices),
         "-m", "tensoropt.execute", str(path), "--steps", str(steps), "--json", str(result),
     ]  # fmt: skip
-    # One thread per rank, as the ranks have that predictions were measured on.
+    # One thread per rank, as on the ranks on which predictions were measured.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         job = subprocess.run(
@@ -147,13 +150,13 @@ def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]
     if job.returncode:
         tail = " ".join(job.stderr.strip().splitlines()[-3:])
         raise MeasurementError(f"running {path.name} under torchrun failed: {tail}")
-    said = dict(json.loads(result.read_text(encoding="utf-8")))
-    losses = [math.nan if loss is None else loss for loss in said["losses"]]  # null is what JSON has for it
-    return said | {"losses": losses}
+    report = dict(json.loads(result.read_text(encoding="utf-8")))
+    losses = [math.nan if loss is None else loss for loss in report["losses"]]  # null is what JSON has for it
+    return report | {"losses": losses}
 
 
 def _result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Predicted beside measured, a row per run, and what went wrong."""
+    """Return predictions next to measurements, a row per run, and what went wrong."""
     rows = [
         ["", "memory pred.", "tracked", "off by", "time pred.", "measured", "off by", "torchrun", "last loss",
          "loss diff.", "gradient diff.", "collectives", "verdict"]
@@ -199,19 +202,19 @@ def _result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _complaints(run: Mapping[str, Any]) -> list[str]:
-    """What went wrong in a run, one line each."""
+    """Return what went wrong in a run, one line each."""
     return [*([run["error"]] if run["error"] else []), *run["collectives_unlike"], *run["order_unlike"]]
 
 
 def _off_by(predicted: float, measured: float) -> str:
-    """How far a prediction is from what was measured, with its sign."""
+    """Return the signed relative error of a prediction, in words."""
     return f"{100 * (predicted / measured - 1):+.1f} %" if measured else ""
 
 
-def _file_lines(found: Exploration, folder: Path) -> list[str]:
-    """What is left behind, and what to do with it."""
+def _file_lines(exploration: Exploration, folder: Path) -> list[str]:
+    """Return the list of saved files, and a command to run one of them."""
     return [
-        f"saved in {folder}: frontier.csv ({len(found.points)} points), frontier.svg, plan-chosen.json, "
-        "plan-leanest.json, plan-fastest.json",
-        f"run one yourself: {run_line(found.devices, str(folder / 'plan-chosen.json'))}",
+        f"saved in {folder}: frontier.csv ({len(exploration.points)} points), frontier.svg, "
+        "plan-chosen.json, plan-leanest.json, plan-fastest.json",
+        f"run one yourself: {run_line(exploration.devices, str(folder / 'plan-chosen.json'))}",
     ]

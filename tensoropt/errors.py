@@ -1,8 +1,8 @@
-"""Errors a person can act on.
+"""Errors that a person can act on.
 
-Every error that a user's input can cause derives from :class:`TensorOptError`; the command line
-prints its message (the rule, the values, the remedy) and exits with code 2. Anything else is a
-fault of ours and shows a traceback.
+Every error that a user's input can cause derives from :class:`TensorOptError`; the command line prints its
+message (the rule, the values, the remedy) and exits with code 2. Anything else is our own fault and shows a
+traceback.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from collections.abc import Iterable
 from typing import Any
 
 _MOST_NAMES = 100
-"""More names than these (operators of a model) are not listed whole."""
+"""The most names (operators of a model, for example) that are listed in full."""
 
 
 class TensorOptError(Exception):
-    """Base of all errors caused by input; the message names the culprit and the remedy."""
+    """The base of all errors caused by input; the message names the culprit and the remedy."""
 
 
 class CaptureError(TensorOptError):
-    """A model that cannot be turned into an operator graph."""
+    """A model cannot be turned into an operator graph."""
 
 
 class UnsupportedError(TensorOptError):
-    """A model has a part that cannot be explored; the message names stage, operator and line."""
+    """A part of a model cannot be explored; the message names stage, operator and line."""
 
 
 class ClusterError(TensorOptError, ValueError):
-    """A cluster description that does not describe a cluster."""
+    """A cluster description is invalid."""
 
 
 class MeasurementError(TensorOptError):
-    """A measurement that could not be made."""
+    """A measurement could not be made."""
 
 
 class PlanError(TensorOptError):
-    """A plan that is malformed or does not belong to the model it is given."""
+    """A plan is malformed, or does not belong to the model it is given."""
 
 
 class InfeasibleError(TensorOptError):
@@ -45,11 +45,11 @@ class InfeasibleError(TensorOptError):
 
 
 class MissingExtraError(TensorOptError, ImportError):
-    """A package is needed that only an extra brings, and that is not installed."""
+    """A package that only an extra installs is needed and missing."""
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> Any:
-    """The module ``module``, which can be imported where the extra ``extra`` is installed.
+    """Return the module ``module``, which needs the extra ``extra``.
 
     Raises:
         MissingExtraError: it, or a package that it imports, is not installed.

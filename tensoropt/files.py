@@ -1,6 +1,7 @@
-"""Files that are whole or not there (written beside, flushed, renamed), and content that is only data.
+"""Files that are written whole or not at all (to a temporary file, flushed, renamed), and content that is
+only data.
 
-The command line imports this before it knows what it is asked for, so NumPy is imported where it is used.
+The command line imports this module before it knows what is requested, so NumPy is imported where it is used.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import yaml
 from tensoropt.errors import TensorOptError
 
 MOST_BYTES = 2**30
-"""Unpacked, of a file of an exploration: about a hundred times what the largest of ours holds. A small file
-that was made to unpack into more than a machine's memory must not take the process with it."""
+"""The most bytes that an exploration's file may unpack into: about a hundred times the largest of ours. A
+small file made to unpack into more than a machine's memory must not take the process with it."""
 _MOST_MEMBERS = 64
 """The most members of a gzip file."""
 _ARRAY = "ndarray"
@@ -32,11 +33,11 @@ _ARRAY = "ndarray"
 def unpacked(
     content: bytes, name: object, most_bytes: int = MOST_BYTES, remedy: str = "explore again"
 ) -> bytes:
-    """Return the content of a gzip'd file; no more than ``most_bytes`` are ever unpacked.
+    """Return the content of a gzip'd file; at most ``most_bytes`` are ever unpacked.
 
     Args:
-        name: how errors call the file.
-        remedy: how errors end.
+        name: the file's name in errors.
+        remedy: the end of errors.
 
     Raises:
         TensorOptError: the content is larger, or damaged.
@@ -51,7 +52,7 @@ def unpacked(
             parts.append(unpacker.decompress(content, room))
             room -= len(parts[-1])
             if room > 0 and not unpacker.eof:
-                raise TensorOptError(f"'{name}' breaks off; {remedy}")
+                raise TensorOptError(f"'{name}' is incomplete; {remedy}")
             content = unpacker.unused_data
     except zlib.error as error:
         raise TensorOptError(f"'{name}' is damaged ({error}); {remedy}") from error
@@ -78,10 +79,10 @@ def check_size(path: Path, most_bytes: int = MOST_BYTES) -> None:
 
 
 def pack(value: Any) -> bytes:
-    """Return JSON in which arrays may stand, compressed; nothing but data can be read back from it.
+    """Return JSON data, in which arrays may occur, as compressed bytes; only data can be read back from them.
 
     Raises:
-        TypeError, ValueError: something in it is neither JSON nor an array of plain numbers.
+        TypeError, ValueError: a part is neither JSON nor an array of plain numbers.
         TensorOptError: it is too large to be read back.
     """
     import numpy as np
@@ -94,7 +95,7 @@ def pack(value: Any) -> bytes:
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"{type(array).__name__} is not data")
         if size + array.nbytes > MOST_BYTES:
-            raise TensorOptError(f"{(size + array.nbytes) >> 20} MiB of arrays are more than is read back")
+            raise TensorOptError(f"{(size + array.nbytes) >> 20} MiB of arrays cannot be read back")
         order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
         described = [array.dtype.str, array.shape, order, size]
         chunks.append(array.tobytes(order))
@@ -103,13 +104,13 @@ def pack(value: Any) -> bytes:
 
     text = json.dumps(value, default=listed, separators=(",", ":")).encode()
     if size + len(text) + 8 > MOST_BYTES:
-        raise TensorOptError(f"{(size + len(text)) >> 20} MiB are more than is read back")
+        raise TensorOptError(f"{(size + len(text)) >> 20} MiB are more than can be read back")
     # Costs of equal layers repeat: the fastest level leaves a fortieth of the bytes, in a second per 500 MB.
     return gzip.compress(b"".join([len(text).to_bytes(8, "big"), text, *chunks]), 1, mtime=0)
 
 
 def unpack(content: bytes) -> Any:
-    """Return what :func:`pack` was given, with lists for tuples.
+    """Return the value given to :func:`pack`, with lists for tuples.
 
     Raises:
         TensorOptError, ValueError, TypeError: the content is damaged.
@@ -131,10 +132,10 @@ def unpack(content: bytes) -> Any:
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside ``path`` that replaces it when the block ends well.
+    """Yield a temporary path that replaces ``path`` if the block succeeds.
 
     Raises:
-        TensorOptError: the file cannot be written (no space, no permission); what was there is kept.
+        TensorOptError: the file cannot be written (no space, no permission); the previous file is kept.
     """
     with written_together([path]) as temporary:
         yield temporary[0]
@@ -142,12 +143,13 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
-    """Temporary paths, each beside its own of ``paths``, that replace them when the block ends well.
+    """Yield temporary paths, one for each of ``paths``, that replace them if the block succeeds.
 
-    No file is replaced before all of them are on the disk, so that files that belong together stay so.
+    No file is replaced before all of them are on the disk, so that files that belong together stay
+    consistent.
 
     Raises:
-        TensorOptError: a file cannot be written; what was there is kept.
+        TensorOptError: a file cannot be written; the previous files are kept.
     """
     temporary: list[Path] = []
     target = Path()
@@ -180,30 +182,30 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8, whole or not at all.
 
     Raises:
-        TensorOptError: the file cannot be written; what was there is kept.
+        TensorOptError: the file cannot be written; the previous file is kept.
     """
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def read_document(path: Path, what: str, refused: type[TensorOptError]) -> Any:
-    """The values in a file that a person wrote: ``.json`` is JSON, anything else YAML.
+def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
+    """Return the values in a file that a person wrote: JSON in ``.json``, otherwise YAML.
 
     Args:
-        what: the file's kind, for errors.
+        kind: the kind of file, for errors.
 
     Raises:
-        refused: it is not there, cannot be read, or is neither.
+        refused: the file is missing, cannot be read, or is neither.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
     except FileNotFoundError:
-        raise refused(f"{what} file '{path}' does not exist; correct the path") from None
+        raise refused(f"{kind} file '{path}' does not exist; correct the path") from None
     except OSError as error:
-        raise refused(f"{what} file '{path}' cannot be read ({error.strerror})") from None
+        raise refused(f"{kind} file '{path}' cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise refused(
-            f"{what} file '{path}' is not valid YAML or JSON ({reason}); correct that line"
+            f"{kind} file '{path}' is not valid YAML or JSON ({reason}); correct that line"
         ) from None

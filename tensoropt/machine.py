@@ -1,4 +1,4 @@
-"""This machine: its links, what its profile store knows, and the dashboard that it serves."""
+"""Functions about this machine: its links, its profile store, and the dashboard that it serves."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def measure_links(
     store: ProfileStore | None = None,
     progress: Progress | None = None,
 ) -> dict[str, LinkFits]:
-    """The fits of this machine's collectives and point-to-point messages, by the label of the mesh.
+    """Return the fits of this machine's collectives and point-to-point messages, by the label of the mesh.
 
     Args:
         cluster: ``local``, ``local:N`` or ``cpu:N``.
-        refresh: measure again what the store knows already.
-        store: where fits are kept; the user's own by default.
+        refresh: repeat measurements that are already in the store.
+        store: the store for fits; by default the user's own.
         progress: called with (stage, done, total, what).
 
     Raises:
-        TensorOptError: the cluster is not this machine, or a single device.
+        TensorOptError: the cluster is not this machine, or has a single device.
     """
     where = load_cluster(cluster)
     if (ranks := local_pool(where)) is None:
@@ -46,11 +46,11 @@ def measure_links(
         )
     if where.device_count < 2:
         raise TensorOptError("a single device has no links; give at least local:2")
-    found = {}
+    fits = {}
     with _open(store) as profile, ranks as pool:
         # All meshes of up to MAX_AXES axes, also those that an exploration leaves out.
         for mesh in where.meshes(MAX_AXES):
-            found[mesh.label] = measure_links_of_mesh(
+            fits[mesh.label] = measure_links_of_mesh(
                 where,
                 mesh,
                 pool,
@@ -59,20 +59,21 @@ def measure_links(
                 progress=progress or silent,
                 stage=f"links {mesh.label}",
             )
-    return found
+    return fits
 
 
 @dataclass(frozen=True)
 class _KnownProfiles:
-    """What a profile store knows.
+    """The contents of a profile store.
 
     Attributes:
-        path: of the store.
-        records: how many of each kind.
-        fits: per (type of device, mode) the errors of the fit to its records, by class of operator.
-        sampled, of: how many records the fits were made to, of how many there are.
+        path: the store's file.
+        records: the number of records of each kind.
+        fits: the errors of the fit to the records by class of operator, for each (device kind, mode).
+        sampled, of: the number of records used for the fits, and the number of all.
         sample_words: the same in words.
-        exported, imported, forgotten: how many records were written, read, forgotten; None where not asked.
+        exported, imported, forgotten: the number of records exported, imported or forgotten; None if not
+            requested.
     """
 
     path: Path
@@ -93,13 +94,13 @@ def profiles(
     forget_failed: bool = False,
     store: ProfileStore | None = None,
 ) -> _KnownProfiles:
-    """What the profile store knows, and how well it can be fitted.
+    """Return the contents of the profile store, and how well a fit predicts them.
 
     Args:
-        export: write all records into this file, for another machine.
-        import_: add the records of such a file.
+        export: a file to which all records are written, for another machine.
+        import_: such a file, whose records are added.
         forget_failed: forget what failed, hung or ran out of memory, so that it is tried again.
-        store: the user's own by default.
+        store: by default the user's own.
 
     Raises:
         TensorOptError: a file cannot be written or read.
@@ -124,14 +125,14 @@ def dashboard(
     port: int = 8050,
     say: Callable[[str], Any] = print,
 ) -> str:
-    """The address at which the dashboard was served, until it was interrupted.
+    """Serve the dashboard until interrupted; return its address.
 
-    The dashboard lies above this package, so it is found by its name.
+    The dashboard is above this package in the import order, so it is looked up by name.
 
     Args:
-        folder: of an exploration, or one that holds several; None for the ready-made ones alone.
+        folder: the folder of an exploration, or of several; None for the ready-made ones only.
         port: 0 for any free one.
-        say: gets the address once it is known.
+        say: called with the address once it is known.
 
     Raises:
         MissingExtraError: the extra ``app`` is not installed.

@@ -1,7 +1,7 @@
-"""Work in forks of this process, which have everything in memory that this one has.
+"""Work in forks of this process, which start with everything in memory that this process has.
 
-To start Python and load PyTorch takes seconds, a fork some hundredths of one. It is safe where no other
-thread may hold a lock, and where CUDA was not initialised.
+Starting Python and loading PyTorch takes seconds, a fork some hundredths of a second. Forking is safe if no
+other thread may hold a lock and CUDA was not initialised.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 _LOOK_S = 0.5
-"""How often a process looks whether its parent is still there; an assumption."""
+"""The interval at which a process checks whether its parent is still there; an assumption."""
 _WATCH = "end with parent"
 
 
 def can_fork() -> bool:
-    """Whether this process can be forked safely, and may have children."""
+    """Return whether this process can be forked safely, and may have children."""
     # PyTorch's export leaves a thread of tqdm behind, which takes no lock but tqdm's own; ours takes none.
     harmless = ("tqdm_monitor", _WATCH)
     threads = [thread for thread in threading.enumerate() if thread.name not in harmless]
@@ -40,18 +40,18 @@ def can_fork() -> bool:
 
 
 def cores() -> int:
-    """Cores that this process may use, which taskset or a container can make fewer than there are."""
+    """Return the number of cores that this process may use, which taskset or a container can restrict."""
     return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
 def not_searched_for_garbage() -> Iterator[None]:
-    """What is in memory now is not looked through for garbage in the block, nor in its forks.
+    """Exclude what is in memory now from garbage collection during the block, also in forks.
 
-    Graphs and tables of a big model are millions of objects, which the search neither changes nor lets go of,
-    and Python would go through all of them again and again.
+    Graphs and tables of a big model are millions of objects, which the search neither changes nor releases,
+    and Python would traverse all of them again and again.
     """
-    if gc.get_freeze_count():  # somebody else's, who decides when it ends
+    if gc.get_freeze_count():  # someone else has frozen it, and decides when that ends
         yield
         return
     gc.freeze()
@@ -62,16 +62,15 @@ def not_searched_for_garbage() -> Iterator[None]:
 
 
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """``work`` of every item, as :func:`as_forks_end` does it, in the order of the items."""
+    """Return ``work(item)`` for every item, in the order of the items; see :func:`as_forks_end`."""
     return [answer for _, answer in sorted(as_forks_end(work, items), key=itemgetter(0))]
 
 
 def as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:
-    """The number of each item with ``work`` of it, as they come: in forks, one per core at a time; here where
-    there is one core or one item, or where this process cannot be forked.
+    """Yield (number of the item, ``work(item)``) as results arrive from forks, one per core at a time.
 
-    What ``work`` changes in memory may be seen or not, so that it should change nothing. What it returns is
-    pickled.
+    With one core or one item, or if this process cannot be forked, the work is done in this process. Changes
+    that ``work`` makes in memory may or may not be seen, so it should make none. Its results are pickled.
     """
     if min(len(items), cores()) < 2 or not can_fork():
         yield from enumerate(map(work, items))
@@ -89,7 +88,8 @@ def as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Itera
 def _ended(
     running: dict[Connection, int], work: Callable[[Item], Answer], items: Sequence[Item]
 ) -> Iterator[tuple[int, Answer]]:
-    """The answers of forks that have ended, at least one, by number; they are taken from those that run."""
+    """Return the answers of the forks that have ended (at least one) by number, and remove these from
+    ``running``."""
     for connection in cast("list[Connection]", wait(list(running))):
         number = running.pop(connection)
         try:
@@ -103,8 +103,10 @@ def _ended(
 
 
 def _fork(stack: ExitStack, work: Callable[[Item], Answer], item: Item) -> Connection:
-    """The connection on which a fork sends ``work`` of an item; the fork ends with the stack, whatever it
-    does, and when its parent does."""
+    """Start a fork and return the connection on which it sends ``work(item)``.
+
+    The fork ends with the stack, whatever it is doing, and when its parent ends.
+    """
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(work, item, receiving, sending, os.getpid()), daemon=True)
@@ -130,7 +132,7 @@ def _send(
 
 
 def end_with(parent: int) -> None:
-    """End this process as soon as its parent, by process id, is gone."""
+    """End this process as soon as its parent, given by process id, is gone."""
 
     def watch() -> None:
         while os.getppid() == parent:  # a process whose parent has died gets another parent

@@ -1,4 +1,5 @@
-"""What a saved exploration answers: a plan to run, why a point costs what it costs, its CSV files."""
+"""Functions of a saved exploration: a plan to run, the reasons for a point's costs, CSV files, a decision
+sheet."""
 
 from __future__ import annotations
 
@@ -30,22 +31,24 @@ def choose(
     knee: bool = False,
     devices: int | str | None = None,
 ) -> Plan:
-    """The plan that fits: the fastest within a budget of memory, the leanest within a time, or the knee.
+    """Return the fastest plan within a memory budget, the leanest within a time, or the knee.
 
-    Without any of them it is the fastest of all.
+    Without any limit, it is the fastest plan of all.
 
     Args:
         saved: an exploration, its folder, or a folder of explorations on several numbers of devices.
-        memory_bytes: per device.
-        time_s: per step.
-        devices: of such a folder the number meant; ``auto`` for the fewest that will do.
+        memory_bytes: the budget per device.
+        time_s: the longest step.
+        devices: the number of devices in such a folder; ``auto`` for the fewest that will do.
 
     Raises:
         TensorOptError: the folder holds no exploration, or several and ``devices`` is not given.
-        InfeasibleError: nothing fits; says what would.
+        InfeasibleError: nothing fits; the message says what would.
     """
-    found, index = chosen_point(saved, memory_bytes=memory_bytes, time_s=time_s, knee=knee, devices=devices)
-    return found.plan(index)
+    exploration, index = chosen_point(
+        saved, memory_bytes=memory_bytes, time_s=time_s, knee=knee, devices=devices
+    )
+    return exploration.plan(index)
 
 
 def chosen_point(
@@ -56,9 +59,9 @@ def chosen_point(
     knee: bool = False,
     devices: int | str | None = None,
 ) -> tuple[Exploration, int]:
-    """The exploration and the index of the point in it that :func:`choose` makes a plan of."""
-    found = _exploration_meant(saved, memory_bytes, time_s, knee, devices)
-    return found, found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan."""
+    exploration = _exploration_meant(saved, memory_bytes, time_s, knee, devices)
+    return exploration, exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
 
 
 def show(
@@ -69,19 +72,19 @@ def show(
     time_s: float | None = None,
     knee: bool = False,
 ) -> Detail:
-    """Why a point costs what it costs: its operators, reshardings, timeline and memory curve.
+    """Return the detail of a point's costs: its operators, reshardings, timeline and memory curve.
 
     Args:
-        point: its index in ``all_points``, from 0; without it the point that :func:`choose` would take.
+        point: its index in ``all_points``, from 0; by default the point that :func:`choose` would select.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.
-        InfeasibleError: nothing fits; says what would.
+        InfeasibleError: nothing fits; the message says what would.
     """
-    found = opened(saved)
+    exploration = opened(saved)
     if point is None:
-        point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
-    return detail(found, point)
+        point = exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    return detail(exploration, point)
 
 
 def owners(
@@ -93,20 +96,20 @@ def owners(
     time_s: float | None = None,
     knee: bool = False,
 ) -> MomentOwners:
-    """Whose a point's memory is at a moment of its step: operators, tensors, bytes, and until when.
+    """Return the owners of a point's memory at a moment of its step: operators, tensors, bytes, lifetimes.
 
     Args:
-        point: as of :func:`show`.
-        at_s: seconds from the start of the step; the moment of the peak by default.
+        point: as in :func:`show`.
+        at_s: seconds from the start of the step; by default the moment of the peak.
 
     Raises:
-        TensorOptError: as of :func:`show`, or the step has no such moment.
+        TensorOptError: as in :func:`show`, or the step has no such moment.
     """
-    found = opened(saved)
+    exploration = opened(saved)
     if point is None:
-        point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
-    told = point_owners(found, point)
-    return told.at(None if at_s is None else told.number_at(at_s))
+        point = exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    memory_owners = point_owners(exploration, point)
+    return memory_owners.at(None if at_s is None else memory_owners.number_at(at_s))
 
 
 def why(
@@ -118,42 +121,43 @@ def why(
     knee: bool = False,
     folder: str | None = None,
 ) -> Why:
-    """Why a point is not faster: what binds it, what a step takes at least, what each change would buy.
+    """Return the reasons why a point is not faster: its bottleneck, lower bounds, and the gain from each
+    change.
 
     Args:
-        point: its index in ``all_points``, from 0; without it the point that :func:`choose` would take.
+        point: its index in ``all_points``, from 0; by default the point that :func:`choose` would select.
         memory_bytes: the budget per device; by default what the point needs.
-        folder: what commands call the exploration's folder; by default the one that was given.
+        folder: the exploration's folder in commands; by default the given one.
 
     Raises:
         TensorOptError: there is no such point.
-        InfeasibleError: nothing fits, or not this point; says what would.
+        InfeasibleError: nothing fits, or not this point; the message says what would.
     """
-    found = opened(saved)
+    exploration = opened(saved)
     if folder is None:
         folder = "DIR" if isinstance(saved, Exploration) else os.fspath(saved)
     if point is None:
-        point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
-    return why_point(found, point, memory_bytes=memory_bytes, folder=folder)
+        point = exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    return why_point(exploration, point, memory_bytes=memory_bytes, folder=folder)
 
 
 def export_csv(
     saved: _Saved, csv: str | os.PathLike[str], *, strategies: str | os.PathLike[str] | None = None
 ) -> Exploration:
-    """The exploration, of which CSV files were written.
+    """Write the frontier as CSV files; return the exploration.
 
     Args:
-        csv: gets a row per point of the frontier.
-        strategies: gets a row per point and operator.
+        csv: the file with a row per point of the frontier.
+        strategies: the file with a row per point and operator.
 
     Raises:
         TensorOptError: there is no exploration, or a file cannot be written.
     """
-    found = opened(saved)
-    write_frontier_csv(found, csv)
+    exploration = opened(saved)
+    write_frontier_csv(exploration, csv)
     if strategies:
-        write_strategies_csv(found, strategies)
-    return found
+        write_strategies_csv(exploration, strategies)
+    return exploration
 
 
 def export_sheet(
@@ -167,33 +171,33 @@ def export_sheet(
     amount: Amount | None = None,
     folder: str | None = None,
 ) -> int:
-    """The index of the point of which a decision sheet was written: one HTML page, made to be printed.
+    """Write the decision sheet of a point, one HTML page for printing; return the point's index.
 
     Args:
         sheet: the file.
-        point: its index in ``all_points``, from 0; without it the fastest within the budget.
-        memory_bytes: the budget per device; by default what the devices have.
-        headroom: share of a device's memory that is to stay free.
+        point: its index in ``all_points``, from 0; by default the fastest within the budget.
+        memory_bytes: the budget per device; by default the devices' memory.
+        headroom: the share of a device's memory that must stay free.
         tariff: prices that replace those of the cluster, and the currency.
-        amount: the training that hours and money are of; by default 1,000 steps.
-        folder: what commands call the exploration's folder; by default the one that was given.
+        amount: the training to which hours and money refer; by default 1,000 steps.
+        folder: the exploration's folder in commands; by default the given one.
 
     Raises:
-        TensorOptError: there is no such point, a price is of a kind that the cluster lacks, the amount's
+        TensorOptError: there is no such point, a price is for a kind that the cluster lacks, the amount's
             unit is unknown, or the file cannot be written.
-        InfeasibleError: nothing fits; says what would.
+        InfeasibleError: nothing fits; the message says what would.
     """
-    found = opened(saved)
-    tariff.check(kinds_of(found))
+    exploration = opened(saved)
+    tariff.check(kinds_of(exploration))
     on_disk = None if isinstance(saved, Exploration) else os.fspath(saved)
     if point is None:
-        usable = Cluster.from_dict(found.cluster).memory_bytes * (1 - headroom)
-        point = found.index(memory_bytes=min(usable, memory_bytes or usable))
+        usable = Cluster.from_dict(exploration.cluster).memory_bytes * (1 - headroom)
+        point = exploration.index(memory_bytes=min(usable, memory_bytes or usable))
     place = folder or on_disk
     try:
-        told = detail(found, point)
+        point_detail = detail(exploration, point)
     except TensorOptError:
-        told = None  # the sheet leaves out what only the saved costs say
+        point_detail = None  # the sheet leaves out what only the saved costs say
     options = SheetOptions(
         folder=place or "DIR",
         memory_bytes=memory_bytes,
@@ -201,14 +205,14 @@ def export_sheet(
         tariff=tariff,
         amount=amount,
         verified=load_verified(place) if place else (),
-        detail=told,
+        detail=point_detail,
     )
-    write_sheet(found, point, sheet, options)
+    write_sheet(exploration, point, sheet, options)
     return point
 
 
 def opened(saved: _Saved) -> Exploration:
-    """The exploration itself, loaded where a folder is given."""
+    """Return the exploration itself, loaded if a folder is given."""
     return saved if isinstance(saved, Exploration) else load_exploration(saved)
 
 
@@ -219,7 +223,8 @@ def _exploration_meant(
     knee: bool,
     devices: int | str | None,
 ) -> Exploration:
-    """The exploration itself, or of several in a folder the one on the number of devices that is meant."""
+    """Return the exploration itself, or the one in a folder of several that has the requested device
+    count."""
     if isinstance(saved, Exploration):
         return saved
     if devices is None:
@@ -232,7 +237,7 @@ def _exploration_meant(
         return load_exploration(inside[0] if inside else saved)
     sweep = load_sweep(saved)
     if devices == "auto":
-        # Every exploration has a knee, so that "the fewest devices with one" would say nothing: that of all
+        # Every exploration has a knee, so "the fewest devices with one" would mean nothing: the knee of all
         # devices is meant.
         return sweep[-1] if knee else fewest_devices(sweep, memory_bytes, time_s)
     if not str(devices).isdecimal():

@@ -1,4 +1,5 @@
-"""One model on several clusters, or on several numbers of devices of one: explored there, and compared."""
+"""One model on several clusters, or on several device counts of one cluster: explored on each, and
+compared."""
 
 from __future__ import annotations
 
@@ -35,21 +36,22 @@ from tensoropt.types import Progress, silent
 _logger = logging.getLogger(__name__)
 
 _REFUSED = "refused.json"
-"""In a folder of explorations on several clusters: where the model could not be explored, and why."""
+"""The file, in a folder of explorations on several clusters, with the clusters that failed and the
+reasons."""
 _PRESETS = "presets"
-"""Stands for every preset by name, but those of a number of nodes."""
+"""The name that stands for all presets except those with a number of nodes."""
 
 
 @dataclass(frozen=True)
 class OnClusters:
-    """Explorations of one step on several clusters, and why there is none on others, by name."""
+    """Explorations of one step on several clusters, and the reasons why there is none on others, by name."""
 
     explorations: tuple[Exploration, ...]
     refused: Mapping[str, str]
 
     @classmethod
     def of(cls, saved: SavedOnClusters) -> OnClusters:
-        """Explorations however they are given. One in a folder that cannot be read is among those refused.
+        """Return explorations given in any form; one in a folder that cannot be read counts as refused.
 
         Raises:
             TensorOptError: the folder holds none, or they are not of one model's step.
@@ -64,7 +66,7 @@ class OnClusters:
     @property
     def profile(self) -> Profile:
         """The table devices x memory -> time, without explorations that were saved without their cluster."""
-        return profile([ClusterCurve.of(found) for found in self.explorations if made_for(found.cluster)])
+        return profile([ClusterCurve.of(e) for e in self.explorations if made_for(e.cluster)])
 
 
 SavedOnClusters = OnClusters | str | os.PathLike[str] | Sequence[Exploration]
@@ -81,22 +83,22 @@ def explore_clusters(
     progress: Progress | None = None,
     **more: Any,
 ) -> OnClusters:
-    """The cost frontiers of one model on several clusters; it is captured once.
+    """Return the cost frontiers of one model on several clusters; the model is captured once.
 
-    What goes wrong on one cluster is said of that cluster, and the others are explored; a name of none is
-    refused before.
+    A failure on one cluster is recorded for that cluster, and the others are explored; an unknown name is
+    refused before anything is explored.
 
     Args:
         model, args, kwargs: as in :func:`tensoropt.explore`.
         clusters: names, files or clusters; ``presets`` for all presets.
-        out: a folder, which gets a folder for each exploration, as ``explore --out`` makes it.
+        out: a folder, in which each exploration gets a folder like that of ``explore --out``.
         progress: as in :func:`tensoropt.explore`.
-        more: whatever else :func:`tensoropt.explore` takes, but planners.
+        more: any other arguments of :func:`tensoropt.explore` except planners.
 
     Raises:
-        ClusterError: one is no cluster.
-        CaptureError: the model cannot be captured, on whatever cluster.
-        TensorOptError: it could be explored on none; says why of each.
+        ClusterError: a name is not a cluster.
+        CaptureError: the model cannot be captured, whatever the cluster.
+        TensorOptError: it could not be explored on any cluster; the message has the reasons.
     """
     graph_settings = {k: v for k, v in more.items() if k not in ("loss", "source", "seed")}
 
@@ -110,13 +112,13 @@ def explore_clusters(
 
 
 def named_clusters(clusters: str | Sequence[str | Cluster]) -> list[str | Cluster]:
-    """Clusters one by one, each once: ``presets`` and lists with commas taken apart."""
+    """Return the clusters without duplicates: ``presets`` and comma-separated lists are expanded."""
     words = clusters.split(",") if isinstance(clusters, str) else list(clusters)
-    found: list[str | Cluster] = []
+    expanded: list[str | Cluster] = []
     for word in words:
         name = word.strip() if isinstance(word, str) else word
-        found += [n for n in list_clusters() if not n.endswith("xN")] if name == _PRESETS else [name]
-    unique = list(dict.fromkeys(one for one in found if one != ""))
+        expanded += [n for n in list_clusters() if not n.endswith("xN")] if name == _PRESETS else [name]
+    unique = list(dict.fromkeys(cluster for cluster in expanded if cluster != ""))
     if not unique:
         raise TensorOptError("there is no cluster to explore on; name some, or presets for all of them")
     return unique
@@ -129,15 +131,14 @@ def over_clusters(
     out: str | os.PathLike[str] | None,
     progress: Progress,
 ) -> OnClusters:
-    """Explorations on clusters one after the other.
+    """Explore on each cluster in turn; return the explorations and the failures.
 
     Args:
-        clusters: those of a mapping are called, and saved, by its keys.
-        explore_on: explores on a cluster; gets an exploration on another one, whose operators it takes, if
-            there is any.
+        clusters: clusters; with a mapping, its keys name them in results and folders.
+        explore_on: explores on a cluster, given an earlier exploration whose operators it can reuse, if any.
 
     Raises:
-        ClusterError: one is no cluster; before anything is explored.
+        ClusterError: a name is not a cluster; raised before anything is explored.
     """
     explorations: list[Exploration] = []
     refused: dict[str, str] = {}
@@ -155,7 +156,7 @@ def over_clusters(
                 )
             explorations.append(exploration)
         except (CaptureError, ModelSourceError, ConstraintError):
-            raise  # no cluster mends it
+            raise  # no other cluster would help
         except TensorOptError as error:
             refused[name] = " ".join(str(error).split())
         except Exception as error:  # one cluster's fault must not cost the others' results
@@ -171,15 +172,16 @@ def over_clusters(
     return OnClusters(tuple(explorations), refused)
 
 
-def _folder(out: Path, name: str, found: Sequence[Exploration]) -> Path:
-    """A folder of its own for a cluster, whatever its name has in it."""
+def _folder(out: Path, name: str, explorations: Sequence[Exploration]) -> Path:
+    """Return a separate folder for a cluster, whatever characters its name contains."""
     plain = re.sub(r"[^\w.\[\]-]+", "-", name).lstrip(".") or "cluster"
-    same = sum(str(one.cluster["name"]) == name for one in found)
+    same = sum(str(exploration.cluster["name"]) == name for exploration in explorations)
     return out / (f"{plain}-{same + 1}" if same else plain)
 
 
 def refused_in(folder: Path) -> dict[str, str]:
-    """Why a model could not be explored on some clusters, by name, as a folder of explorations keeps it."""
+    """Return the reasons why a model could not be explored on some clusters, by name, from a folder's
+    file."""
     try:
         data = json.loads((folder / _REFUSED).read_text(encoding="utf-8"))
         return {str(name): str(why) for name, why in data.items()}
@@ -190,12 +192,12 @@ def refused_in(folder: Path) -> dict[str, str]:
 
 
 def device_profile(saved: SavedOnClusters) -> Profile:
-    """The table devices x memory -> time of the explorations in a folder, or of those given.
+    """Return the table devices x memory -> time of the explorations in a folder, or of the given ones.
 
     Raises:
         TensorOptError: the folder holds none, one is damaged, or they are not of one model's step.
     """
-    # The table has no place for what cannot be read.
+    # The table has no place for an exploration that cannot be read.
     return OnClusters.of(load_sweep(saved) if isinstance(saved, (str, os.PathLike)) else saved).profile
 
 
@@ -209,15 +211,16 @@ def shop(
     amount: Amount = THOUSAND_STEPS,
     tariff: Tariff = CLUSTERS_OWN,
 ) -> Offers:
-    """What clusters offer for one model: the cheapest within a time, the fastest within a price, and why.
+    """Return the clusters' offers for one model: the cheapest within a time, the fastest within a cost, and
+    why.
 
     Args:
-        saved: what :func:`explore_clusters` gave, its folder, or explorations.
+        saved: the result of :func:`explore_clusters`, its folder, or explorations.
         time_s: the longest step.
         cost: the most money for ``amount``.
-        memory_bytes: per device, where less is meant than a device has.
-        headroom: the share of a device's memory that stays free.
-        amount: the training that hours and money are of.
+        memory_bytes: the budget per device, if less than the device's memory.
+        headroom: the share of a device's memory that must stay free.
+        amount: the training to which hours and money refer.
         tariff: prices that replace those of the clusters, and the currency.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Types that several stages share: arrays by element type, sources of seconds, reports of progress."""
+"""Types shared by several stages: arrays by element type, sources of seconds, progress reports."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 SOURCES = MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
-"""The sources that seconds can have, the most trusted first."""
+"""The possible sources of seconds, the most trusted first."""
 
 
 class Progress(Protocol):
-    """Is called while a long stage goes on, so that people see how far it is."""
+    """A function that is called during long stages, to report how far they are."""
 
     def __call__(self, stage: str, done: int, total: int, what: str, /) -> None:
-        """Take note that ``done`` of ``total`` parts of a stage are finished.
+        """Note that ``done`` of ``total`` parts of a stage are finished.
 
         Args:
             stage: the stage's name, the same in all its reports.
             done: 0 in the first report, ``total`` in the last.
-            total: how many parts there are.
-            what: what is worked on now, or what was found, in words.
+            total: the number of parts.
+            what: the current work, or its result, in words.
         """
 
 
 def silent(stage: str, done: int, total: int, what: str, /) -> None:
-    """Show nothing; a :class:`Progress` for callers that nobody watches."""
+    """Show nothing; a :class:`Progress` for callers without an audience."""

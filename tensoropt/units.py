@@ -1,7 +1,6 @@
-"""Units at the edge between people and code.
+"""Conversion of units between people and code.
 
-Inside the code everything is bytes, seconds, FLOP and bytes/second; GiB and ms exist only where a
-person reads or types.
+Code uses bytes, seconds, FLOP and bytes per second only; GiB and ms occur only where a person reads or types.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a text may be: a name for people, an example, what units mean, and which of these are listed.
+    """A kind of text: its name for people, an example, its units, and those that messages list.
 
     Attributes:
-        units: by their lower-case form, or as they are written where upper and lower case differ.
-        cased: whether they do.
+        units: the value of each unit, by its lower-case form, or as written if case matters.
+        cased: whether case matters.
     """
 
     what: str
@@ -47,7 +46,7 @@ _SIZE = _Kind(
     "a size",
     "24GiB",
     "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
-    # A number with a prefix alone is of bytes: 80G is 80 GB.
+    # A number with only a prefix is in bytes: 80G is 80 GB.
     _times(_DECIMAL | _BINARY, ("", "b", "byte", "bytes")),
 )
 _TIME = _Kind(
@@ -105,27 +104,27 @@ def _parse(text: str, kind: _Kind) -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """Bytes in a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9``."""
+    """Return the bytes in a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9``."""
     return _parse(text, _SIZE)
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds in a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``."""
+    """Return the seconds in a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``."""
     return _parse(text, _TIME)
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second in a text such as ``450GB/s``, ``100 Gbit/s``, ``25Gbps`` or ``1e9``."""
+    """Return the bytes per second in a text such as ``450GB/s``, ``100 Gbit/s``, ``25Gbps`` or ``1e9``."""
     return _parse(text, _BANDWIDTH)
 
 
 def parse_flops(text: str) -> float:
-    """FLOP per second in a text such as ``60TFLOPS``, ``312 TFLOP/s``, ``1.2P`` or ``60e12``."""
+    """Return the FLOP per second in a text such as ``60TFLOPS``, ``312 TFLOP/s``, ``1.2P`` or ``60e12``."""
     return _parse(text, _FLOPS)
 
 
 def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
-    """Three significant figures in the largest unit of which there is at least one."""
+    """Format three significant figures in the largest unit of which the value has at least one."""
     for unit, factor in units:
         if abs(value) >= factor:
             amount = value / factor
@@ -134,13 +133,13 @@ def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str)
     return smallest
 
 
-def counted(count: int, what: str, plural: str = "") -> str:
-    """``1 point`` or ``2,000 points``."""
-    return f"{count:,} {what if count == 1 else plural or what + 's'}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Format a count: ``1 point`` or ``2,000 points``."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def format_bytes(value: float) -> str:
-    """Binary units with three significant figures, e.g. ``11.3 GiB``."""
+    """Format bytes in binary units with three significant figures, such as ``11.3 GiB``."""
     if not math.isfinite(value):
         return "∞"
     units = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
@@ -148,7 +147,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """A readable time with three significant figures, e.g. ``12.4 ms``."""
+    """Format seconds readably with three significant figures, such as ``12.4 ms``."""
     if not math.isfinite(value):
         return "∞"
     smallest = f"{value / 1e-9:.3g} ns" if value else "0 s"
@@ -156,7 +155,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three significant figures without an exponent, thousands grouped: ``12,300``, ``0.0123``."""
+    """Format three significant figures without an exponent, thousands grouped: ``12,300``, ``0.0123``."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     # Rounded first: 9.999 has one place less than 9.99.
@@ -167,21 +166,22 @@ def format_number(value: float) -> str:
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
-def parse_count(text: str, what: str = "a count") -> float:
-    """The number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K, M, B, T: thousands)."""
+def parse_count(text: str, name: str = "a count") -> float:
+    """Return the number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K to T: powers of
+    1,000)."""
     match = _QUANTITY.match(text.strip())
     unit = "" if match is None else match.group(3).strip().lower()
     if match is None or unit not in _COUNTS:
-        raise TensorOptError(f"{what} '{text}' is no count; write for example 1e9, 50000, 300B or 1.5T")
+        raise TensorOptError(f"{name} '{text}' is not a count; write for example 1e9, 50000, 300B or 1.5T")
     return float(match.group(1) + match.group(2)) * _COUNTS[unit]
 
 
 LEAST_SHARE = 1e-5
-"""Shares below it are told apart from nothing, not from each other."""
+"""The least share that is distinguished from nothing; smaller ones are all shown alike."""
 
 
 def share_words(share: float) -> str:
-    """``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
+    """Format a share as ``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
     if share == 0:
         return "0 %"
     if abs(share) < LEAST_SHARE:
@@ -196,23 +196,23 @@ _SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "k
 
 
 def read_number(text: str) -> float:
-    """The number that a text is; nothing is guessed from another one."""
+    """Return the number in a text; anything else is refused, not guessed."""
     # NaN, infinity and digits of other scripts are floats to Python.
     if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text.strip(), re.ASCII):
-        raise TensorOptError(f"'{text[:40]}' is no number; write for example 8 or 2.5")
+        raise TensorOptError(f"'{text[:40]}' is not a number; write for example 8 or 2.5")
     return float(text)
 
 
 def read_whole(text: str) -> int:
-    """The whole number that a text is."""
-    found = read_number(text)
-    if found % 1:
-        raise TensorOptError(f"'{text[:40]}' is no whole number")
-    return int(found)
+    """Return the whole number in a text."""
+    number = read_number(text)
+    if number % 1:
+        raise TensorOptError(f"'{text[:40]}' is not a whole number")
+    return int(number)
 
 
 def read_counts(text: str) -> str | tuple[int, ...]:
-    """``auto``, or the counts of a list such as ``1,2,4``."""
+    """Return ``auto``, or the counts in a list such as ``1,2,4``."""
     plain = text.replace(" ", "")
     if plain == "auto":
         return plain
@@ -222,19 +222,19 @@ def read_counts(text: str) -> str | tuple[int, ...]:
 
 
 def write_counts(value: str | Sequence[int]) -> str:
-    """``auto`` or ``1,2,4``."""
+    """Format counts as ``auto`` or ``1,2,4``."""
     return value if isinstance(value, str) else ",".join(map(str, value))
 
 
 def read_size(text: str) -> float:
-    """The bytes of a text such as ``24GiB``."""
-    found = parse_bytes(text)
-    if not 0 < found < 2**60:
-        raise TensorOptError(f"'{text[:40]}' is no memory of a device; write for example 24GiB")
-    return found
+    """Return the bytes in a text such as ``24GiB``."""
+    size = parse_bytes(text)
+    if not 0 < size < 2**60:
+        raise TensorOptError(f"'{text[:40]}' is not the size of a device's memory; write for example 24GiB")
+    return size
 
 
 def write_size(value: float) -> str:
-    """The shortest text that is read as so many bytes."""
+    """Return the shortest text that is read as this number of bytes."""
     unit = next((unit for unit, size in _SIZES.items() if value and value % size == 0), "")
     return f"{round(value / _SIZES.get(unit, 1))}{unit}"

@@ -1,3 +1,3 @@
-"""The version of the package."""
+"""The package's version."""
 
 __version__ = "0.1.0"

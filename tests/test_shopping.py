@@ -159,9 +159,9 @@ def test_the_command_line_answers_and_lists_what_is_left_out(
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (["--cost", "much"], "--cost 'much' is no number"),
+        (["--cost", "much"], "--cost 'much' is not a number"),
         (["--cost", "-1"], "buys nothing"),
-        (["--headroom", "2GiB"], "no share of a device's memory"),
+        (["--headroom", "2GiB"], "not a share of a device's memory"),
         (["--time", "soon"], "is not a time"),
         (["--price", "H200=1"], "there is a price for H200"),
     ],

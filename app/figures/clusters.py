@@ -40,15 +40,15 @@ def _points(data: ClustersData, place: int, row: OnCluster, keep: np.ndarray) ->
     """Return (times, money, what a click and a tooltip know) of some points of a cluster."""
     assert row.money is not None
     rows = np.flatnonzero(keep)
-    known = [[place, int(i), f"{row.label}, point {i + 1}"] for i in rows]
-    return short(row.curve.time[rows] / data.time.factor), short(row.money[rows]), known
+    custom = [[place, int(i), f"{row.label}, point {i + 1}"] for i in rows]
+    return short(row.curve.time[rows] / data.time.factor), short(row.money[rows]), custom
 
 
 def _cluster(data: ClustersData, place: int, row: OnCluster, colours: Palette) -> Json:
     colour, symbol = _style_of(place, colours)
-    x, y, known = _points(data, place, row, row.fitting)
+    x, y, custom = _points(data, place, row, row.fitting)
     return scatter(
-        "lines+markers", x, y, customdata=known, name=row.label, showlegend=True,
+        "lines+markers", x, y, customdata=custom, name=row.label, showlegend=True,
         line={"color": colour, "width": 1}, marker={"color": colour, "symbol": symbol, "size": 8},
         hover="<b>%{customdata[2]}</b><br>%{x:.4~g} " + data.time.name + " · %{y:.4~g}<extra></extra>",
     )  # fmt: skip
@@ -56,10 +56,10 @@ def _cluster(data: ClustersData, place: int, row: OnCluster, colours: Palette) -
 
 def _rest(data: ClustersData, shown: list[tuple[int, OnCluster]], colours: Palette) -> Json:
     """Return the points that no device has room for: grey, not dropped."""
-    found = [_points(data, place, row, ~row.fitting) for place, row in shown]
-    x, y, known = (list(chain.from_iterable(points[part] for points in found)) for part in range(3))
+    unfit = [_points(data, place, row, ~row.fitting) for place, row in shown]
+    x, y, custom = (list(chain.from_iterable(points[part] for points in unfit)) for part in range(3))
     return scatter(
-        "markers", x, y, customdata=known, name="does not fit", showlegend=bool(x),
+        "markers", x, y, customdata=custom, name="does not fit", showlegend=bool(x),
         marker={"color": colours.faded, "size": 6, "symbol": "x-thin-open"},
         hover="<b>%{customdata[2]}</b><br>does not fit<extra></extra>",
     )  # fmt: skip

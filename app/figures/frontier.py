@@ -1,11 +1,10 @@
-"""A plot of memory against time. Traces and shapes keep their places, so that a selection changes only a few
+"""The plot of memory against time. Traces and shapes keep their places, so a selection changes only a few
 numbers.
 
-The thinning of a plot: of many points, one of those that cover each other is drawn.
-
-A browser draws an element for every point, and 20,000 take one without a graphics card a second (1.4 s with
-WebGL, which then runs on the processor). Points that are closer than a dot is wide appear as one dot. For a
-zoomed part the browser asks once more, with a finer grid over the part that is shown.
+Thinning: of many points, one of those that cover each other is drawn. A browser draws an element for every
+point, and without a graphics card 20,000 of them take a second (1.4 s with WebGL, which then runs on the
+processor). Points closer than a dot's width appear as one dot. For a zoomed part the browser requests a finer
+grid over the visible part.
 """
 
 from __future__ import annotations
@@ -81,11 +80,11 @@ def apart(
     if len(x) <= most:
         return np.arange(len(x))
     across, up = (_scaled(values, log) for values, log in zip((x, y), logs, strict=True))
-    found = [np.array([0, len(x) - 1]), _first_of_each(across, up, np.arange(len(x)), most)]
+    places = [np.array([0, len(x) - 1]), _first_of_each(across, up, np.arange(len(x)), most)]
     if window is not None:
         inside = _between(across, window.x) & _between(up, window.y)
-        found.append(_first_of_each(across, up, np.flatnonzero(inside), most))
-    return np.unique(np.concatenate(found))
+        places.append(_first_of_each(across, up, np.flatnonzero(inside), most))
+    return np.unique(np.concatenate(places))
 
 
 def _scaled(values: np.ndarray, log: bool) -> np.ndarray:
@@ -97,8 +96,8 @@ def _scaled(values: np.ndarray, log: bool) -> np.ndarray:
 
 def _between(values: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
     low, high = sorted(ends)
-    found: np.ndarray = (values >= low) & (values <= high)
-    return found
+    inside: np.ndarray = (values >= low) & (values <= high)
+    return inside
 
 
 def _first_of_each(across: np.ndarray, up: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
@@ -122,7 +121,7 @@ _CAPACITY, _USABLE, BUDGET, TARGET = range(4)
 """The places of the shapes."""
 _IN_VIEW = 2.5
 """The capacity line is in view if it is at most this many times the largest point (log: squared)."""
-THINNED = "Of points that lie closer than a dot is wide one is drawn; zoom in to see the others."
+THINNED = "Of points closer than a dot's width, only one is drawn; zoom in to see the others."
 _SYMBOLS = (
     "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
     "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",
@@ -208,13 +207,13 @@ def drawn(data: FrontierData, view: View) -> FrontierData:
 
 def _band(data: FrontierData, view: View, rows: np.ndarray, colours: Palette) -> Json:
     """Return the certificate between its edges, in the sums of the search."""
-    found = certificate(data, rows) if view.band and has_place(view) else None
+    band = certificate(data, rows) if view.band and has_place(view) else None
     size, second = data.units.memory.factor, data.units.time.factor
-    around, ups = ([], []) if found is None else found.outline()
+    around, ups = ([], []) if band is None else band.outline()
     return scatter(
         "lines", short(np.array(around) / size), short(np.array(ups) / second), fill="toself",
         fillcolor=colours.band, line={"color": colours.muted, "width": 1, "dash": "dot"},
-        visible=found is not None,
+        visible=band is not None,
     )  # fmt: skip
 
 
@@ -233,9 +232,9 @@ def _line(data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str,
 
 def _marks(data: FrontierData, rows: np.ndarray, mode: str, **more: Any) -> Json:
     """Return rows as marks with tooltips, which the browser knows by their numbers."""
-    known = [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows]
+    custom = [[int(i), _tooltip(data, int(i)), data.label(int(i))] for i in rows]
     hover = _HOVER.replace("{size}", data.axes.x.unit).replace("{time}", data.axes.y.unit)
-    return scatter(mode, *_xy(data, rows, data.time), hover=hover, customdata=known, **more)
+    return scatter(mode, *_xy(data, rows, data.time), hover=hover, customdata=custom, **more)
 
 
 def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: str) -> Json:
@@ -243,7 +242,7 @@ def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: st
 
 
 def _tooltip(data: FrontierData, row: int) -> str:
-    """A plan's name on lines that a tooltip has room for, and its listed figures."""
+    """Return a plan's name on lines that a tooltip has room for, and its listed figures."""
     listed = (f"{fact.name} {fact.words}" for fact in listed_facts(data.exploration.all_points[row]))
     return "<br>".join((*data.exploration.names[row].split(JOIN), *listed))
 
@@ -260,8 +259,8 @@ def _dotted(
 
 def symbol_of(planner: str) -> str:
     """Return the shape of a planner's marks: the same in every exploration."""
-    known = [name for name in PLANNER_TITLES if name != FRONTIER]
-    return _SYMBOLS[known.index(planner) % len(_SYMBOLS)] if planner in known else "circle"
+    published = [name for name in PLANNER_TITLES if name != FRONTIER]
+    return _SYMBOLS[published.index(planner) % len(_SYMBOLS)] if planner in published else "circle"
 
 
 def _planner_marks(

@@ -12,7 +12,7 @@ from .palette import palette
 _Json = dict[str, Any]
 
 
-def elements(found: Picture) -> list[_Json]:
+def elements(picture: Picture) -> list[_Json]:
     """Return nodes with their positions, then edges."""
     nodes = [
         {
@@ -26,7 +26,7 @@ def elements(found: Picture) -> list[_Json]:
                 name for name, is_so in (("mixed", n.mixed), ("again", n.again), ("staged", n.stage)) if is_so
             ),
         }
-        for n in found.nodes
+        for n in picture.nodes
     ]  # fmt: skip
     edges = [
         {
@@ -36,7 +36,7 @@ def elements(found: Picture) -> list[_Json]:
             },
             "classes": "resharded" if e.resharded else "",
         }
-        for e in found.edges
+        for e in picture.edges
     ]  # fmt: skip
     return nodes + edges
 

@@ -1,5 +1,5 @@
-"""The labels of planners' marks in the plot: which marks are named, and where, so that no name covers
-another."""
+"""The labels of planners' marks in the plot: which marks are named, and where, so that names do not
+overlap."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mark_labels(
         taken.append(box(x[knee], y[knee], _PLACES[0], _KNEE))
     for at, planners in _named(data, rows, x, y).items():
         row = int(rows[at])
-        strangers = [int(one) for one in rows if planner_title(data.planner[one]) not in planners]
+        strangers = [int(i) for i in rows if planner_title(data.planner[i]) not in planners]
         more = len(planners) - _MOST_NAMED
         whole = ", ".join(planners[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         first = planners[0] + (f" and {len(planners) - 1} more" if len(planners) > 1 else "")
@@ -83,17 +83,17 @@ def _named(data: FrontierData, rows: np.ndarray, x: np.ndarray, y: np.ndarray) -
     """Return place in ``rows`` -> planners: each planner's fastest mark is named, once for all that lie
     there; symbols distinguish the others."""
     names = np.array([data.planner[i] for i in rows])
-    found: dict[int, list[str]] = {}
+    named: dict[int, list[str]] = {}
     for name in dict.fromkeys(names):
         mine = np.flatnonzero(names == name)
         best = int(mine[np.argmin(data.time[rows[mine]])])
         near = [
             at
-            for at in found
+            for at in named
             if np.hypot(x[rows[at]] - x[rows[best]], y[rows[at]] - y[rows[best]]) < _NEAR_PX
         ]
-        found.setdefault(near[0] if near else best, []).append(planner_title(str(name)))
-    return found
+        named.setdefault(near[0] if near else best, []).append(planner_title(str(name)))
+    return named
 
 
 def box(x: float, y: float, place: str, text: str) -> _Box:
@@ -117,7 +117,7 @@ def _free(
 ) -> str | None:
     """Return a place for a name that keeps it within the plot, off other names and nearer to its own mark
     than to one of ``strangers``, over the fewest points; None if there is none."""
-    found: list[tuple[int, int]] = []
+    candidates: list[tuple[int, int]] = []
     for number, place in enumerate(_PLACES):
         left, right, middle = box(x[row], y[row], place, text)
         over = any(a < right and left < b and abs(m - middle) < LINE_PX for a, b, m in taken)
@@ -128,5 +128,5 @@ def _free(
         if len(away) and away.min() < _CLEAR * np.hypot(x[row] - centre, y[row] - middle):
             continue
         points = (x > left) & (x < right) & (np.abs(y - middle) < LINE_PX / 2 + 3)
-        found.append((int(points.sum()), number))
-    return _PLACES[min(found)[1]] if found else None
+        candidates.append((int(points.sum()), number))
+    return _PLACES[min(candidates)[1]] if candidates else None

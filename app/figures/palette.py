@@ -72,9 +72,9 @@ def run_style(number: int) -> tuple[int, str, str]:
     are all different.
     """
     rest, colour = divmod(number, len(RUN_COLOURS))
-    again, dash = divmod(rest, len(DASHES))
+    cycle, dash = divmod(rest, len(DASHES))
     # Five has no divisor in common with the number of symbols, so that none repeats with the same dash.
-    return colour, DASHES[dash], _RUN_SYMBOLS[(dash + 5 * again) % len(_RUN_SYMBOLS)]
+    return colour, DASHES[dash], _RUN_SYMBOLS[(dash + 5 * cycle) % len(_RUN_SYMBOLS)]
 
 
 def palette(scheme: str) -> Palette:

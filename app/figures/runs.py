@@ -24,15 +24,15 @@ def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: 
     """
     colours = palette(scheme)
     most = most_of_each(runs)
-    found = [drawn(run, axes, most) for run in runs]
-    size = _memory_unit(found, units, axes)
-    slowest = max((float(d.y.max()) for d in found if len(d.y)), default=0.0)
+    curves = [drawn(run, axes, most) for run in runs]
+    size = _memory_unit(curves, units, axes)
+    slowest = max((float(d.y.max()) for d in curves if len(d.y)), default=0.0)
     second = time_unit(slowest) if axes.per_sample else units.time
-    count = sum(len(d.x) for d in found)
+    count = sum(len(d.x) for d in curves)
     # Not WebGL: without a graphics card it draws a hundred lines in 1.5 s, paths take a tenth of that.
     marks = 0 if count <= _MOST_MARKS else max(_LEAST_MARKS, _MOST_MARKS // len(runs))
     traces = []
-    for run, of in zip(runs, found, strict=True):
+    for run, of in zip(runs, curves, strict=True):
         colour, dash, symbol = run_style(run.style or 0)
         tint = run_colours(colours)[colour]
         size_px = 5 if len(of.x) > 60 else 7
@@ -62,10 +62,10 @@ def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: 
     return {"data": traces, "layout": frame}
 
 
-def _memory_unit(found: Sequence[Any], units: Units, axes: Axes) -> Unit:
+def _memory_unit(curves: Sequence[Any], units: Units, axes: Axes) -> Unit:
     if not axes.total:
         return units.memory
-    return unit_for(max((float(d.x.max()) for d in found if len(d.x)), default=1.0))
+    return unit_for(max((float(d.x.max()) for d in curves if len(d.x)), default=1.0))
 
 
 def _hover(run: Run, axes: Axes, size: Unit, second: Unit) -> str:
@@ -85,7 +85,7 @@ def _capacities(runs: Sequence[Run], shown: Collection[str], size: Unit, colours
     Plotly makes room for visible shapes: lines far away would squeeze the frontiers.
     """
     kinds = {run.head.kind: run.head.capacity_bytes for run in runs if run.head.kind}
-    found = []
+    lines = []
     for kind, capacity in kinds.items():
         whole = unit_for(capacity)
         most = max(
@@ -98,10 +98,10 @@ def _capacities(runs: Sequence[Run], shown: Collection[str], size: Unit, colours
             "textposition": "end", "xanchor": "right", "yanchor": "bottom", "font": font(colours.muted),
         }  # fmt: skip
         line = {"color": colours.muted, "width": 1.5, "dash": "dash"}
-        found.append(
+        lines.append(
             across(
                 "x", capacity / size.factor, line, name=kind, layer="below", visible=most >= capacity / 2,
                 label=label,
             )
         )  # fmt: skip
-    return found
+    return lines

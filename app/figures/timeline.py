@@ -1,4 +1,4 @@
-"""A step over time: what each device and link does when, and what its memory holds meanwhile.
+"""The plot of a step over time: each device and link, and what memory holds meanwhile.
 
 Measurements drawn over predictions: a line over the memory curve, rows below the timeline.
 """
@@ -19,14 +19,14 @@ from .traces import LEGEND_ABOVE, Json, across, bars, titled
 _MEASURED = "measured"
 
 
-def over_curve(figure: Json, found: Beside, units: Units, scheme: str) -> Json:
+def over_curve(figure: Json, comparison: Beside, units: Units, scheme: str) -> Json:
     """Return a memory curve with the measured one as a line over it."""
-    if not len(found.times_s):
+    if not len(comparison.times_s):
         return figure
     colours = palette(scheme)
-    times, sizes = thinned(found.times_s, found.bytes)
+    times, sizes = thinned(comparison.times_s, comparison.bytes)
     line = {
-        "type": "scatter", "mode": "lines", "name": f"{_MEASURED}, {found.device}",
+        "type": "scatter", "mode": "lines", "name": f"{_MEASURED}, {comparison.device}",
         "x": [units.time.of(t) for t in times.tolist()], "y": [units.memory.of(v) for v in sizes.tolist()],
         "line": {"width": 2, "shape": "hv", "color": colours.ink},
         "hovertemplate": "%{y:.3~g} " + units.memory.name + f"<extra>{_MEASURED}</extra>",
@@ -34,18 +34,18 @@ def over_curve(figure: Json, found: Beside, units: Units, scheme: str) -> Json:
     return {**figure, "data": [*figure["data"], line]}
 
 
-def below_timeline(figure: Json, found: Beside, units: Units, scheme: str) -> Json:
+def below_timeline(figure: Json, comparison: Beside, units: Units, scheme: str) -> Json:
     """Return a timeline with the measured streams as rows below its own."""
-    if not found.events:
+    if not comparison.events:
         return figure
     colours, unit = palette(scheme), units.time
-    shown = sorted(found.events, key=lambda e: -e.duration_s)[:MOST_EVENTS]
+    shown = sorted(comparison.events, key=lambda e: -e.duration_s)[:MOST_EVENTS]
     colour = {"compute": colours.ink, "communication": colours.series[3], "copy": colours.series[5]}
     traces = [
         bars(
             mine, f"{_MEASURED} ", [unit.of(e.duration_s) for e in mine], [unit.of(e.start_s) for e in mine],
             name=f"{_MEASURED} {category}", marker={"color": colour[category], "line": {"width": 0}},
-            customdata=[["", unit.text(e.duration_s / found.scale), unit.text(e.start_s)] for e in mine],
+            customdata=[["", unit.text(e.duration_s / comparison.scale), unit.text(e.start_s)] for e in mine],
             hovertemplate="<b>%{text}</b><br>%{customdata[1]} as measured, drawn from %{customdata[2]}"
             f"<extra>{category}</extra>",
         )
@@ -67,9 +67,9 @@ _PHASE_ORDER = ("forward", "backward", "optimizer")
 def _phase_colour(phase: str, colours: Palette) -> str:
     """Return a phase's colour: forward, backward, optimizer and communication are distinguished; anything
     else is grey."""
-    known = {phase: colours.series[place] for place, phase in enumerate(_PHASE_ORDER)}
-    known |= dict.fromkeys(("gradients", "communication", "resharding"), colours.series[3])
-    return known.get(phase, colours.series[7])
+    by_phase = {phase: colours.series[place] for place, phase in enumerate(_PHASE_ORDER)}
+    by_phase |= dict.fromkeys(("gradients", "communication", "resharding"), colours.series[3])
+    return by_phase.get(phase, colours.series[7])
 
 
 def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
@@ -86,11 +86,11 @@ def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
     # In the order of a step; phases that are not known come last, in order of appearance.
     for phase in sorted(phases, key=lambda p: _PHASE_ORDER.index(p) if p in _PHASE_ORDER else 99):
         mine = [e for e in events if e.phase == phase]
-        known = [[e.group or "", unit.text(e.duration_s), unit.text(e.start_s)] for e in mine]
+        custom = [[e.group or "", unit.text(e.duration_s), unit.text(e.start_s)] for e in mine]
         traces.append(
             bars(
                 mine, "", [unit.of(e.duration_s) for e in mine], [unit.of(e.start_s) for e in mine],
-                name=phase, customdata=known,
+                name=phase, customdata=custom,
                 marker={"color": _phase_colour(phase, colours), "line": {"width": 0}},
                 hovertemplate="<b>%{text}</b><br>%{customdata[1]} from %{customdata[2]}<br>%{customdata[0]}"
                 f"<extra>{phase}</extra>",

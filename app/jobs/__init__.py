@@ -1,1 +1,1 @@
-"""Explorations in the background: each in a process of its own, with a folder that outlives the server."""
+"""Explorations in the background, each in a separate process with a folder that outlives the server."""

@@ -1,8 +1,8 @@
-"""Published planners beside a saved exploration as a job: the command line's ``recost --only-beside``.
+"""Jobs that run published planners on a saved exploration: the command line's ``recost --only-beside``.
 
-What such a job leaves is the exploration once more with the planners' plans. Where the search found the same
-again, it is shown in the place of the one that was asked of, and no second entry of nearly the same name
-appears; forgetting the job takes the planners away again.
+The result of such a job is the exploration with the planners' plans added. If the search gave the same
+frontier, the result is shown in place of the original exploration, so that no second entry with nearly the
+same name appears; forgetting the job removes the planners again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ VERB, _ONLY_BESIDE = "recost", "--only-beside"
 
 @dataclass(frozen=True)
 class Beside:
-    """Planners to run; the exploration's operators are enough, no model is opened.
+    """Planners to run on a saved exploration, whose operators suffice: no model is opened.
 
     Attributes:
-        folder: of the exploration.
-        label: what people call it.
-        planners: to run.
+        folder: the exploration's folder.
+        label: people's name for it.
+        planners: the planners to run.
         local: whether its cluster is this machine's ranks.
-        there: planners that are beside it already, and run again to stay there.
+        there: planners that it already has; they run again so that they stay.
     """
 
     folder: Path
@@ -38,7 +38,7 @@ class Beside:
 
     @property
     def title(self) -> str:
-        """What people read: the exploration, and the planners beside it."""
+        """The job's title: the exploration, and the planners to run."""
         return f"{self.label}: {', '.join(self.planners)} beside it"
 
     @property
@@ -47,30 +47,30 @@ class Beside:
         return self.local
 
     def arguments(self, folder: Path) -> list[str]:
-        """The words after ``tensoropt``; the result lands in ``folder``."""
+        """Return the arguments of ``tensoropt``; the result is written to ``folder``."""
         planners = ",".join(dict.fromkeys((*self.there, *self.planners)))
         return [VERB, str(self.folder), "--planners", planners, _ONLY_BESIDE, "--out", str(folder)]
 
 
 def beside_of(arguments: Sequence[str]) -> Path | None:
-    """The folder of the exploration that a job runs planners beside; None for other jobs."""
+    """Return the folder of the exploration on which a job runs planners; None for other jobs."""
     if len(arguments) > 1 and arguments[0] == VERB and _ONLY_BESIDE in arguments:
         return Path(arguments[1])
     return None
 
 
 def shown_instead(results: Iterable[tuple[Sequence[str], Path]]) -> Mapping[Path, Path]:
-    """Per folder of an exploration the newest result that has the same frontier, with planners beside it.
+    """Return, for each exploration's folder, the newest result with planners that has the same frontier.
 
     Args:
-        results: (arguments, folder) of jobs that came to their end, newest first.
+        results: (arguments, folder) of finished jobs, newest first.
     """
-    found: dict[Path, Path] = {}
+    newest: dict[Path, Path] = {}
     for arguments, folder in results:
         before = beside_of(arguments)
-        if before is not None and before not in found and _is_the_same(before, folder):
-            found[before] = folder
-    return found
+        if before is not None and before not in newest and _is_the_same(before, folder):
+            newest[before] = folder
+    return newest
 
 
 def _is_the_same(before: Path, folder: Path) -> bool:

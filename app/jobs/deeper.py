@@ -1,4 +1,4 @@
-"""A change of an exploration as a job: the command line's ``why --deep``."""
+"""Jobs that explore a change of an exploration: the command line's ``why --deep``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ VERB, _DEEP = "why", "--deep"
 
 @dataclass(frozen=True)
 class Deeper:
-    """One thing changed about a saved exploration, explored from its operator graph; no model is opened.
+    """A change of a saved exploration, explored from its operator graph; no model is opened.
 
     Attributes:
-        folder: of the exploration.
-        label: what people call it.
-        key, words: of the change.
+        folder: the exploration's folder.
+        label: people's name for it.
+        key, words: the change's key and its description.
         local: whether its cluster is this machine's ranks.
     """
 
@@ -30,7 +30,7 @@ class Deeper:
 
     @property
     def title(self) -> str:
-        """What people read: the exploration, and what is changed."""
+        """The job's title: the exploration, and the change."""
         return f"{self.label}: {self.words}"
 
     @property
@@ -39,19 +39,19 @@ class Deeper:
         return self.local
 
     def arguments(self, folder: Path) -> list[str]:
-        """The words after ``tensoropt``; the result lands in ``folder``."""
+        """Return the arguments of ``tensoropt``; the result is written to ``folder``."""
         return [VERB, str(self.folder), _DEEP, self.key, "--out", str(folder)]
 
 
 def deeper_jobs(jobs: Sequence[Job], folder: Path) -> dict[str, Job]:
-    """By change the newest job that explores it of the exploration in a folder.
+    """Return, for each change, the newest job that explores it for the exploration in a folder.
 
     Args:
         jobs: newest first.
     """
-    found: dict[str, Job] = {}
+    by_change: dict[str, Job] = {}
     for job in jobs:
         words = job.arguments
         if len(words) > 3 and words[:3] == (VERB, str(folder), _DEEP):
-            found.setdefault(words[3], job)
-    return found
+            by_change.setdefault(words[3], job)
+    return by_change

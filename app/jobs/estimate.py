@@ -1,7 +1,8 @@
-"""How long an exploration will take, said before it starts, from jobs that came to their end here.
+"""Estimates of an exploration's duration before it starts, from jobs that finished on this machine.
 
-Nothing is extrapolated: seconds depend on the model's operators, on how many meshes there are, and on what
-has been timed before, so that a figure for what has never run would be a guess. Then there is no estimate.
+Nothing is extrapolated: seconds depend on the model's operators, on the number of meshes, and on what has
+already been timed, so a figure for something that has never run would be a guess. In that case there is no
+estimate.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 REPEATED = 12
-"""Of the newest runs alike, whose range is shown; older ones may be of another version."""
+"""The number of newest similar runs whose range is shown; older ones may be of another version."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a job asked for: ``core`` is what, on what and beside what; ``whole`` is all of it."""
+class RequestKey:
+    """The request of a job; ``core``: the model, the cluster and the planners; ``whole``: everything."""
 
     core: str
     whole: str
@@ -25,21 +26,21 @@ class Asked:
 
 @dataclass(frozen=True)
 class Run:
-    """A job that came to its end, and the seconds it took."""
+    """A finished job, and its seconds."""
 
-    asked: Asked
+    request: RequestKey
     seconds: float
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds that runs alike took.
+    """The seconds of similar runs.
 
     Attributes:
-        last_s: of the newest one.
+        last_s: those of the newest run.
         low_s, high_s: the range.
-        runs: how many there were.
-        same: whether they asked for exactly this, and not for the same with other settings of the search.
+        runs: the number of runs.
+        same: whether they had exactly this request, rather than the same with other search settings.
     """
 
     last_s: float
@@ -49,37 +50,37 @@ class Estimate:
     same: bool
 
 
-def asked(question: Mapping[str, Any]) -> Asked:
-    """What a question asks for; all settings but the mode only say how thoroughly it is searched.
+def request_key(question: Mapping[str, Any]) -> RequestKey:
+    """Return the request in a question; all settings except the mode only affect how thoroughly it is
+    searched.
 
     Args:
         question: its data, as jobs keep it (:meth:`tensoropt.plan.question.Question.data`).
     """
     whole = {**question, "constraints_file": ""}
     core = {**whole, "settings": whole["settings"]["mode"], "seed": 0, "anew": False}
-    return Asked(_text(core), _text(whole))
+    return RequestKey(_text(core), _text(whole))
 
 
-def asked_in_words(words: Sequence[str], folder: str) -> Asked:
-    """What the command line of any other job asks for, whatever folder its result lands in."""
+def key_of_words(words: Sequence[str], folder: str) -> RequestKey:
+    """Return the request in the command line of any other job, whatever the folder of its result."""
     text = _text([word for word in words if word != folder])
-    return Asked(text, text)
+    return RequestKey(text, text)
 
 
 def _text(data: object) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def estimate(wanted: Asked, runs: Sequence[Run]) -> Estimate | None:
-    """What runs alike took: those that asked the same, else those that differ in settings of the search.
+def estimate(wanted: RequestKey, runs: Sequence[Run]) -> Estimate | None:
+    """Return the duration of similar runs: those with the same request, otherwise those with other search
+    settings.
 
     Args:
         runs: newest first.
     """
     for same in (True, False):
-        alike = [
-            run.seconds for run in runs if (run.asked == wanted if same else run.asked.core == wanted.core)
-        ]
+        alike = [r.seconds for r in runs if (r.request == wanted if same else r.request.core == wanted.core)]
         if alike:
             shown = alike[:REPEATED]
             return Estimate(alike[0], min(shown), max(shown), len(alike), same)

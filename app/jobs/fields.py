@@ -1,4 +1,4 @@
-"""The fields of the form that a person types into: each by itself, checked, never corrected."""
+"""The form's text fields: each is checked by itself and never corrected."""
 
 from __future__ import annotations
 
@@ -14,74 +14,74 @@ from tensoropt.units import read_counts, read_number, write_counts
 
 MOST_DEVICES = 1024
 _DEAREST = 10**6
-"""Of any currency, for one device-hour."""
+"""The highest price of a device-hour, in any currency."""
 PIN = '{"pin": [{"operators": "*mlp*", "axes": {"*": "out_features"}}]}'
 _LONGEST = 50_000
-"""Characters of constraints."""
+"""The most characters of constraints."""
 
 
 class RequestError(TensorOptError):
-    """A form that cannot be started; says which field and what would do."""
+    """The form cannot be started; the message says which field is wrong and what it accepts."""
 
 
-def number(value: Any, what: str) -> float | None:
-    """The number of a field, None for an empty one.
+def number(value: Any, name: str) -> float | None:
+    """Return the number in a field; None for an empty one.
 
     Raises:
-        RequestError: what was typed is no number; nothing is guessed from it.
+        RequestError: the text is not a number; nothing is guessed from it.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
         return read_number(str(value))
     except TensorOptError as error:
-        raise RequestError(f"{what}: {error}") from error
+        raise RequestError(f"{name}: {error}") from error
 
 
-def count(value: Any, what: str, most: int) -> int:
-    """A whole number from 1 to ``most``; raises :class:`RequestError`."""
-    found = number(value, what)
-    if found is None or found % 1:
-        raise RequestError(f"{what}: give a whole number")
-    if not 1 <= found <= most:
-        raise RequestError(f"{what}: between 1 and {most:,}")
-    return int(found)
+def count(value: Any, name: str, most: int) -> int:
+    """Return a whole number from 1 to ``most``; raise :class:`RequestError` for anything else."""
+    typed = number(value, name)
+    if typed is None or typed % 1:
+        raise RequestError(f"{name}: give a whole number")
+    if not 1 <= typed <= most:
+        raise RequestError(f"{name}: between 1 and {most:,}")
+    return int(typed)
 
 
 def price_from(value: Any) -> float | None:
-    """Money per device-hour, None for an empty field; raises :class:`RequestError`."""
-    found = number(value, "the price of a device-hour")
-    if found is not None and not 0 < found <= _DEAREST:
+    """Return the price of a device-hour; None for an empty field. Raises :class:`RequestError`."""
+    price = number(value, "the price of a device-hour")
+    if price is not None and not 0 < price <= _DEAREST:
         raise RequestError(
             f"the price of a device-hour: more than 0, at most {_DEAREST:,}; empty where unknown"
         )
-    return found
+    return price
 
 
 def batch(value: Any) -> int | None:
-    """The batch, None for the model's own; raises :class:`RequestError`."""
+    """Return the batch; None for the model's own. Raises :class:`RequestError`."""
     return None if number(value, "the batch") is None else count(value, "the batch", 10**6)
 
 
 def divides(counts: str | Sequence[int], batch: int) -> None:
-    """Whether each of the numbers of micro-batches divides the batch; raises :class:`RequestError`."""
+    """Raise :class:`RequestError` unless each of the micro-batch counts divides the batch."""
     for count in counts if not isinstance(counts, str) else ():
         if batch % count:
             raise RequestError(f"{count} micro-batches do not divide the batch of {batch}; use a divisor")
 
 
 def dims(value: Any) -> list[str]:
-    """``name=size`` words; raises :class:`RequestError`."""
-    found = words(value)
+    """Return the ``name=size`` words of a field. Raises :class:`RequestError`."""
+    sizes = words(value)
     # Checked against a pattern, as the words become arguments of a command line: none may begin with a dash.
-    for dim in found:
+    for dim in sizes:
         if not re.fullmatch(r"[A-Za-z_][\w.\-]{0,60}(\[\d\])?=[1-9]\d{0,8}", dim):
             raise RequestError(f"'{dim[:80]}' is not a size of an input's dim; write for example batch=8")
-    return found
+    return sizes
 
 
 def device_counts(value: Any) -> str | tuple[int, ...]:
-    """Numbers of devices, ``auto``, or "" for all at once; raises :class:`RequestError`."""
+    """Return device counts, ``auto``, or "" for all devices at once. Raises :class:`RequestError`."""
     text = str(value or "").strip()
     try:
         counts = read_counts(text) if text else ""
@@ -93,15 +93,15 @@ def device_counts(value: Any) -> str | tuple[int, ...]:
 
 
 def words(value: Any) -> list[str]:
-    """What is separated by commas or spaces."""
+    """Return the parts of a text that are separated by commas or spaces."""
     return [w for w in re.split(r"[,\s]+", str(value or "")) if w][:32]
 
 
 def constraints(value: Any) -> dict[str, Any] | None:
-    """Constraints as ``--constraints`` takes them, written as JSON; None for none.
+    """Return the constraints written as JSON, as ``--constraints`` takes them; None for none.
 
     Raises:
-        RequestError: it is too long, no JSON, or says nothing that could be kept.
+        RequestError: the text is too long, not JSON, or contains no constraints that could be kept.
     """
     text = str(value or "").strip()
     if not text:
@@ -109,25 +109,25 @@ def constraints(value: Any) -> dict[str, Any] | None:
     if len(text) > _LONGEST:
         raise RequestError(f"constraints: at most {_LONGEST:,} characters; use the command line for more")
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     # Deeply nested JSON exceeds Python's recursion before it is decoded.
     except (ValueError, RecursionError) as error:
         raise RequestError(f"constraints: no JSON ({str(error)[:80]})") from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise RequestError(f"constraints: an object, for example {PIN}")
     try:
-        constraints_of(found)
+        constraints_of(data)
     except TensorOptError as error:
         raise RequestError(f"constraints: {error}") from error
-    return found
+    return data
 
 
 def seed(value: Any) -> int | None:
-    """A seed, None for the usual one; raises :class:`RequestError`."""
-    found = number(value, "the seed")
-    if found is not None and (found % 1 or not 0 <= found < 2**31):
+    """Return the seed; None for the default one. Raises :class:`RequestError`."""
+    typed = number(value, "the seed")
+    if typed is not None and (typed % 1 or not 0 <= typed < 2**31):
         raise RequestError("the seed: a whole number from 0 to 2,147,483,647")
-    return None if found is None else int(found)
+    return None if typed is None else int(typed)
 
 
 def _of_setting(setting: Setting) -> Callable[[Any], Any]:
@@ -145,7 +145,7 @@ _SETTINGS: dict[str, Callable[[Any], Any]] = {
     setting.key: constraints if setting.name == "constraints" else _of_setting(setting)
     for setting in settings_fields()
 }
-"""What reads the field of a setting."""
+"""The parser of each setting's field, by the setting's key."""
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "batch": batch,
     "dims": dims,
@@ -156,11 +156,11 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "seed": seed,
     **{setting.key: _SETTINGS[setting.key] for setting in settings_fields() if not setting.offered},
 }
-"""What checks a field that a person types into, by itself."""
+"""The check of each text field, by its name."""
 
 
 def settings(form: Mapping[str, Any]) -> Settings:
-    """The settings of a form; raises :class:`RequestError`."""
+    """Return the settings of a form. Raises :class:`RequestError`."""
     chosen = {setting.name: _SETTINGS[setting.key](form.get(setting.key)) for setting in settings_fields()}
     try:
         return Settings(**chosen)
@@ -169,12 +169,12 @@ def settings(form: Mapping[str, Any]) -> Settings:
 
 
 def faults(form: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with each field that a person types into, by field; "" for nothing."""
-    found = {}
+    """Return what is wrong with each text field, by field; "" for nothing."""
+    by_field = {}
     for field, check in CHECKS.items():
         try:
             check(form.get(field))
-            found[field] = ""
+            by_field[field] = ""
         except RequestError as error:
-            found[field] = str(error)
-    return found
+            by_field[field] = str(error)
+    return by_field

@@ -1,4 +1,4 @@
-"""Jobs: started in spawned processes, watched, cancelled with all their children, remembered in folders."""
+"""Jobs: started in spawned processes, watched, cancelled with all their children, kept in folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tensoropt.plan.question import Question
 
 from ..safety import LOG as LOGGER
 from .beside import shown_instead
-from .estimate import Asked, Estimate, Run, asked, asked_in_words, estimate
+from .estimate import Estimate, RequestKey, Run, estimate, key_of_words, request_key
 from .record import LOG, Job, is_alive, read_job, tail, this_server
 from .refill import question_of_job
 from .request import Request, Wanted, written
@@ -33,9 +33,10 @@ from .worker import data_folder, run
 
 _SAVE_EVERY_S = 1.0
 KEPT_S = 600.0
-"""For so long a forgotten job can be brought back."""
+"""How long a forgotten job can be restored."""
 _MOST_RUNNING = 2
-"""Jobs at a time; one that measures this machine's ranks runs alone, or its figures would be wrong."""
+"""The most jobs at a time; one that measures this machine's ranks runs alone, or its figures would be
+wrong."""
 
 
 @dataclass
@@ -47,11 +48,11 @@ class _Running:
 
 
 class JobManager:
-    """The jobs kept under one folder.
+    """The jobs kept in one folder.
 
     Args:
-        root: private folder for jobs and uploads; by default beside the profile store.
-        target: what runs in the child, for tests.
+        root: a private folder for jobs and uploads; by default next to the profile store.
+        target: the function that runs in the child, for tests.
     """
 
     def __init__(self, root: Path | None = None, target: Callable[..., None] = run):
@@ -67,7 +68,7 @@ class JobManager:
         self._server = this_server()
         self._running: dict[str, _Running] = {}
         self._jobs: dict[str, Job] = {}
-        self._asked: dict[str, Asked] = {}
+        self._keys: dict[str, RequestKey] = {}
         self._closed = False
         self.forgotten_folder = self.root / "forgotten"
         self._forgotten: dict[str, tuple[Job, float]] = {}
@@ -81,7 +82,7 @@ class JobManager:
                 self._jobs[job.id] = self._ended_if_lost(job)
 
     def _ended_if_lost(self, job: Job) -> Job:
-        """A job that another, dead server was running when it died is interrupted."""
+        """Return the job, marked as interrupted if it was running on a server that has died."""
         if not job.active or is_alive(job.server):
             return job
         job = replace(job, state="interrupted", error="the dashboard ended while this ran", ended=time.time())
@@ -91,7 +92,7 @@ class JobManager:
     # -- what pages ask -----------------------------------------------------------------------------
 
     def jobs(self) -> list[Job]:
-        """All jobs, newest first."""
+        """Return all jobs, newest first."""
         with self._lock:
             for id, job in self._jobs.items():
                 if job.active and job.server != self._server:  # another dashboard's: its file knows better
@@ -99,42 +100,45 @@ class JobManager:
             return sorted(self._jobs.values(), key=lambda j: j.created, reverse=True)
 
     def sign(self) -> str:
-        """Another text whenever there may be something new to show of the jobs: each second while one is at
-        work."""
+        """Return a text that changes when a job may have something new to show: every second while
+        one runs."""
         jobs = self.jobs()
-        told = [(job.id, job.state, job.error) for job in jobs], [job.id for job in self.forgotten()]
+        shown = [(job.id, job.state, job.error) for job in jobs], [job.id for job in self.forgotten()]
         moment = int(time.time()) if any(job.active for job in jobs) else 0
-        return f"{zlib.crc32(repr(told).encode()):08x}-{moment}"
+        return f"{zlib.crc32(repr(shown).encode()):08x}-{moment}"
 
     def results(self) -> list[tuple[str, Path]]:
-        """(key, folder) of what jobs left, newest first; several where a job explored parts of a cluster."""
-        found = []
+        """Return (key, folder) of jobs' results, newest first; several if a job explored parts of a
+        cluster."""
+        folders = []
         for job in self.jobs():
             for folder in folders_in(self.folder / job.id) if job.state == "done" else ():
                 part = "" if folder.name == job.id else f"-{folder.name}"
-                found.append((f"job-{job.id}{part}", folder))
-        return found
+                folders.append((f"job-{job.id}{part}", folder))
+        return folders
 
     def beside(self) -> Mapping[Path, Path]:
-        """Per absolute folder of an exploration the one shown in its place, with planners beside it."""
+        """Return, for each exploration's absolute folder, the one with planners that is shown in its
+        place."""
         with self._lock:
             done = [job for job in self._jobs.values() if job.state == "done"]
         done.sort(key=lambda job: job.created, reverse=True)
         return shown_instead((job.arguments, self.folder / job.id) for job in done)
 
     def log(self, id: str) -> str:
-        """The end of a job's log; "" for a job that is not known."""
+        """Return the end of a job's log; "" for an unknown job."""
         return tail(self.folder / id) if id in self._jobs else ""
 
     def submit(self, request: Wanted) -> Job:
-        """Queue a request. Raises :class:`TensorOptError` if it cannot even be written down."""
+        """Queue a request. Raises :class:`TensorOptError` if it cannot be written to disk."""
         question = request.question if isinstance(request, Request) else None
         return self._queue(request.title, request.measures, question, request.arguments)
 
     def _queue(
         self, title: str, measures: bool, question: Question | None, words: Callable[[Path], list[str]]
     ) -> Job:
-        """Queue a job; ``words`` gives those of its command line, of the folder of its result."""
+        """Queue a job; ``words`` returns the arguments of its command line, given the folder of its
+        result."""
         id = secrets.token_hex(6)
         folder = self.folder / id
         folder.mkdir(mode=0o700)
@@ -162,10 +166,10 @@ class JobManager:
         return self._jobs[id]
 
     def again(self, id: str) -> Job | None:
-        """Queue the same once more, beside what the job left; None for one that runs or is not known.
+        """Queue the same job once more and keep the old result; None for a job that runs or is unknown.
 
         Raises:
-            TensorOptError: it cannot be written down.
+            TensorOptError: it cannot be written to disk.
         """
         job = self._jobs.get(id)
         if job is None or job.active:
@@ -177,38 +181,39 @@ class JobManager:
         return self._queue(job.title, job.measures, question, partial(written, question))
 
     def job(self, id: str) -> Job | None:
-        """The job called ``id``; None for one that is not known."""
+        """Return the job called ``id``; None if it is unknown."""
         return next((job for job in self.jobs() if job.id == id), None)
 
     def took(self, job: Job) -> float | None:
-        """Seconds that the last job that asked the same took to its end; None without one."""
-        alike = estimate(self._asked_by(job), self._runs(but=job.id))
+        """Return the seconds of the last finished job with the same request; None without one."""
+        alike = estimate(self._key_of(job), self._runs(but=job.id))
         return alike.last_s if alike is not None and alike.same else None
 
     def estimate(self, wanted: Request) -> Estimate | None:
-        """How long a request will take, from what jobs like it took; None where there was none."""
-        return estimate(asked(wanted.question.data()), self._runs())
+        """Return the expected duration of a request, from similar jobs; None if there are none."""
+        return estimate(request_key(wanted.question.data()), self._runs())
 
     def _runs(self, but: str = "") -> list[Run]:
-        """What jobs that came to their end asked, and the seconds they took; newest first."""
+        """Return the requests and seconds of finished jobs, newest first."""
         runs = []
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:
                 continue
-            runs.append(Run(self._asked_by(job), job.ended - job.started))
+            runs.append(Run(self._key_of(job), job.ended - job.started))
         return runs
 
-    def _asked_by(self, job: Job) -> Asked:
-        """What a job asked, which never changes: at every key that is pressed it would be read again."""
-        if job.id not in self._asked:
+    def _key_of(self, job: Job) -> RequestKey:
+        """Return a job's request, which never changes; remembered, because it is needed at every key
+        press."""
+        if job.id not in self._keys:
             try:
-                self._asked[job.id] = asked(job.question or question_of_job(job).data())
+                self._keys[job.id] = request_key(job.question or question_of_job(job).data())
             except (TensorOptError, KeyError, TypeError):  # another version's
-                self._asked[job.id] = asked_in_words(job.arguments, str(self.folder / job.id))
-        return self._asked[job.id]
+                self._keys[job.id] = key_of_words(job.arguments, str(self.folder / job.id))
+        return self._keys[job.id]
 
     def cancel(self, id: str) -> None:
-        """End a job and every process it started; nothing for one that has ended or isn't known."""
+        """End a job and every process that it started; do nothing for one that has ended or is unknown."""
         with self._lock:
             job, running = self._jobs.get(id), self._running.get(id)
             if job is not None and job.state == "queued" and job.server == self._server:
@@ -220,7 +225,7 @@ class JobManager:
         _kill_tree(running.process.pid)
 
     def forget(self, id: str) -> None:
-        """Take a job that has ended out of the list; :meth:`restore` brings it back for a while."""
+        """Remove a finished job from the list; :meth:`restore` can bring it back for a while."""
         with self._lock:
             job = self._jobs.get(id)
             if job is None or job.active:
@@ -237,14 +242,14 @@ class JobManager:
         self._delete_forgotten(KEPT_S)
 
     def forgotten(self) -> list[Job]:
-        """Jobs that :meth:`restore` can bring back, the last one first."""
+        """Return the jobs that :meth:`restore` can bring back, the last one first."""
         self._delete_forgotten(KEPT_S)
         with self._lock:
-            found = sorted(self._forgotten.values(), key=lambda item: item[1], reverse=True)
-            return [job for job, _ in found]
+            latest = sorted(self._forgotten.values(), key=lambda item: item[1], reverse=True)
+            return [job for job, _ in latest]
 
     def restore(self, id: str) -> None:
-        """Bring a forgotten job back, with its folder; nothing for one that is not known."""
+        """Bring a forgotten job back, with its folder; do nothing for an unknown one."""
         with self._lock:
             job, _ = self._forgotten.pop(id, (None, 0.0))
             if job is None:
@@ -253,7 +258,7 @@ class JobManager:
             self._jobs[id] = job
 
     def _delete_forgotten(self, kept_s: float) -> None:
-        """Delete what was forgotten longer ago."""
+        """Delete jobs that were forgotten longer than ``kept_s`` ago."""
         with self._lock:
             old = [id for id, (_, since) in self._forgotten.items() if time.time() - since >= kept_s]
             for id in old:
@@ -262,15 +267,15 @@ class JobManager:
             shutil.rmtree(self.forgotten_folder / id, ignore_errors=True)
 
     def close(self) -> None:
-        """End what runs, and delete what was forgotten; called when the server ends."""
+        """End everything that runs, and delete forgotten jobs; called when the server ends."""
         self._delete_forgotten(0.0)
         with self._lock:
             self._closed = True
             running = list(self._running.values())
-        for one in running:
-            _kill_tree(one.process.pid)
-        for one in running:
-            one.process.join(timeout=10)
+        for worker in running:
+            _kill_tree(worker.process.pid)
+        for worker in running:
+            worker.process.join(timeout=10)
 
     # -- what runs ----------------------------------------------------------------------------------
 
@@ -303,7 +308,7 @@ class JobManager:
         threading.Thread(target=self._watch, args=(job.id,), daemon=True).start()
 
     def _watch(self, id: str) -> None:
-        """Read a job's messages until it ends, then say how it ended."""
+        """Read a job's messages until it ends, then record how it ended."""
         running = self._running[id]
         outcome: tuple[str, str] | None = None
         with contextlib.suppress(EOFError, OSError):
@@ -358,7 +363,7 @@ class JobManager:
 
 
 def _moved(job: Job, old: Path, new: Path) -> list[str]:
-    """A job's command line with another folder in place of its own."""
+    """Return a job's command line with another folder in place of its own."""
     return [
         f"{new}{word.removeprefix(str(old))}" if word == str(old) or word.startswith(f"{old}/") else word
         for word in job.arguments
@@ -366,13 +371,13 @@ def _moved(job: Job, old: Path, new: Path) -> list[str]:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill a child of this process and everything it started; nothing if it has ended meanwhile."""
-    found: list[psutil.Process] = []
+    """Kill a child of this process and everything it started; do nothing if it has already ended."""
+    processes: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         child = psutil.Process(pid)
         if child.ppid() == psutil.Process().pid:  # else the id is another process's by now
-            found = [child, *child.children(recursive=True)]
-    for process in found:
+            processes = [child, *child.children(recursive=True)]
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(found, timeout=5)
+    psutil.wait_procs(processes, timeout=5)

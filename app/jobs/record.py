@@ -1,4 +1,4 @@
-"""A job as its folder remembers it: a small JSON file that is whole or not there."""
+"""The record of a job in its folder: a small JSON file that is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ LOG = "job.log"
 _ACTIVE = ("queued", "running")
 _STATES = (*_ACTIVE, "done", "failed", "cancelled", "interrupted")
 _LOG_TAIL = 20_000
-"""Characters of a log that a page shows."""
+"""The number of characters of a log that a page shows."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Progress of one stage of the pipeline; ``began`` and ``last`` (its latest report) since the epoch.
+    """The progress of one pipeline stage; ``began`` and ``last`` (its latest report) in seconds since the
+    epoch.
 
-    ``spent_s``: what it took in earlier parts of a sweep, each of which passes all stages.
+    ``spent_s``: its seconds in earlier parts of a sweep, each of which passes all stages.
     """
 
     name: str
@@ -42,10 +43,10 @@ class Job:
     """One job.
 
     Attributes:
-        id: its folder's name, generated.
-        arguments: the words after ``tensoropt`` that do the same.
-        question: what is explored (:meth:`tensoropt.plan.question.Question.data`); None where a job does
-            something else, or is an earlier version's.
+        id: the generated name of its folder.
+        arguments: the arguments of ``tensoropt`` that do the same.
+        question: what is explored (:meth:`tensoropt.plan.question.Question.data`); None if the job does
+            something else, or is from an earlier version.
         state: one of :data:`_STATES`.
         error: why it failed, in a sentence.
         created, started, ended: seconds since the epoch.
@@ -71,24 +72,27 @@ class Job:
         return self.state in _ACTIVE
 
     def progressed(self, stage: str, done: int, total: int, what: str, now: float) -> Job:
-        """The job after a report of its pipeline; a stage that comes again goes on, or begins anew where it
-        was over: then other stages ran meanwhile, whose time is not its own."""
-        earlier = [s for s in self.stages if s.name != stage]
+        """Return the job after a progress report.
+
+        A stage that comes again continues, or restarts if it was finished: then other stages ran in between,
+        whose time is not its own.
+        """
+        others = [s for s in self.stages if s.name != stage]
         began, spent = now, 0.0
-        for known in self.stages:
-            if known.name == stage:
-                again = known is not self.stages[-1] and (known.done >= known.total or done < known.done)
-                began = now if again else known.began
-                spent = known.spent_s + (known.last - known.began if again else 0.0)
-        return replace(self, stages=(*earlier, Stage(stage, done, total, what, began, now, spent)))
+        for old in self.stages:
+            if old.name == stage:
+                restarted = old is not self.stages[-1] and (old.done >= old.total or done < old.done)
+                began = now if restarted else old.began
+                spent = old.spent_s + (old.last - old.began if restarted else 0.0)
+        return replace(self, stages=(*others, Stage(stage, done, total, what, began, now, spent)))
 
     def save(self, folder: Path) -> None:
-        """Write it into its folder; raises :class:`TensorOptError` if that fails."""
+        """Write it into its folder. Raises :class:`TensorOptError`."""
         write_text(folder / FILE, json.dumps(asdict(self)) + "\n")
 
 
 def read_job(folder: Path) -> Job | None:
-    """The job of a folder, None if it holds none that can be read."""
+    """Return the job in a folder; None if the folder has no readable one."""
     try:
         data = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return _job(data) if isinstance(data, Mapping) and data.get("id") == folder.name else None
@@ -97,22 +101,22 @@ def read_job(folder: Path) -> Job | None:
 
 
 def _job(data: Mapping[str, Any]) -> Job:
-    known = {f.name: data[f.name] for f in fields(Job) if f.name in data}
-    known["arguments"] = tuple(map(str, known["arguments"]))
-    known["stages"] = tuple(Stage(**s) for s in known.get("stages", ()))
-    known["server"] = tuple(known.get("server", (0, 0.0)))
-    if known.get("state") not in _STATES:
-        raise ValueError(f"state {known.get('state')!r}")
-    return Job(**known)
+    values = {f.name: data[f.name] for f in fields(Job) if f.name in data}
+    values["arguments"] = tuple(map(str, values["arguments"]))
+    values["stages"] = tuple(Stage(**s) for s in values.get("stages", ()))
+    values["server"] = tuple(values.get("server", (0, 0.0)))
+    if values.get("state") not in _STATES:
+        raise ValueError(f"state {values.get('state')!r}")
+    return Job(**values)
 
 
 def this_server() -> tuple[int, float]:
-    """(process id, start time): a pair no later process has."""
+    """Return (process id, start time) of this process: a pair that no later process has."""
     return os.getpid(), psutil.Process().create_time()
 
 
 def is_alive(server: tuple[int, float]) -> bool:
-    """Whether the dashboard that wrote a job still runs."""
+    """Return whether the dashboard that wrote a job still runs."""
     try:
         # Process ids are used again; the start time tells another process apart. The tolerance is an
         # assumption: an id comes round later than that.
@@ -122,7 +126,7 @@ def is_alive(server: tuple[int, float]) -> bool:
 
 
 def tail(folder: Path) -> str:
-    """The end of a job's log."""
+    """Return the end of a job's log."""
     try:
         text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
     except OSError:

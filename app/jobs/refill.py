@@ -1,6 +1,7 @@
-"""The form's fields from the question of a job or of an exploration, so that one of them can be changed.
+"""The form's fields filled from the question of a job or of an exploration, so that one of them can be
+changed.
 
-What the form has no field for is said, never dropped silently.
+Everything that the form has no field for is reported, never dropped silently.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from .request import MOST_RANKS, Hardware
 from .uploads import ClusterFile, Uploads
 
 _VERBS = ("explore", "compare")
-"""Whose command lines the form stands for."""
+"""The verbs whose command lines the form can express."""
 
 
 @dataclass(frozen=True)
 class Refill:
-    """A form, filled.
+    """A filled form.
 
     Attributes:
-        fields: by the form's names, as a person would have typed them.
-        said: what the form has no field for, as words of a command line.
+        fields: values by the form's names, as a person would have typed them.
+        said: what the form has no field for, as command-line arguments.
     """
 
     fields: Mapping[str, Any]
@@ -46,43 +47,43 @@ class Refill:
 
 
 def can_refill(job: Job) -> bool:
-    """Whether a job is one that the form stands for."""
+    """Return whether the form can express a job."""
     return job.question is not None or job.arguments[:1] in {(verb,) for verb in _VERBS}
 
 
 def question_of_job(job: Job) -> Question:
-    """What a job was asked.
+    """Return the question of a job.
 
     Raises:
-        RequestError: it is no exploration, or was asked in words that this version does not understand.
+        RequestError: it is not an exploration, or its arguments are unknown to this version.
     """
     return Question.of(job.question) if job.question is not None else question_of_words(job.arguments)
 
 
 def question_of_words(words: Sequence[str]) -> Question:
-    """What a command line asks, which is all that jobs of an earlier version keep; as :func:`question_of_job`
-    does."""
+    """Return the question in a command line, which is all that an earlier version's jobs keep; errors as in
+    :func:`question_of_job`."""
     if not words or words[0] not in _VERBS:
-        raise RequestError("the form explores; what this job did is started where its result is shown")
+        raise RequestError("the form starts explorations; start this job again where its result is shown")
     try:
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            found: Question = question_option(parser().parse_args(list(words)))
-        if isinstance(found.cluster, str) and Path(found.cluster).is_file():
+            question: Question = question_option(parser().parse_args(list(words)))
+        if isinstance(question.cluster, str) and Path(question.cluster).is_file():
             # The file may go with the job that it lies beside.
-            found = found.model_copy(update={"cluster": load_cluster(found.cluster).to_dict()})
-        return found.model_copy(update={"constraints_file": ""})
+            question = question.model_copy(update={"cluster": load_cluster(question.cluster).to_dict()})
+        return question.model_copy(update={"constraints_file": ""})
     except SystemExit:
-        reason = (said.getvalue().strip().splitlines()[-1:] or ["its words are not understood"])[0]
+        reason = (said.getvalue().strip().splitlines()[-1:] or ["its arguments are not understood"])[0]
     except TensorOptError as error:
         reason = str(error)
     raise RequestError(f"this was made by another version ({reason[:200]}); fill the form by hand")
 
 
 def refill(question: Question, uploads: Uploads) -> Refill:
-    """The form that asks a question.
+    """Return the form filled with a question.
 
     Raises:
-        RequestError, ClusterError: the form cannot express it; says why, and what to do.
+        RequestError, ClusterError: the form cannot express it; the message says why, and what to do.
     """
     model = _model(question, uploads)
     cluster = load_cluster(question.cluster)
@@ -137,7 +138,7 @@ def _further(names: Sequence[str]) -> list[str]:
 
 
 def _hardware(named: str, cluster: Cluster, uploads: Uploads) -> dict[str, Any]:
-    """The fields of a cluster: this machine's ranks, a preset as it is or edited, else a file of its own."""
+    """Return the fields of a cluster: this machine's ranks, a preset as it is or edited, otherwise a file."""
     if re.match(r"(local|cpu)\b", named) and not Path(named).is_file():
         if cluster.device.type != "cpu" or cluster.device_count > MOST_RANKS:
             raise RequestError(
@@ -146,16 +147,16 @@ def _hardware(named: str, cluster: Cluster, uploads: Uploads) -> dict[str, Any]:
             )
         ranks = Hardware("local", "CPU", cluster.device_count, 1, "", "")
         return {"cluster": "local", **hardware_fields(ranks)}
-    found = edited_preset(cluster, named)
-    if found is not None:
-        return {"cluster": found.name, **hardware_fields(found)}
+    edited = edited_preset(cluster, named)
+    if edited is not None:
+        return {"cluster": edited.name, **hardware_fields(edited)}
     label = re.sub(r"[^\w.\- ]", "_", str(cluster.name))[:60] or "cluster"
     token = uploads.keep_description(cluster.to_dict(), f"{label}.json")
     return {"cluster": token, **hardware_fields(uploads.clusters()[token])}
 
 
 def edited_preset(cluster: Cluster, named: str) -> Hardware | None:
-    """The preset and the changes to it that amount to ``cluster``; None where the form cannot express it."""
+    """Return the preset with the changes that make it ``cluster``; None if the form cannot express it."""
     nodes = next((level.size for level in cluster.levels if level.name == "node"), 1)
     links = {level.name: level.link.name for level in cluster.levels}
     between = links.pop("node", "")
@@ -183,19 +184,19 @@ def edited_preset(cluster: Cluster, named: str) -> Hardware | None:
     return wanted if _same(made, cluster) else None
 
 
-def _same(one: Cluster, other: Cluster) -> bool:
-    return (one.fingerprint, one.price_per_hour) == (other.fingerprint, other.price_per_hour)
+def _same(first: Cluster, second: Cluster) -> bool:
+    return (first.fingerprint, first.price_per_hour) == (second.fingerprint, second.price_per_hour)
 
 
-def hardware_fields(found: Hardware | ClusterFile) -> dict[str, Any]:
-    """What stands in the form's fields beside the choice of a cluster."""
+def hardware_fields(hardware: Hardware | ClusterFile) -> dict[str, Any]:
+    """Return the values of the form's fields that follow from the choice of a cluster."""
     return {
-        "kind": found.kind if isinstance(found, Hardware) and not found.is_local else None,
-        "per_node": str(found.per_node),
-        "nodes": str(found.nodes),
-        "inside": (found.inside or None) if isinstance(found, Hardware) else None,
-        "between": (found.between or None) if isinstance(found, Hardware) else None,
-        "price": "" if found.price is None else f"{found.price:g}",
+        "kind": hardware.kind if isinstance(hardware, Hardware) and not hardware.is_local else None,
+        "per_node": str(hardware.per_node),
+        "nodes": str(hardware.nodes),
+        "inside": (hardware.inside or None) if isinstance(hardware, Hardware) else None,
+        "between": (hardware.between or None) if isinstance(hardware, Hardware) else None,
+        "price": "" if hardware.price is None else f"{hardware.price:g}",
     }
 
 

@@ -1,4 +1,4 @@
-"""What a page asks for, checked, as a question."""
+"""A page's request, checked, as a question."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .uploads import ClusterFile
 
 MOST_RANKS = 64
 _CLUSTER_FILE, _CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
-"""In a job's folder: a cluster and constraints that have no name, for its command line."""
+"""The files in a job's folder with a cluster and constraints that have no name, for its command line."""
 _NO_CLUSTERS: Mapping[str, ClusterFile] = {}
 
 
@@ -32,9 +32,10 @@ class Hardware:
     """A cluster as the form shows it.
 
     Attributes:
-        name: the preset or ``local``; what is below may have been edited.
-        kind, per_node, nodes: devices; links by name, "" where there is nothing to link.
-        price: of one device-hour, None where unknown.
+        name: the preset or ``local``; the other fields may have been edited.
+        kind, per_node, nodes: the devices.
+        inside, between: the links by name; "" if there is nothing to link.
+        price: the price of a device-hour; None if unknown.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Hardware:
 
     @classmethod
     def of(cls, name: str) -> Hardware:
-        """A preset as it is."""
+        """Return a preset as it is."""
         cluster = load_cluster(name)
         nodes = next((level.size for level in cluster.levels if level.name == "node"), 1)
         links = {level.name: level.link.name for level in cluster.levels}
@@ -69,26 +70,26 @@ class Hardware:
 
     @property
     def title(self) -> str:
-        """What people read: the preset, and what was changed of it."""
+        """Its title: the preset, and what was changed about it."""
         if self.is_local:
             return f"cpu:{self.per_node}"
         plain = Hardware.of(self.name)
-        found = [self.name]
+        parts = [self.name]
         if (self.kind, self.per_node) != (plain.kind, plain.per_node):
-            found.append(f"{self.per_node} × {self.kind}")
+            parts.append(f"{self.per_node} × {self.kind}")
         if self.nodes != plain.nodes:
-            found.append(f"{self.nodes} nodes")
+            parts.append(f"{self.nodes} nodes")
         links = {"inside": (self.inside, plain.inside), "between nodes": (self.between, plain.between)}
-        found += [f"{link} {where}" for where, (link, usual) in links.items() if link and link != usual]
+        parts += [f"{link} {where}" for where, (link, usual) in links.items() if link and link != usual]
         if self.price != plain.price and self.price is not None:
-            found.append(f"at {self.price:g} per device-hour")
-        return ", ".join(found)
+            parts.append(f"at {self.price:g} per device-hour")
+        return ", ".join(parts)
 
     def asked(self) -> str | dict[str, Any]:
-        """The cluster of a question: its name, or what an edited one is.
+        """Return the cluster of a question: its name, or the description of an edited one.
 
         Raises:
-            RequestError, ClusterError: the edited cluster is none.
+            RequestError, ClusterError: the edited cluster is invalid.
         """
         if self.is_local:
             return f"cpu:{self.per_node}"
@@ -107,7 +108,7 @@ class Hardware:
         return self.described()
 
     def described(self) -> dict[str, Any]:
-        """In the format of a cluster file."""
+        """Return its description in the format of a cluster file."""
         if self.nodes * self.per_node > fields.MOST_DEVICES:
             raise RequestError(
                 f"{self.nodes} nodes of {self.per_node} are more than {fields.MOST_DEVICES} devices; "
@@ -128,7 +129,7 @@ class Hardware:
 
 
 class Wanted(Protocol):
-    """Something a job can do: what people call it, whether it times this machine, its command line."""
+    """Something a job can do: its title, whether it times this machine, its command line."""
 
     @property
     def title(self) -> str: ...
@@ -137,7 +138,7 @@ class Wanted(Protocol):
     def measures(self) -> bool: ...
 
     def arguments(self, folder: Path) -> list[str]:
-        """The words after ``tensoropt``; the result lands in ``folder``."""
+        """Return the arguments of ``tensoropt``; the result is written to ``folder``."""
         ...
 
 
@@ -146,9 +147,9 @@ class Request:
     """One exploration to run.
 
     Attributes:
-        label: what people call the model.
-        place: what people call the cluster.
-        measures: whether this machine's own ranks are timed, so that nothing else should run beside it.
+        label: people's name for the model.
+        place: people's name for the cluster.
+        measures: whether this machine's own ranks are timed, so that nothing else should run meanwhile.
     """
 
     question: Question
@@ -158,33 +159,34 @@ class Request:
 
     @property
     def title(self) -> str:
-        """What people read: the model, where, and all that is not at its default."""
-        asked = self.question
-        found = [f"{self.label} on {self.place}"]
-        if asked.devices:
-            found.append(f"on {write_counts(asked.devices)} devices")
-        if asked.also_on:
-            found.append(f"also on {', '.join(asked.also_on)}")
-        found += [f"{name}={size}" for name, size in asked.dims.items()]
-        found += [f"up to {tensor}" for tensor in asked.outputs]
-        named = {"batch": asked.batch, "loss": asked.loss, "seed": asked.seed}
-        found += [f"{name} {value}" for name, value in named.items() if value]
+        """The job's title: the model, the cluster, and every setting that is not at its default."""
+        question = self.question
+        parts = [f"{self.label} on {self.place}"]
+        if question.devices:
+            parts.append(f"on {write_counts(question.devices)} devices")
+        if question.also_on:
+            parts.append(f"also on {', '.join(question.also_on)}")
+        parts += [f"{name}={size}" for name, size in question.dims.items()]
+        parts += [f"up to {tensor}" for tensor in question.outputs]
+        named = {"batch": question.batch, "loss": question.loss, "seed": question.seed}
+        parts += [f"{name} {value}" for name, value in named.items() if value]
         for setting in settings_fields():
-            value = getattr(asked.settings, setting.name)
-            found += [setting.in_title(value)] if value != setting.default else []
-        found += [f"memory {write_size(limit)}" for limit in asked.limits if limit is not None]
-        if asked.planners:
-            found.append(f"beside {', '.join(asked.planners)}")
-        return " · ".join(found)
+            value = getattr(question.settings, setting.name)
+            parts += [setting.in_title(value)] if value != setting.default else []
+        parts += [f"memory {write_size(limit)}" for limit in question.limits if limit is not None]
+        if question.planners:
+            parts.append(f"beside {', '.join(question.planners)}")
+        return " · ".join(parts)
 
     def arguments(self, folder: Path) -> list[str]:
-        """The words of the command line that does the same; the result lands in ``folder``."""
+        """Return the arguments of the command line that does the same; the result is written to
+        ``folder``."""
         return written(self.question, folder)
 
 
 def written(question: Question, folder: Path) -> list[str]:
-    """The words of the command line that asks a question; what has no name is written into ``folder``, where
-    the result lands."""
+    """Return the arguments of a question's command line; parts without a name are written to ``folder``,
+    where the result is written too."""
     cluster, constraints = folder / _CLUSTER_FILE, folder / _CONSTRAINTS_FILE
     if not isinstance(question.cluster, str):
         cluster.write_text(json.dumps(question.cluster, indent=1) + "\n", encoding="utf-8")
@@ -195,10 +197,10 @@ def written(question: Question, folder: Path) -> list[str]:
 
 
 def planners_from(value: Any) -> tuple[str, ...]:
-    """Names of planners.
+    """Return the names of planners.
 
     Raises:
-        RequestError: one is not on the list.
+        RequestError: a name is not on the list.
     """
     names = list(value or ()) if isinstance(value, (list, tuple, type(None))) else [value]
     unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in ENTRIES]
@@ -210,7 +212,7 @@ def planners_from(value: Any) -> tuple[str, ...]:
 def hardware_from(
     form: Mapping[str, Any], clusters: Mapping[str, ClusterFile] = _NO_CLUSTERS
 ) -> Hardware | ClusterFile:
-    """The cluster part of the form; ``clusters``: uploaded ones by token.
+    """Return the cluster in the form; ``clusters``: uploaded ones by token.
 
     Raises:
         RequestError: a field is missing or impossible.
@@ -244,31 +246,31 @@ def request_from(
     uploads: Mapping[str, tuple[Path, str]],
     clusters: Mapping[str, ClusterFile] = _NO_CLUSTERS,
 ) -> Request:
-    """A request from the form's fields.
+    """Return the request in the form's fields.
 
     Args:
-        uploads: token -> (file, name for people) of what was uploaded.
+        uploads: token -> (file, name for people) of uploaded models.
         clusters: token -> uploaded cluster.
 
     Raises:
-        RequestError: a field is missing or impossible; says which.
+        RequestError: a field is missing or impossible; the message says which.
     """
     hardware = hardware_from(form, clusters)
     settings = fields.settings(form)
-    asked: dict[str, Any] = {"seed": fields.seed(form.get("seed")) or 0}
+    values: dict[str, Any] = {"seed": fields.seed(form.get("seed")) or 0}
     model = form.get("model")
     if isinstance(model, str) and model in uploads:
         path, label = uploads[model]
         source = str(path)
-        asked |= _of_file(form, training=settings.mode == "train")
+        values |= _of_file(form, training=settings.mode == "train")
     else:
         source = str(model)
         label = source.removeprefix("zoo:")
         usual = {m.name: m.batch for m in list_models()}
         if label not in usual:
             raise RequestError("choose a model from the list, or upload an ONNX file")
-        asked["batch"] = fields.batch(form.get("batch"))
-        fields.divides(settings.micro_batches, asked["batch"] or usual[label])
+        values["batch"] = fields.batch(form.get("batch"))
+        fields.divides(settings.micro_batches, values["batch"] or usual[label])
     planners, devices = planners_from(form.get("planners")), fields.device_counts(form.get("devices"))
     if planners and devices:
         raise RequestError(
@@ -281,19 +283,19 @@ def request_from(
             "clusters, or these, empty"
         )
     if planners and settings.memory_bytes is not None:
-        asked["limits"], settings = (settings.memory_bytes,), replace(settings, memory_bytes=None)
+        values["limits"], settings = (settings.memory_bytes,), replace(settings, memory_bytes=None)
     question = Question(
         model=source, cluster=hardware.asked(), settings=settings, planners=planners, devices=devices,
-        also_on=also_on, **asked,
+        also_on=also_on, **values,
     )  # fmt: skip
     return Request(question, label, hardware.title, hardware.is_local)
 
 
 def _clusters_from(value: Any, but: str = "") -> tuple[str, ...]:
-    """Names of presets, without the one that is explored anyway.
+    """Return the names of presets, without the one that is explored anyway.
 
     Raises:
-        RequestError: one is not on the list.
+        RequestError: a name is not on the list.
     """
     names = list(value or ()) if isinstance(value, (list, tuple, type(None))) else [value]
     unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in list_clusters()]
@@ -306,7 +308,7 @@ LOSSES = ("auto", "cross_entropy", "mean", "mse")
 
 
 def _of_file(form: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
-    """What an uploaded file leaves open."""
+    """Return the options for what an uploaded file leaves open."""
     dims = dict(dim.rsplit("=", 1) for dim in fields.dims(form.get("dims")))
     outputs = fields.words(form.get("outputs"))
     for tensor in outputs:

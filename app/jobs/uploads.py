@@ -1,9 +1,7 @@
 """Uploaded files: limited in size and kept under generated names.
 
-Model files are never opened by the server itself. Cluster files are small text: they are read once, at the
-upload, and kept as the plain values that were found in them.
-
-Cluster files that a person uploads: read as data, checked at once, and bounded.
+The server itself never opens model files. Cluster files are small text: they are read as data and checked
+once, at the upload, and kept as the plain values in them.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from .fields import RequestError
 
 ENDINGS = (".yaml", ".yml", ".json")
 MOST_BYTES = 64 * 2**10
-"""Of a cluster file; what is larger is named on the command line."""
+"""The most bytes of a cluster file; a larger one is named on the command line."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,9 @@ class ClusterFile:
     """A cluster from a file, as the form shows it; its fields cannot be edited there.
 
     Attributes:
-        label: what its owner called the file.
+        label: its owner's name for the file.
         description: the content of the file.
-        kinds: the names of its devices, one each.
+        kinds: the names of its device kinds.
     """
 
     label: str
@@ -52,55 +50,55 @@ class ClusterFile:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is ranks of this machine: a file never is."""
+        """Whether it is ranks of this machine, which a file never is."""
         return False
 
     @property
     def title(self) -> str:
-        """What people read."""
+        """Its title for people."""
         return self.label
 
     @property
     def words(self) -> str:
-        """What the file amounts to."""
+        """Its content in words."""
         return f"{self.per_node * self.nodes} × {' and '.join(self.kinds)}, as {self.label} describes them."
 
     def asked(self) -> dict[str, Any]:
-        """The cluster of a question."""
+        """Return the cluster of a question."""
         return dict(self.description)
 
 
 def read_description(data: bytes, label: str) -> dict[str, Any]:
-    """The values in a cluster file.
+    """Return the values in a cluster file.
 
     Raises:
-        RequestError: it is no YAML or JSON, or uses what could make a small file large.
+        RequestError: it is neither YAML nor JSON, or uses features that could make a small file large.
     """
     try:
         text = data.decode("utf-8-sig")
         # Not as YAML, to which 5e-06 is a word.
         if label.lower().endswith(".json"):
-            found = json.loads(text)
+            content = json.loads(text)
         # Written out, a file says no more than its size; a dozen nested aliases would stand for gigabytes.
         elif any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise RequestError(f"'{label}': aliases (*name) are not taken here; write the values out")
+            raise RequestError(f"'{label}': aliases (*name) are not accepted here; write the values out")
         else:
-            found = yaml.safe_load(text)
+            content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(f"'{label}' is not valid YAML or JSON ({reason}); correct that line") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise RequestError(
             f"'{label}' describes no cluster; write for example devices: [{{kind: H100-80GB, count: 8}}]"
         )
-    return found
+    return content
 
 
 def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
-    """The cluster that the content of a file describes.
+    """Return the cluster that the content of a file describes.
 
     Raises:
-        RequestError: it describes none; says what is wrong.
+        RequestError: it describes none; the message says what is wrong.
     """
     if any(number > fields.MOST_DEVICES for number in _counts(description)):
         raise RequestError(f"'{label}' has more than {fields.MOST_DEVICES:,} devices; take fewer")
@@ -125,7 +123,7 @@ def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
 
 
 def _counts(value: Any) -> Iterator[int]:
-    """Whole numbers that a file multiplies devices by."""
+    """Yield the whole numbers by which a file multiplies devices."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key in ("count", "nodes") and isinstance(inner, int):
@@ -140,11 +138,11 @@ MOST_TOGETHER_BYTES = 8 * 2**30
 
 
 class UploadError(TensorOptError):
-    """A file that is not taken; says why."""
+    """A file is not accepted; the message says why."""
 
 
 class Uploads:
-    """Files under ``folder``, by token; only a job's own process reads what is in them."""
+    """Files under ``folder``, by token; only a job's own process reads their content."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -152,27 +150,27 @@ class Uploads:
         folder.chmod(0o700)
 
     def known(self) -> dict[str, tuple[Path, str]]:
-        """token -> (file, what its owner called it), newest last."""
-        found = {}
+        """Return token -> (file, its owner's name for it), newest last."""
+        files = {}
         for note in sorted(self.folder.glob("*.json"), key=lambda f: f.stat().st_mtime):
             token = note.stem
             path = self.folder / f"{token}.onnx"
             if path.is_file() and re.fullmatch(r"upload-[0-9a-f]{16}", token):
                 try:
-                    found[token] = (path, str(json.loads(note.read_text(encoding="utf-8"))["label"]))
+                    files[token] = (path, str(json.loads(note.read_text(encoding="utf-8"))["label"]))
                 except (OSError, ValueError, KeyError, TypeError):
                     continue
-        return found
+        return files
 
     def names(self) -> dict[str, str]:
-        """file -> what its owner called it."""
+        """Return file -> its owner's name for it."""
         return {str(path): label for path, label in self.known().values()}
 
     def keep(self, contents: object, name: object) -> str:
-        """Store what a page uploaded (a ``data:`` URL); gives its token.
+        """Store a page's upload (a ``data:`` URL); return its token.
 
         Raises:
-            UploadError: not an ONNX file by its name, empty, too large, or damaged on the way.
+            UploadError: it is not an ONNX file by its name, or it is empty, too large, or damaged in transit.
         """
         label = label_of(name)
         if not label.lower().endswith(".onnx"):
@@ -187,23 +185,24 @@ class Uploads:
     # -- clusters -----------------------------------------------------------------------------------
 
     def clusters(self) -> dict[str, ClusterFile]:
-        """token -> an uploaded cluster, newest last; one that cannot be read any more is left out."""
-        found = {}
+        """Return token -> uploaded cluster, newest last; unreadable ones are left out."""
+        clusters = {}
         for file in sorted(self.folder.glob("cluster-*.json"), key=lambda f: f.stat().st_mtime):
             if re.fullmatch(r"cluster-[0-9a-f]{16}", file.stem):
                 try:
                     kept = json.loads(file.read_text(encoding="utf-8"))
-                    found[file.stem] = cluster_file(kept["cluster"], str(kept["label"]))
+                    clusters[file.stem] = cluster_file(kept["cluster"], str(kept["label"]))
                 # A file of another version, or damaged: the rest of the list is still good.
                 except (OSError, ValueError, KeyError, TypeError, TensorOptError):
                     continue
-        return found
+        return clusters
 
     def keep_cluster(self, contents: object, name: object) -> str:
-        """Store a cluster file that a page uploaded; gives its token.
+        """Store a cluster file that a page uploaded; return its token.
 
         Raises:
-            TensorOptError: not a cluster file by its name or content, empty, too large, or damaged.
+            TensorOptError: it is not a cluster file by its name or content, or it is empty, too large, or
+                damaged.
         """
         label = label_of(name)
         if not label.lower().endswith(ENDINGS):
@@ -212,14 +211,15 @@ class Uploads:
         return self.keep_description(read_description(data, label), label)
 
     def keep_description(self, description: Mapping[str, Any], label: str) -> str:
-        """Store the content of a cluster file; the same content under the same name is stored once.
+        """Store the content of a cluster file and return its token; equal content with an equal name is
+        stored once.
 
         Raises:
             TensorOptError: it describes no cluster.
         """
         wanted = cluster_file(description, label)
-        for token, known in self.clusters().items():
-            if known == wanted:
+        for token, earlier in self.clusters().items():
+            if earlier == wanted:
                 return token
         data = json.dumps({"label": label, "cluster": wanted.description}).encode()
         self._check_room(len(data))
@@ -228,13 +228,13 @@ class Uploads:
         return token
 
     def _check_room(self, more_bytes: int) -> None:
-        together = sum(f.stat().st_size for f in self.folder.iterdir())
-        if together + more_bytes > MOST_TOGETHER_BYTES:
-            raise UploadError(f"{together / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
+        total = sum(f.stat().st_size for f in self.folder.iterdir())
+        if total + more_bytes > MOST_TOGETHER_BYTES:
+            raise UploadError(f"{total / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
 
 
 def _decoded(contents: object, label: str, most_bytes: int, remedy: str) -> bytes:
-    """What a ``data:`` URL holds; ``remedy``: what helps where that is nothing."""
+    """Return the content of a ``data:`` URL; ``remedy``: the end of the error if there is none."""
     if not isinstance(contents, str) or "," not in contents[:200]:
         raise UploadError(f"'{label}' did not arrive whole; upload it again")
     try:
@@ -254,7 +254,7 @@ def _decoded(contents: object, label: str, most_bytes: int, remedy: str) -> byte
 
 
 def label_of(name: object) -> str:
-    """The last part of a file's name, without anything a terminal or page could trip over."""
+    """Return the last part of a file's name, without characters that could disturb a terminal or page."""
     last = re.split(r"[/\\]", str(name or "file"))[-1]
     return re.sub(r"[^\w.\- ]", "_", last)[-80:] or "file"
 

@@ -1,4 +1,5 @@
-"""What runs in a job's own process: an exploration, or another verb, with its progress sent to the server."""
+"""The function that runs in a job's own process: an exploration or another verb, with progress sent to the
+server."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from tensoropt.processes import end_with
 
 
 def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
-    """Explore what the job beside ``log`` asks, else run ``tensoropt`` with ``arguments``; send ``progress``,
-    then ``done`` or ``failed``.
+    """Answer the job's question, or run ``tensoropt`` with ``arguments``; send ``progress``, then ``done`` or
+    ``failed``.
 
-    Everything printed goes to the file ``log``. The process leads a session of its own, so that Ctrl-C in the
-    server's terminal does not race the server, and it ends when the server is gone.
+    Everything printed goes to the file ``log``. The process leads its own session, so that Ctrl-C in the
+    server's terminal does not reach it, and it ends when the server is gone.
     """
     if hasattr(os, "setsid"):
         os.setsid()
@@ -53,9 +54,9 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
         print(f"error: {error}")
         return "failed", sentence(error)
     except SystemExit:
-        return "failed", "the command line did not understand its arguments; the log has its words"
+        return "failed", "the command line did not understand its arguments; the log has its message"
     except MemoryError:
-        return "failed", "this machine's memory is used up; take a smaller batch"
+        return "failed", "this machine has no memory left; use a smaller batch"
     except Exception as error:
         import traceback
 
@@ -65,7 +66,7 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
 
 
 def _answer(folder: Path, arguments: list[str], progress: Any) -> Any:
-    """The answer to the question of a job's folder; where it has none, of the verb in ``arguments``."""
+    """Return the answer to the question in a job's folder; without one, that of the verb in ``arguments``."""
     from tensoropt.cli.compare import compare
     from tensoropt.cli.explore import explore
     from tensoropt.cli.parser import VERBS, parser
@@ -82,7 +83,7 @@ def _answer(folder: Path, arguments: list[str], progress: Any) -> Any:
 
 
 def data_folder() -> Path:
-    """Where jobs and uploads live: beside the profile store, under the user's cache directory."""
+    """Return the folder of jobs and uploads: next to the profile store, in the user's cache directory."""
     from tensoropt.profiling.store import default_path
 
     return Path(default_path()).parent / "dashboard"

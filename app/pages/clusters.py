@@ -125,7 +125,7 @@ def answer(data: ClustersData, view: View) -> Any:
     without = ""
     if not data.priced:
         without = (
-            "No price is known, so that the plot shows device-hours: write prices per device-hour above, "
+            "No price is known, so the plot shows device-hours: enter prices per device-hour above, "
             f"for example {lacking[0]}=2.5."
         )
     return [
@@ -162,7 +162,7 @@ def table(data: ClustersData, view: View) -> Any:
         rows.append([name, offer.devices, *cells, words])
     rows += [[name, *["—"] * 6, why] for name, why in data.refused]
     caption = parts.hint(
-        f"Of every cluster its fastest plan that fits, which is its cheapest too. Hours and {money} are of "
+        f"For every cluster, its fastest plan that fits, also its cheapest. Hours and {money} are of "
         f"{data.amount}."
     )
     return [parts.plain_table(["cluster", "devices", *titles, ""], rows, numbers=(2, 3, 4, 5, 6)), caption]

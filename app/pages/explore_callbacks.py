@@ -84,23 +84,23 @@ def _fill(context: Context, _: Any, __: Any, earlier: Any, state: Any) -> Any:
     # been made, a click on another page waited for it.
     if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):
         return *none, no_update
-    asked = ctx.triggered_id
+    trigger = ctx.triggered_id
     try:
-        if isinstance(asked, dict):
-            what, found = _of_job(context.manager, str(asked.get("job")))
+        if isinstance(trigger, dict):
+            origin, form = _of_job(context.manager, str(trigger.get("job")))
         else:
-            what, found = _of_exploration(context, state)
+            origin, form = _of_exploration(context, state)
     except TensorOptError as error:
         return *none, note(str(error), "error")
-    fields = {**found.fields, "filled": time.time()}
-    words = f"Filled from {what}. Change what should be different, then press Explore."
-    if found.said:
-        words += f" The form has no field for {', '.join(found.said)}: that is left out."
+    fields = {**form.fields, "filled": time.time()}
+    words = f"Filled from {origin}. Change what should be different, then press Explore."
+    if form.said:
+        words += f" The form has no field for {', '.join(form.said)}: that is left out."
     return (
         *(fields[field] for field in _FILLED),
         clusters(context.manager.uploads.clusters()),
         fields,
-        note(words, "warn" if found.said else "info"),
+        note(words, "warn" if form.said else "info"),
     )
 
 
@@ -120,8 +120,8 @@ def _of_exploration(context: Context, state: Any) -> tuple[str, Refill]:
     if exploration is None:
         raise RequestError("no exploration is shown; choose one in the list at the top")
     name = context.library.model_name(exploration.model.source)
-    found = refill(question_of(exploration), context.manager.uploads)
-    return f"{name} on {exploration.cluster['name']}", found
+    form = refill(question_of(exploration), context.manager.uploads)
+    return f"{name} on {exploration.cluster['name']}", form
 
 
 _CLUSTER = ("cluster", *_BESIDE)
@@ -140,10 +140,10 @@ def _preset(context: Context, name: Any, refilled: Any) -> Any:
     if name != "local" and name not in list_clusters() and name not in uploaded:
         return (no_update,) * 2 * len(_BESIDE)
     if name == "local":
-        found: Any = Hardware("local", "CPU", len(available_cores()), 1, "", "")
+        hardware: Any = Hardware("local", "CPU", len(available_cores()), 1, "", "")
     else:
-        found = uploaded[name] if name in uploaded else Hardware.of(name)
-    values = hardware_fields(found)
+        hardware = uploaded[name] if name in uploaded else Hardware.of(name)
+    values = hardware_fields(hardware)
     # A form that was filled from a job sets a cluster and the changes to it at the same time.
     if "refilled.data" in ctx.triggered_prop_ids and isinstance(refilled, dict):
         values = {field: refilled.get(field) for field in _BESIDE}
@@ -159,8 +159,8 @@ def _preset(context: Context, name: Any, refilled: Any) -> Any:
 )
 def _check(context: Context, *values: Any) -> Any:
     """Return the rule that the typed text breaks, to be shown next to it."""
-    found = faults(dict(zip(CHECKS, values, strict=True)))
-    return tuple(found[name] or None for name in CHECKS)
+    rules = faults(dict(zip(CHECKS, values, strict=True)))
+    return tuple(rules[name] or None for name in CHECKS)
 
 
 @CALLBACKS.answer(
@@ -169,18 +169,18 @@ def _check(context: Context, *values: Any) -> Any:
 def _say(context: Context, *values: Any) -> Any:
     """Say what the fields amount to, or what is wrong with them."""
     try:
-        found = hardware_from(dict(zip(_CLUSTER, values, strict=True)), context.manager.uploads.clusters())
-        if isinstance(found, ClusterFile):
-            return found.words
-        if found.is_local:
+        hardware = hardware_from(dict(zip(_CLUSTER, values, strict=True)), context.manager.uploads.clusters())
+        if isinstance(hardware, ClusterFile):
+            return hardware.words
+        if hardware.is_local:
             cores = len(available_cores())
-            words = f"{found.per_node} ranks, measured here ({cores} cores); nothing else runs meanwhile."
-            if found.per_node > cores:
+            words = f"{hardware.per_node} ranks, measured here ({cores} cores); nothing else runs meanwhile."
+            if hardware.per_node > cores:
                 words += " More ranks than cores: their times say little about a real cluster."
             return words
-        if found != Hardware.of(found.name):
-            found.described()
-        return f"{found.per_node * found.nodes} × {found.kind}, priced from data sheets."
+        if hardware != Hardware.of(hardware.name):
+            hardware.described()
+        return f"{hardware.per_node * hardware.nodes} × {hardware.kind}, priced from data sheets."
     except TensorOptError as error:
         return note(str(error), "warn")
 
@@ -224,8 +224,8 @@ def _upload(context: Context, contents: Any, name: Any) -> Any:
     token, said = _kept(uploads.keep, contents, name)
     if said is not None:
         return no_update, no_update, said
-    known = uploads.known()
-    return models(known), token, note(f"{known[token][1]} is here; it is read when the job starts.")
+    files = uploads.known()
+    return models(files), token, note(f"{files[token][1]} is here; it is read when the job starts.")
 
 
 @CALLBACKS.answer(
@@ -240,8 +240,8 @@ def _upload_cluster(context: Context, contents: Any, name: Any) -> Any:
     token, said = _kept(uploads.keep_cluster, contents, name)
     if said is not None:
         return no_update, no_update, said
-    known = uploads.clusters()
-    return clusters(known), token, note(f"{known[token].label} is here: {known[token].words}")
+    files = uploads.clusters()
+    return clusters(files), token, note(f"{files[token].label} is here: {files[token].words}")
 
 
 def _kept(keep: Callable[[Any, Any], str], contents: Any, name: Any) -> tuple[str, Any]:

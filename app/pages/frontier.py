@@ -91,7 +91,7 @@ def _plot() -> Any:
 def _axis(name: str, direction: str, choices: tuple[str, ...]) -> Any:
     return dmc.Select(
         id=name, size="xs", w=230, allowDeselect=False, value=choices[0],
-        data=[{"value": one, "label": f"{direction}: {TITLES[one]}"} for one in choices],
+        data=[{"value": choice, "label": f"{direction}: {TITLES[choice]}"} for choice in choices],
         **parts.aria(label=f"What the plot shows {direction}"),
     )  # fmt: skip
 

@@ -155,12 +155,12 @@ def unhandled(
         order: the names in the order in which they fired since the page was opened.
         triggered: the names that fired this time.
     """
-    known = handled if isinstance(handled, Mapping) else now
+    earlier = handled if isinstance(handled, Mapping) else now
     shown = filled if isinstance(filled, Mapping) else {}
     missed = [
         name
         for name, value in now.items()
-        if name not in triggered and value not in (known.get(name), shown.get(name))
+        if name not in triggered and value not in (earlier.get(name), shown.get(name))
     ]
     if isinstance(order, list):
         # In the order in which a person did them, as later events may depend on earlier ones.

@@ -34,21 +34,21 @@ def layout() -> Any:
 def _act(context: Context, _: Any) -> Any:
     """Handle a button of a card. This is a separate callback, so that it makes the browser drop no other
     answer."""
-    asked = ctx.triggered_id
+    trigger = ctx.triggered_id
     # A button that has just been made fires as well, without a click.
-    clicked = isinstance(asked, dict) and any(t["value"] for t in ctx.triggered)
-    if context.jobs is None or not clicked or str(asked.get("do")) not in _ACTIONS:
+    clicked = isinstance(trigger, dict) and any(t["value"] for t in ctx.triggered)
+    if context.jobs is None or not clicked or str(trigger.get("do")) not in _ACTIONS:
         return no_update
-    _ACTIONS[str(asked["do"])](context.jobs, str(asked.get("job")))
+    _ACTIONS[str(trigger["do"])](context.jobs, str(trigger.get("job")))
     return time.time()
 
 
 @CALLBACKS.answer(sets="finished.data heard.data", when="told.data", given="finished.data", at_start=True)
-def _tell(context: Context, told: Any, finished: Any) -> Any:
+def _tell(context: Context, done_before: Any, finished: Any) -> Any:
     """Report news of jobs: which are done, so that the list of explorations follows."""
     jobs = context.jobs.jobs() if context.jobs is not None else []
     done = [job.id for job in jobs if job.state == "done"]
-    return no_update if done == finished else done, told
+    return no_update if done == finished else done, done_before
 
 
 @CALLBACKS.answer(
@@ -63,8 +63,8 @@ def _notice(context: Context, _: Any, watched: Any) -> Any:
     if not ended or context.jobs is None:
         return no_update, no_update if active == before else active
     job = ended[0]
-    found = _keys_of(job.id, context)
-    more: list[Any] = [dcc.Link("open the frontier", href=f"/frontier?x={found[-1]}")] if found else []
+    keys = _keys_of(job.id, context)
+    more: list[Any] = [dcc.Link("open the frontier", href=f"/frontier?x={keys[-1]}")] if keys else []
     words = f"{job.title}: {STATE_WORDS[job.state]}. {job.error}"
     box = row(html.Span(words), *more, names="tight", key=job.id)
     kind = "info" if job.state == "done" else "warn"
@@ -104,30 +104,30 @@ def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
         nothing = empty("No jobs yet", "Choose a model and a cluster, then press Explore.")
         return (no_update, no_update) if shown == {} else (nothing, {})
     now = {card.id: _signs(card, log) for card, log in cards}
-    known = shown if isinstance(shown, Mapping) else {}
+    earlier = shown if isinstance(shown, Mapping) else {}
     made = {card.id: (card, log) for card, log in cards}
-    listed = _relisted(list(known), list(now), lambda id: _card(*made[id]))
+    listed = _relisted(list(earlier), list(now), lambda id: _card(*made[id]))
     for card, log in cards:
-        for part, sign in now[card.id].items() if card.id in known else ():
-            if sign != known[card.id].get(part):
+        for part, sign in now[card.id].items() if card.id in earlier else ():
+            if sign != earlier[card.id].get(part):
                 set_props({"card": card.id, "part": part}, {"children": PARTS[part](card, log)})
-    return listed, no_update if now == known else now
+    return listed, no_update if now == earlier else now
 
 
-def _relisted(known: list[str], now: list[str], make: Callable[[str], Any]) -> Any:
+def _relisted(earlier: list[str], now: list[str], make: Callable[[str], Any]) -> Any:
     """Return the change of a list of cards: those that stay keep their place in the document, and what is
     open."""
-    if known == now:
+    if earlier == now:
         return no_update
-    stay = [id for id in known if id in now]
-    if not stay or stay != [id for id in now if id in known]:
+    stay = [id for id in earlier if id in now]
+    if not stay or stay != [id for id in now if id in earlier]:
         return [make(id) for id in now]
     patch = Patch()
-    for place in reversed(range(len(known))):
-        if known[place] not in now:
+    for place in reversed(range(len(earlier))):
+        if earlier[place] not in now:
             del patch[place]
     for place, id in enumerate(now):
-        if id not in known:
+        if id not in earlier:
             patch.insert(place, make(id))
     return patch
 
@@ -156,11 +156,11 @@ def _keys_of(id: str, context: Context) -> tuple[str, ...]:
 def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
     """Return (card, end of its log), newest first."""
     now, left = time.time(), _left(context)
-    found = []
+    cards = []
     for job in manager.jobs()[:_SHOWN_JOBS]:
         keys = tuple(shown for key, shown in left if key.startswith(f"job-{job.id}"))
-        found.append((job_card(job, now, keys), manager.log(job.id)))
-    return found
+        cards.append((job_card(job, now, keys), manager.log(job.id)))
+    return cards
 
 
 def _signs(card: JobCard, log: str) -> dict[str, str]:
@@ -242,5 +242,5 @@ def _card(card: JobCard, log: str) -> Any:
     )
 
 
-def _button(what: str, job: str, words: str = "") -> Any:
-    return button(words or what, {"job": job, "do": what})
+def _button(action: str, job: str, words: str = "") -> Any:
+    return button(words or action, {"job": job, "do": action})

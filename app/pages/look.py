@@ -51,14 +51,14 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
     """Return the card of the selected point."""
     assert view.point is not None
     verified = context.verified(view)[0]
-    found = point_card(data, view, view.point, verified)
+    content = point_card(data, view, view.point, verified)
     return [
-        html.H2(found.title, className="panel-title", id="card-title"),
-        html.P(found.name, className="plan-name"),
-        big(found, found.dominant),
+        html.H2(content.title, className="panel-title", id="card-title"),
+        html.P(content.name, className="plan-name"),
+        big(content, content.dominant),
         *missed(data, view.point, verified),
-        facts(fact for fact in found.facts if fact.name != PROVEN),
-        *(hint(f"Proven: {f.words}") for f in found.facts if f.name == PROVEN),
+        facts(fact for fact in content.facts if fact.name != PROVEN),
+        *(hint(f"Proven: {f.words}") for f in content.facts if f.name == PROVEN),
     ]
 
 

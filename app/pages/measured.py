@@ -64,9 +64,9 @@ def comparison(context: Context, data: FrontierData, detail: Any, kept: Any) -> 
     """
     if not isinstance(kept, dict) or not kept.get("token"):
         return None
-    label, found = context.measured.get(kept["token"])
+    label, observation = context.measured.get(kept["token"])
     align = kept.get("align")
-    return label, beside(data.exploration, detail, found, str(align) if align else None)
+    return label, beside(data.exploration, detail, observation, str(align) if align else None)
 
 
 def overlaid(
@@ -74,13 +74,13 @@ def overlaid(
 ) -> tuple[Any, Any]:
     """Return the memory curve and the timeline, with measurements if there are any."""
     try:
-        found = comparison(context, data, detail, kept)
+        measured = comparison(context, data, detail, kept)
     except TensorOptError:  # said beside the upload
         return curve, timeline
-    if found is None:
+    if measured is None:
         return curve, timeline
     units = data.units
-    return over_curve(curve, found[1], units, scheme), below_timeline(timeline, found[1], units, scheme)
+    return over_curve(curve, measured[1], units, scheme), below_timeline(timeline, measured[1], units, scheme)
 
 
 @CALLBACKS.answer(
@@ -130,20 +130,20 @@ def _tell(context: Context, kept: Any, pick: Any, page: Any) -> Any:
         return visible(False), "", [], None, None
     try:
         detail = context.detail(data, point)
-        found = comparison(context, data, detail, kept)
+        measured = comparison(context, data, detail, kept)
     except TensorOptError as error:
         return visible(True), "", [], None, note(str(error), "error")
-    assert found is not None, "there is a file"
-    name, told = found
+    assert measured is not None, "there is a file"
+    name, compared = measured
     head = ["", "predicted", "measured", "ratio"]
-    hints = [*told.notes, *([left_words(told)] if left_words(told) else [])]
+    hints = [*compared.notes, *([left_words(compared)] if left_words(compared) else [])]
     return (
         visible(True),
-        f"{name}: {told.kind}",
-        align_options(told),
-        told.align,
+        f"{name}: {compared.kind}",
+        align_options(compared),
+        compared.align,
         [
-            plain_table(head, figure_rows(told, data.units), numbers=(1, 2, 3)),
+            plain_table(head, figure_rows(compared, data.units), numbers=(1, 2, 3)),
             hint("; ".join(hints)) if hints else None,
         ],
     )

@@ -18,7 +18,7 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-_LEGEND = "double border: computed again in backward; dashed: not all its operators alike; thick: resharded"
+_LEGEND = "double border: computed again in backward; dashed: its operators differ; thick: resharded"
 
 
 def graph() -> Any:
@@ -28,10 +28,10 @@ def graph() -> Any:
         button("+", "picture-in", "Zoom in"),
         button("−", "picture-out", "Zoom out"),
     ]
-    found = search("picture-search", "find in the graph", "Find in the graph", 200)
+    search_field = search("picture-search", "find in the graph", "Find in the graph", 200)
     return html.Div(
         [
-            row(found, small("picture-found"), grow(), *zoom, names="tight above"),
+            row(search_field, small("picture-found"), grow(), *zoom, names="tight above"),
             _graph_picture(),
             hint(_LEGEND),
         ]
@@ -84,7 +84,7 @@ def table() -> Any:
         number(
             "memory", "memory", 112, "parameters, gradients, optimizer state; below, what else is at the peak"
         ),
-        number("compute", "compute", 112, "forward, backward and copies, without what runs again"),
+        number("compute", "compute", 112, "forward, backward and copies, without recomputation"),
         number(
             "copies", "of it copies", 120, "copies and additions that bring something to where it is used"
         ),
@@ -128,16 +128,16 @@ def _draw(
     detail, _ = context.detail_or_why(data, point)
     rows = operator_rows(data.exploration, point, detail)
     aspect = NARROW_ASPECT if narrow else ASPECT
-    found = picture(rows, graph_edges(data.exploration, detail), aspect)
-    node_of = {group: node.key for node in found.nodes for group in node.groups}
+    drawing = picture(rows, graph_edges(data.exploration, detail), aspect)
+    node_of = {group: node.key for node in drawing.nodes for group in node.groups}
     heads = columns_of(columns, rows, data.units)
     below = bottom_rows(beside_rows(data.exploration, point, detail), data.units)
     options = {**options, "pinnedBottomRowData": below}
-    legend = _legend(found.legend, str(scheme))
+    legend = _legend(drawing.legend, str(scheme))
     return (
         table_rows(rows, node_of, data.units),
         heads,
-        elements(found),
+        elements(drawing),
         stylesheet(str(scheme)),
         legend,
         options,

@@ -61,8 +61,8 @@ def _owners_of(context: Context, data: FrontierData, point: int) -> PointOwners:
     """Return the owners of a point's memory, remembered."""
     # The data is part of the remembered value, so that its id cannot be reused meanwhile.
     key = (id(data.exploration), point)
-    found: PointOwners = context.owners.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
-    return found
+    owners: PointOwners = context.owners.get(key, lambda: (data, point_owners(data.exploration, point)))[1]
+    return owners
 
 
 @CALLBACKS.answer(

@@ -1,9 +1,5 @@
-"""The small building blocks of several pages.
-
-The elements with which several pages show a point, or two.
-
-The form in which a page keeps the view in its store.
-"""
+"""Building blocks of several pages: small elements, the display of one or two points, the view in a page's
+store."""
 
 from __future__ import annotations
 

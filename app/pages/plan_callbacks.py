@@ -86,56 +86,56 @@ def missing(data: FrontierData, point: int, why: str) -> str:
     """Say what the page does not show of a plan; "" if everything is there."""
     if why:
         return f"Timelines and the costs of single operators are not shown: {why}"
-    found = data.exploration.all_points[point]
-    if found.pipeline is None:
+    record = data.exploration.all_points[point]
+    if record.pipeline is None:
         return ""
-    kept = found.pipeline.computed is not None
+    kept = record.pipeline.computed is not None
     busiest = "what its busiest place computes is summed by module and kind under “Why not faster?”"
-    told = (
-        "A pipeline is simulated by stages: the table has no figures of single operators"
-        f"{f'; {busiest}' if kept else ''}. Below the operators in the table stand the places that the "
-        "stages are on."
+    gaps = (
+        "A pipeline is simulated stage by stage: the table has no figures of single operators"
+        f"{f'; {busiest}' if kept else ''}. The rows below the operators are the "
+        "places of the stages."
     )
-    host = ", and its host, which is slower than the device" if found.host_bound else ""
-    return f"{told} A bar of the timeline is a stage's work with what it waits for inside: collectives{host}."
+    host = ", and for its host, which is slower than the device" if record.host_bound else ""
+    return f"{gaps} A bar of the timeline is a stage's work with its waits: for collectives{host}."
 
 
 def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:
     """Return memory and time, whether the plan fits, and what dominates, in words."""
     assert view.point is not None
     verified = context.verified(view)[0]
-    found = point_card(data, view, view.point, verified)
-    told = {fact.name: fact for fact in found.facts}
-    facts = [f"{fact.name} {fact.words}" for fact in named(told, "mesh", "micro-batches", "verified")]
+    content = point_card(data, view, view.point, verified)
+    by_name = {fact.name: fact for fact in content.facts}
+    facts = [f"{fact.name} {fact.words}" for fact in named(by_name, "mesh", "micro-batches", "verified")]
     return [
-        html.P(found.name, className="plan-name"),
-        big(found, detail.headline() if detail is not None else found.dominant, wide=True),
+        html.P(content.name, className="plan-name"),
+        big(content, detail.headline() if detail is not None else content.dominant, wide=True),
         *missed(data, view.point, verified),
-        hint(" · ".join([found.title, *facts])),
+        hint(" · ".join([content.title, *facts])),
     ]
 
 
-def _bar(found: Bar) -> Any:
+def _bar(bar: Bar) -> Any:
     """Return a stacked bar with its figures below it."""
     cells = [
         html.Span(
             className=f"seg-{s.kind}", style={"width": f"{100 * s.share:.3f}%"}, title=f"{s.title}: {s.size}"
         )
-        for s in found.segments
+        for s in bar.segments
         if s.share > 0
     ]
     rows = [
         [html.Span([html.Span(className=f"swatch seg-{s.kind}"), s.title]), s.size, s.part]
-        for s in found.segments
+        for s in bar.segments
     ]
     return [
-        html.P(found.summary, className="bar-summary"),
-        html.Div(cells, className="bar", role="img", **aria(label=found.summary)),
+        html.P(bar.summary, className="bar-summary"),
+        html.Div(cells, className="bar", role="img", **aria(label=bar.summary)),
         plain_table(["", "", "share"], rows, numbers=(1, 2)),
     ]
 
 
-def devices(found: tuple[Segment, ...]) -> list[Any]:
+def devices(segments: tuple[Segment, ...]) -> list[Any]:
     """Return one thin bar per device, if they differ."""
     rows = [
         [
@@ -146,7 +146,7 @@ def devices(found: tuple[Segment, ...]) -> list[Any]:
             ),
             s.size,
         ]
-        for s in found
+        for s in segments
     ]
     return [html.H3("Largest on each device"), plain_table(["", "", ""], rows, numbers=(2,))] if rows else []
 
@@ -164,7 +164,7 @@ def difference(data: FrontierData, view: View) -> Any:
     if not any(module for _, module, *_ in changed):  # ONNX files know none
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
     more = len(changed) - len(rows)
-    again = recomputation_difference(data.exploration, view.point, view.other)
+    recomputed = recomputation_difference(data.exploration, view.point, view.other)
     where = {
         "only there": f"only in {data.label(view.other)}",
         "only here": f"only in {data.label(view.point)}",
@@ -172,8 +172,8 @@ def difference(data: FrontierData, view: View) -> Any:
     return [
         difference_table(data, view),
         html.H3("Blocks recomputed"),
-        plain_table(["", ""], [[where.get(title, title), blocks] for title, blocks in again])
-        if again
+        plain_table(["", ""], [[where.get(title, title), blocks] for title, blocks in recomputed])
+        if recomputed
         else hint("None, in either plan."),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
         scrolled("Operators split otherwise", plain_table(head, rows), names="tall"),

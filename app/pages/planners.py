@@ -122,7 +122,7 @@ def _start(context: Context, clicks: Any, names: Any, kept: Any) -> Any:
     when="beside-job.data told.data",
     given="beside-told.data",
 )
-def _say(context: Context, started: Any, _: Any, told: Any) -> Any:
+def _say(context: Context, started: Any, _: Any, shown: Any) -> Any:
     """Report how the job is going, every second; but only if there is something new."""
     if not isinstance(started, dict):
         return no_update, no_update, no_update
@@ -134,8 +134,8 @@ def _say(context: Context, started: Any, _: Any, told: Any) -> Any:
             return no_update, no_update, no_update
         stage = job.stages[-1] if job.stages else None
         news = [job.id, job.state, *((stage.name, stage.done, stage.total) if stage else ())]
-        words = None if news == told else _words(job, context.manager)
-    if news == told:
+        words = None if news == shown else _words(job, context.manager)
+    if news == shown:
         return no_update, no_update, no_update
     # What is drawn has other points now, and other planners.
     drawn_anew = isinstance(started, dict) and len(news) > 1 and news[1] == "done"
@@ -163,10 +163,10 @@ def _wanted(context: Context, view: View, names: Any) -> Beside:
 
 def _words(job: Job, jobs: JobManager) -> Any:
     if job.state == "done" and jobs.folder / job.id in jobs.beside().values():
-        words = "Done: what they found is in the table and the plot of this exploration."
-        return parts.note(f"{words} To take it away again, forget the job on the Explore page.")
+        words = "Done: their plans are in the table and the plot of this exploration."
+        return parts.note(f"{words} To remove them, forget the job on the Explore page.")
     if job.state == "done":
-        words = "Done. The costs of now differ from those of this frontier, so that it is another one: "
+        words = "Done. Current costs differ from those of this frontier, so the result is a new one: "
         link = dcc.Link("open the frontier with its marks", href=f"/frontier?x=job-{job.id}")
         return html.Div([words, link], className="note note-info", role="status")
     if job.state == "queued":

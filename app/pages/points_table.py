@@ -114,14 +114,14 @@ CALLBACKS.in_browser(
 def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View) -> list[dict[str, Any]]:
     units = {BYTES: data.units.memory.name, SECONDS: data.units.time.name}
     heads = {f.label: f"{f.label}, {units[f.unit]}" for f in SHOWN if f.unit in units}
-    found = rate_arrays(data, view)
+    rates = rate_arrays(data, view)
     heads |= {
-        "rate": f"{found.unit}/s",
-        "device_hours": f"device-hours, {found.amount}",
-        "cost": f"{view.currency or 'cost'}, {found.amount}",
+        "rate": f"{rates.unit}/s",
+        "device_hours": f"device-hours, {rates.amount}",
+        "cost": f"{view.currency or 'cost'}, {rates.amount}",
     }
     hidden = {
-        **{name: getattr(found, name) is None for name in ("rate", "mfu", "device_hours", "cost")},
+        **{name: getattr(rates, name) is None for name in ("rate", "mfu", "device_hours", "cost")},
         **{figure.label: bool(np.isnan(data.column(figure.name)).all()) for figure in LISTED},
         "planner": bool(data.on_frontier.all()),
         "devices": len(data.filters()["devices"]) < 2,

@@ -160,8 +160,8 @@ def _table() -> Any:
         parts.hint(
             "The box at a row's left shows or hides the run. Names, tags and colours are changed in the ",
             "table (double-click, or ", html.Kbd("Enter"), " on the cell) and kept beside the jobs; an ",
-            "empty name is the exploration's own again. Colours come round after six: dash and marks ",
-            "differ then.",
+            "empty name restores the exploration's own. Colours repeat after six, with another dash and "
+            "marks.",
         ),
         title="All explorations",
     )  # fmt: skip
@@ -204,21 +204,21 @@ def _fill(context: Context, page: Any, *rest: Any) -> Any:
     changed."""
     if page != "runs":
         return (no_update,) * 4
-    found = view.runs_of(context.library)
-    units = view.common_units(found)
-    known = view.known_to_the_browser(found, units)
-    for fact in known["facts"].values():
+    runs = view.runs_of(context.library)
+    units = view.common_units(runs)
+    browser_data = view.known_to_the_browser(runs, units)
+    for fact in browser_data["facts"].values():
         fact["look"] = _look(fact["style"])
-    rows = [{**row, "look": _look(row["style"])} for row in view.table_rows(found, units)]
+    rows = [{**row, "look": _look(row["style"])} for row in view.table_rows(runs, units)]
     # With the edit, so that one that was refused puts back what the table showed.
-    known["of"] = json.dumps([hash(json.dumps([rows, known])), rest[1]])
+    browser_data["of"] = json.dumps([hash(json.dumps([rows, browser_data])), rest[1]])
     before = rest[-1] if isinstance(rest[-1], Mapping) else {}
-    if before.get("of") == known["of"]:
+    if before.get("of") == browser_data["of"]:
         return (no_update,) * 4
-    known["units"] = [units.memory.name, units.time.name]
+    browser_data["units"] = [units.memory.name, units.time.name]
     # Columns that are set anew end what is being typed into a cell.
-    columns = no_update if before.get("units") == known["units"] else _columns(units)
-    return rows, columns, {"height": _HEAD_PX + _ROW_PX * min(max(len(rows), 3), _MOST_ROWS)}, known
+    columns = no_update if before.get("units") == browser_data["units"] else _columns(units)
+    return rows, columns, {"height": _HEAD_PX + _ROW_PX * min(max(len(rows), 3), _MOST_ROWS)}, browser_data
 
 
 @CALLBACKS.answer(
@@ -226,26 +226,26 @@ def _fill(context: Context, page: Any, *rest: Any) -> Any:
     when="runs-known.data runs-axes.data scheme.data",
     given="runs-view.data",
 )
-def _draw(context: Context, known: Any, axes: Any, scheme: Any, kept: Any) -> Any:
-    if not isinstance(known, Mapping):
+def _draw(context: Context, browser_data: Any, axes: Any, scheme: Any, kept: Any) -> Any:
+    if not isinstance(browser_data, Mapping):
         return no_update, no_update, no_update
-    found = view.runs_of(context.library)
-    units, meant = view.common_units(found), view.Axes.from_data(axes)
-    shown = view.shown_keys(kept, known)
-    figure = runs_figure(found, shown, meant, units, str(scheme))
-    lines = [*view.plot_notes(found), context.library.labels.fault]
+    runs = view.runs_of(context.library)
+    units, meant = view.common_units(runs), view.Axes.from_data(axes)
+    shown = view.shown_keys(kept, browser_data)
+    figure = runs_figure(runs, shown, meant, units, str(scheme))
+    lines = [*view.plot_notes(runs), context.library.labels.fault]
     said = [parts.note(line, "warn") for line in lines if line]
-    return figure, [known.get("of"), axes, scheme, [run.key for run in found]], said
+    return figure, [browser_data.get("of"), axes, scheme, [run.key for run in runs]], said
 
 
 @CALLBACKS.answer(sets="runs-named.data", when="runs-asked.data")
 def _name_plans(context: Context, key: Any) -> Any:
     """Return the names of an exploration's plans, requested when a person looks at one of its points."""
     try:
-        found = context.library.load(str(key))
+        exploration = context.library.load(str(key))
     except TensorOptError:
         return no_update  # the table says what is wrong with it
-    return {"key": str(key), "names": list(found.names[: len(found.points)])}
+    return {"key": str(key), "names": list(exploration.names[: len(exploration.points)])}
 
 
 @CALLBACKS.answer(sets="runs-edited.data runs-told.children", when="runs-table.cellValueChanged")

@@ -36,7 +36,7 @@ _STORES = (
     "export-pick", "clusters-pick", "narrow", "key", "answered", "queued", "scheme", "written", "drawn",
     "finished", "told", "heard", "waited", "active-jobs", "titled", "waiting", "making", "looked",
 )  # fmt: skip
-"""What every page keeps in the browser."""
+"""The data that every page keeps in the browser."""
 
 
 def layout(context: Context, first: str = "") -> Any:

@@ -21,13 +21,13 @@ CALLBACKS = Callbacks()
 
 
 def layout(context: Context) -> list[Any]:
-    again = (
+    refill = (
         [html.Div(explore_callbacks.refill_button(), className="actions")] if context.jobs is not None else []
     )
     title = "Devices × memory → time"
     return [
         panel(scrolled(title, id="profile"), title=title, names="later"),
-        panel(html.Div(id="assumptions"), *again, title="Assumptions in effect", names="assumptions later"),
+        panel(html.Div(id="assumptions"), *refill, title="Assumptions in effect", names="assumptions later"),
     ]
 
 
@@ -59,16 +59,16 @@ def _profile(context: Context, view: View) -> Any:
     if table is None:
         return hint(
             "Only one number of devices is known for this model. Explore it on fewer too (an option of the "
-            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy."
+            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would gain."
         )
     rows = []
     for row in table.rows:
         cells: list[Any] = [html.Strong(row.label) if row.current else row.label]
-        for found in row.cells:
-            if found is None:
+        for cell in row.cells:
+            if cell is None:
                 cells.append(html.Span("—", title="no plan fits"))
             else:
-                link = dcc.Link(found.time, href=f"/frontier?{found.view.to_query()}")
-                cells.append([link, html.Div(found.cost, className="muted small")] if found.cost else link)
+                link = dcc.Link(cell.time, href=f"/frontier?{cell.view.to_query()}")
+                cells.append([link, html.Div(cell.cost, className="muted small")] if cell.cost else link)
         rows.append(cells)
     return plain_table(["within", *table.head], rows, numbers=tuple(range(1, len(table.head) + 1)))

@@ -46,7 +46,7 @@ def layout() -> Any:
         html.Div(id="why-quick"),
         html.H3("The same plan under changed costs"),
         html.Div(id="why-simulated"),
-        html.H3("With a search of its own"),
+        html.H3("With a separate search"),
         html.Div(id="why-deeper"),
         spoken("why-said", className="said-below"),
         *stores("why-rest", "why-started", "why-shown"),
@@ -57,21 +57,21 @@ def layout() -> Any:
 
 def _quick(context: Context, data: FrontierData, view: View) -> Why:
     """Return what is known at once, remembered by exploration, point and budget."""
-    found, point = data.exploration, view.point
+    exploration, point = data.exploration, view.point
     assert point is not None
 
     def made() -> tuple[Exploration, Why]:
         detail, _ = context.detail_or_why(data, point)  # without it the engine says why
-        return found, quick(data, view, str(context.library.entry(view.exploration).folder), detail)
+        return exploration, quick(data, view, str(context.library.entry(view.exploration).folder), detail)
 
     return context.whys.get(("quick", *_key(data, view)), made)[1]  # type: ignore[no-any-return]
 
 
 def _whole(context: Context, data: FrontierData, view: View) -> Why:
     """Return the same with what is simulated, remembered."""
-    found = data.exploration
+    shown = data.exploration
     key = ("whole", *_key(data, view))
-    made = context.whys.get(key, lambda: (found, with_simulated(found, _quick(context, data, view))))
+    made = context.whys.get(key, lambda: (shown, with_simulated(shown, _quick(context, data, view))))
     return made[1]  # type: ignore[no-any-return]
 
 
@@ -132,11 +132,11 @@ def _deeper(context: Context, _: Any, __: Any, ___: Any, pick: Any, page: Any, s
     """Show the changes that take a search; drawn again only when one says something new."""
     data, view, point = point_shown(context, pick, page, "plan")
     try:
-        found = _deeper_rows(context, data, view)
+        rows = _deeper_rows(context, data, view)
     except TensorOptError:
         return None, None  # said above
-    news = [view.exploration, point, view.budget_bytes, [_sign(row) for row in found]]
-    return (no_update, no_update) if news == shown else (_table(found, actions=True), news)
+    news = [view.exploration, point, view.budget_bytes, [_sign(row) for row in rows]]
+    return (no_update, no_update) if news == shown else (_table(rows, actions=True), news)
 
 
 @CALLBACKS.answer(
@@ -148,13 +148,13 @@ def _deeper(context: Context, _: Any, __: Any, ___: Any, pick: Any, page: Any, s
 def _start(context: Context, _: Any, kept: Any) -> Any:
     """Explore a change. This is a separate callback, so that it makes the browser drop no other
     answer."""
-    asked = ctx.triggered_id
+    trigger = ctx.triggered_id
     # A button that has just been made fires as well, without a click.
-    if not isinstance(asked, dict) or not any(t["value"] for t in ctx.triggered):
+    if not isinstance(trigger, dict) or not any(t["value"] for t in ctx.triggered):
         return no_update, no_update
     try:
-        what = wanted(context, context.manager, view_of(kept), str(asked.get("why")))
-        return context.manager.submit(what).id, None
+        change = wanted(context, context.manager, view_of(kept), str(trigger.get("why")))
+        return context.manager.submit(change).id, None
     except TensorOptError as error:
         return no_update, note(str(error), "error")
 
@@ -172,7 +172,7 @@ def wanted(context: Context, jobs: JobManager, view: View, key: str) -> Deeper:
     entry = context.library.entry(view.exploration)
     at_work = deeper_jobs(jobs.jobs(), entry.folder).get(key)
     if at_work is not None and at_work.active:
-        raise TensorOptError(f"{change.title}: a job for it is at work already")
+        raise TensorOptError(f"{change.title}: a job for it is already running")
     local = any(kind["type"] == "cpu" for kind in exploration.cluster["kinds"])
     return Deeper(entry.folder, title_of(context.library, entry), change.key, change.title, local)
 
@@ -182,14 +182,14 @@ def _deeper_rows(context: Context, data: FrontierData, view: View) -> tuple[WhyR
     of = str(context.whys.get(("print", id(whole)), lambda: (whole, fingerprint(whole)))[1])
     entry = context.library.entry(view.exploration)
     jobs = context.jobs.jobs() if context.jobs is not None else []
-    found = {}
+    explored = {}
     for key, made in results_of(context.library, of).items():
         try:
-            found[key] = (made, context.library.load(made))
+            explored[key] = (made, context.library.load(made))
         except TensorOptError:
             continue  # the list of explorations says what is wrong with it
     at_work = deeper_jobs(jobs, entry.folder)
-    return deeper_rows(why, data, view, found, at_work, can_run=context.jobs is not None)
+    return deeper_rows(why, data, view, explored, at_work, can_run=context.jobs is not None)
 
 
 def _sign(row: WhyRow) -> list[Any]:
@@ -197,17 +197,17 @@ def _sign(row: WhyRow) -> list[Any]:
 
 
 def _parts_table(why: Why, data: FrontierData) -> list[Any]:
-    found = parts(why, data.units)
+    rows = parts(why, data.units)
     # One panel above has the step's parts; what it lacks is which links are waited for.
-    if len(found) < 3:
+    if len(rows) < 3:
         return []
-    table = plain_table(["the step", "", "share"], found, (1, 2))
+    table = plain_table(["the step", "", "share"], rows, (1, 2))
     return [html.Div(table, className="why-parts")]
 
 
-def _table(found: Sequence[WhyRow], *, actions: bool = False) -> Any:
+def _table(rows: Sequence[WhyRow], *, actions: bool = False) -> Any:
     lines = []
-    for row in found:
+    for row in rows:
         change = html.Span(row.change, className={True: "better", False: "worse", None: ""}[row.better])
         said: list[Any] = []
         if row.link is not None:
@@ -222,10 +222,10 @@ def _table(found: Sequence[WhyRow], *, actions: bool = False) -> Any:
 
 
 def _actions(row: WhyRow) -> list[Any]:
-    found: list[Any] = []
+    actions: list[Any] = []
     if row.state:
-        found.append(html.Span(row.state, className="why-state", role="status" if row.active else None))
+        actions.append(html.Span(row.state, className="why-state", role="status" if row.active else None))
     if row.action:
         words = {"run": "Explore", "again": "Try again"}[row.action]
-        found.append(button(words, {"why": row.key}, f"{words}: {row.title}"))
-    return found
+        actions.append(button(words, {"why": row.key}, f"{words}: {row.title}"))
+    return actions

@@ -1,4 +1,4 @@
-"""The proof about a frontier, as a band in the sums that the search uses, not in simulated figures."""
+"""The proof about a frontier, as a band in the search's sums rather than in simulated figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Certificate:
         """Return (memory, time) of the corners: along the upper edge, and back along the lower one."""
         # An edge that holds to the right steps down where the next point begins, one that holds to the left
         # where the last one ends.
-        memory, upper, lower = (list(map(float, one)) for one in (self.memory, self.upper, self.lower))
+        memory, upper, lower = (list(map(float, column)) for column in (self.memory, self.upper, self.lower))
         there = [memory[0], *(at for at in memory[1:] for _ in (0, 1))]
         back = [*(at for at in memory[:-1] for _ in (0, 1)), memory[-1]]
         ups = [*(time_s for time_s in upper[:-1] for _ in (0, 1)), upper[-1]]
@@ -37,7 +37,7 @@ class _Certificate:
 
 
 def certificate(data: FrontierData, rows: np.ndarray) -> _Certificate | None:
-    """The band of some rows; None where nothing is proven of any."""
+    """Return the band of some rows; None if nothing is proven about any."""
     rows = rows[np.isfinite(data.column("gap")[rows])]
     if not len(rows):
         return None
@@ -66,7 +66,7 @@ def certificate_sentence(data: FrontierData, view: View) -> str:
         return "The certificate is of memory and time, and not drawn over these axes."
     rows = np.flatnonzero(data.passing(view) & data.on_frontier)
     if len(rows) and certificate(data, rows) is None:
-        return "Nothing is proven of these points, so that there is no certificate to draw."
+        return "Nothing is proven about these points, so there is no certificate to draw."
     return (
         "The band lies in the sums that the search adds up: no plan that was searched adds up to less than "
         "its lower edge. The points are simulated, and nothing is proven of where they lie."

@@ -158,15 +158,15 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
     except TensorOptError:
         return None
     work, units = StepWork.of(chosen), Units.of(chosen)
-    asked, fault = _question(view, work)
-    found = list(library.alike(view.exploration).items())
-    names = [curve.cluster for _, curve in found]
-    priced = any(curve.per_hour(asked.tariff) is not None for _, curve in found)
+    question, fault = _question(view, work)
+    curves = list(library.alike(view.exploration).items())
+    names = [curve.cluster for _, curve in curves]
+    priced = any(curve.per_hour(question.tariff) is not None for _, curve in curves)
     rows = tuple(
-        _row(entry, curve, work, asked, priced=priced, alone=names.count(curve.cluster) == 1)
-        for entry, curve in found
+        _row(entry, curve, work, question, priced=priced, alone=names.count(curve.cluster) == 1)
+        for entry, curve in curves
     )
-    offers = Offers(asked, tuple(row.offer for row in rows))
+    offers = Offers(question, tuple(row.offer for row in rows))
 
     def place(offer: ClusterOffer | None) -> int | None:
         return next((i for i, row in enumerate(rows) if row.offer is offer), None)
@@ -177,16 +177,16 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
         cheapest=place(offers.cheapest),
         fastest=place(offers.fastest),
         time=units.time,
-        amount=asked.amount.words,
+        amount=question.amount.words,
         currency=view.currency,
         priced=priced,
-        refused=tuple(_refused(found).items()),
+        refused=tuple(_refused(curves).items()),
         fault=fault,
     )
 
 
 def _question(view: View, work: StepWork) -> tuple[ClusterQuestion, str]:
-    asked = ClusterQuestion(
+    question = ClusterQuestion(
         time_s=view.within_s,
         cost=view.within_cost,
         headroom=view.headroom,
@@ -194,43 +194,43 @@ def _question(view: View, work: StepWork) -> tuple[ClusterQuestion, str]:
         tariff=tariff_of(view),
     )
     try:
-        asked.amount.steps(work)
+        question.amount.steps(work)
     except TensorOptError as error:
-        return replace(asked, amount=ClusterQuestion().amount), f"{asked.amount.words}: {error}"
-    return asked, ""
+        return replace(question, amount=ClusterQuestion().amount), f"{question.amount.words}: {error}"
+    return question, ""
 
 
 def _row(
-    entry: Entry, curve: ClusterCurve, work: StepWork, asked: ClusterQuestion, *, priced: bool, alone: bool
+    entry: Entry, curve: ClusterCurve, work: StepWork, question: ClusterQuestion, *, priced: bool, alone: bool
 ) -> OnCluster:
     label = curve.cluster if alone else f"{curve.cluster} ({entry.key.removeprefix('opened-')})"
     named = replace(curve, cluster=label)
-    per_hour = curve.per_hour(asked.tariff) if priced else float(sum(s.count for s in curve.devices))
-    hours = asked.amount.steps(work) * curve.time / HOUR_S
+    per_hour = curve.per_hour(question.tariff) if priced else float(sum(s.count for s in curve.devices))
+    hours = question.amount.steps(work) * curve.time / HOUR_S
     return OnCluster(
         entry=entry,
         label=label,
-        offer=offer_of(named, work, asked),
+        offer=offer_of(named, work, question),
         curve=named,
-        fitting=curve.fitting(asked),
+        fitting=curve.fitting(question),
         money=None if per_hour is None else hours * per_hour,
     )
 
 
-def _refused(found: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
+def _refused(curves: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
     """Return what the folders of these explorations say about clusters without an exploration."""
     said: dict[str, str] = {}
-    for folder in dict.fromkeys(entry.folder.parent for entry, _ in found):
+    for folder in dict.fromkeys(entry.folder.parent for entry, _ in curves):
         said |= refused_in(folder)
-    known = {curve.cluster for _, curve in found}
-    return {name: why for name, why in said.items() if name not in known}
+    explored = {curve.cluster for _, curve in curves}
+    return {name: why for name, why in said.items() if name not in explored}
 
 
 def unpriced_kinds(data: ClustersData, view: View) -> list[str]:
     """Return kinds of devices without a price, once each."""
     tariff = tariff_of(view)
-    found = [s for row in data.rows for s in row.curve.devices if tariff.of_named(s.kind, s.price) is None]
-    return list(dict.fromkeys(some.kind for some in found))
+    unpriced = [s for row in data.rows for s in row.curve.devices if tariff.of_named(s.kind, s.price) is None]
+    return list(dict.fromkeys(some.kind for some in unpriced))
 
 
 def strange_prices(data: ClustersData, view: View) -> str:

@@ -28,7 +28,7 @@ FILES = (
     File("frontier.html", "the frontier on one page that needs no server", "frontier.html"),
     File(
         "decision.html",
-        "why the selected point: one page to print, with what it was chosen over",
+        "the reasons for the selected point: one page to print, with the alternatives",
         "decision.html",
     ),
     File("trace.json", "the selected point's step for ui.perfetto.dev, opened from disk", "trace.json"),
@@ -42,7 +42,7 @@ def files(data: FrontierData) -> tuple[File, ...]:
         more.append(File("cluster.json", "the cluster, for --cluster", "cluster.json"))
     if data.exploration.settings.get("constraints"):
         more.append(
-            File("constraints.json", "what the plans had to do, for --constraints", "constraints.json")
+            File("constraints.json", "the constraints on the plans, for --constraints", "constraints.json")
         )
     return (*FILES, *more)
 
@@ -51,8 +51,8 @@ def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
     """Return the commands that explore again, choose this point, run it, check it and keep what the check
     found."""
     folder = command_folder(entry)
-    again = folder if entry.origin == "opened" else f"out/{entry.key}"
-    return commands_for(data.exploration, folder, again, row)
+    rerun = folder if entry.origin == "opened" else f"out/{entry.key}"
+    return commands_for(data.exploration, folder, rerun, row)
 
 
 def place(data: FrontierData, entry: Entry) -> str:

@@ -1,8 +1,7 @@
-"""The frontier as arrays in readable units, what fits a device, and words for what doesn't.
+"""The frontier as arrays in readable units, with what fits a device and words for what does not.
 
-Throughput, MFU, hours and money of every row of a frontier, as arrays; what is unknown says why.
-
-The axes of the frontier's plot: memory and time, or the units by which people decide.
+Throughput, MFU, hours and money of every row, as arrays; an unknown one has its reason. The axes of the plot:
+memory and time, or the units by which people decide.
 """
 
 from __future__ import annotations
@@ -31,11 +30,12 @@ from .units import Unit, Units, digits, percent, plural, unit_for
 
 @dataclass(frozen=True, eq=False)
 class FrontierData:
-    """One exploration's points as arrays in the order of ``all_points``; marks are points of other planners.
+    """The points of one exploration as arrays in the order of ``all_points``; marks are points of other
+    planners.
 
     Attributes:
-        model: what people call it.
-        axes: what the plot shows against what (:class:`.axes.Axes`); None off the plot.
+        model: people's name for the model.
+        axes: the plot's axes (:class:`Axes`); None outside the plot.
     """
 
     exploration: Exploration
@@ -45,18 +45,18 @@ class FrontierData:
 
     @classmethod
     def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
-        """The arrays of an exploration."""
+        """Return the arrays of an exploration."""
         return cls(exploration, model or exploration.model.source, Units.of(exploration))
 
     def __len__(self) -> int:
         return len(self.exploration.all_points)
 
     def column(self, name: str) -> np.ndarray:
-        """A figure of every row, by its name in :data:`~tensoropt.plan.figures.KEPT`."""
+        """Return a figure of every row, by its name in :data:`~tensoropt.plan.figures.KEPT`."""
         return self.exploration.all_points.column(name)
 
     def shown(self, name: str) -> np.ndarray:
-        """A figure of every row in the unit that a person reads it in."""
+        """Return a figure of every row in the unit shown to people."""
         factors = {BYTES: self.units.memory.factor, SECONDS: self.units.time.factor}
         return self.column(name) / factors.get(KEPT[name].unit, 1.0)
 
@@ -68,17 +68,17 @@ class FrontierData:
 
     @property
     def memory(self) -> np.ndarray:
-        """Bytes of every row."""
+        """The bytes of every row."""
         return self.column("memory_bytes")
 
     @property
     def time(self) -> np.ndarray:
-        """Seconds of every row."""
+        """The seconds of every row."""
         return self.column("time_s")
 
     @cached_property
     def planner(self) -> tuple[str, ...]:
-        """Who found each row."""
+        """The planner that found each row."""
         return tuple(self.column("planner").tolist())
 
     @cached_property
@@ -89,12 +89,12 @@ class FrontierData:
 
     @cached_property
     def micro(self) -> np.ndarray:
-        """Micro-batches of every row."""
+        """The micro-batch count of every row."""
         return np.array([s.micro_batches for s in self.exploration.spaces], dtype=int)[self.column("space")]
 
     @cached_property
     def devices(self) -> np.ndarray:
-        """Devices of every row."""
+        """The device count of every row."""
         return np.array([s.devices for s in self.exploration.spaces], dtype=int)[self.column("space")]
 
     @cached_property
@@ -129,8 +129,8 @@ class FrontierData:
             keep &= self.memory <= view.budget_bytes
         if view.target_s is not None:
             keep &= self.time <= view.target_s
-        found: np.ndarray = np.flatnonzero(keep)
-        return found
+        rows: np.ndarray = np.flatnonzero(keep)
+        return rows
 
     def special(self, view: View) -> dict[str, int]:
         """Return rows that have a name: ``leanest``, ``knee``, ``fastest`` of those that are allowed; empty
@@ -221,9 +221,9 @@ def price_of(data: FrontierData, view: View) -> float | None:
     _, by_kind = prices_of(view.prices)
     kinds = data.exploration.cluster["kinds"]
     prices = [by_kind.get(kind["name"], kind.get("price_per_hour")) for kind in kinds]
-    known = [float(p) for p in prices if p is not None]
+    prices_known = [float(p) for p in prices if p is not None]
     # A cluster with one price missing has none: a sum of what is known would be too low.
-    return max(known) if known and len(known) == len(prices) else None
+    return max(prices_known) if prices_known and len(prices_known) == len(prices) else None
 
 
 def money(amount: float) -> str:
@@ -361,7 +361,7 @@ TITLES = {
     "memory": "memory per device", "time": "time per step", "rate": "tokens/s or samples/s", "mfu": "MFU",
     "hours": "device-hours", "cost": "cost",
 }  # fmt: skip
-"""The titles of what an axis can show, as choices."""
+"""The titles of the figures that an axis can show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,12 +409,12 @@ def axes_of(data: FrontierData, view: View) -> Axes:
     """Return the axes that a view asks for; the usual one, with the reason, if its figures are unknown."""
     if (view.across, view.up) == (USUAL_ACROSS, USUAL_UP):
         return Axes(_usual(data, USUAL_ACROSS), _usual(data, USUAL_UP))
-    found, refused = rate_arrays(data, view), []
+    rates, refused = rate_arrays(data, view), []
     axes = []
     for name, usual in ((view.across, USUAL_ACROSS), (view.up, USUAL_UP)):
-        axis = _usual(data, name) if name == usual else _of(data, view, found, name)
+        axis = _usual(data, name) if name == usual else _of(data, view, rates, name)
         if axis is None:
-            why = found.whys.get({"hours": "device_hours"}.get(name, name), "it is unknown")
+            why = rates.whys.get({"hours": "device_hours"}.get(name, name), "it is unknown")
             refused.append(f"The plot cannot show {TITLES[name]}: {why}.")
         axes.append(axis or _usual(data, usual))
     return Axes(axes[0], axes[1], " ".join(dict.fromkeys(refused)))
@@ -444,16 +444,16 @@ def _axis(name: str, title: str, unit: Unit, values: np.ndarray) -> _Axis:
     return _Axis(name, said, unit.name, values / unit.factor)
 
 
-def _of(data: FrontierData, view: View, found: _RateArrays, name: str) -> _Axis | None:
+def _of(data: FrontierData, view: View, rates: _RateArrays, name: str) -> _Axis | None:
     values = {
-        "rate": found.rate, "mfu": found.mfu, "hours": found.device_hours, "cost": found.cost,
+        "rate": rates.rate, "mfu": rates.mfu, "hours": rates.device_hours, "cost": rates.cost,
     }[name]  # fmt: skip
     if values is None:
         return None
-    unit = Unit({"rate": f"{found.unit}/s", "mfu": "%", "hours": "h", "cost": ""}[name], 1.0)
+    unit = Unit({"rate": f"{rates.unit}/s", "mfu": "%", "hours": "h", "cost": ""}[name], 1.0)
     title = {
-        "rate": "throughput", "mfu": "MFU", "hours": f"device-hours for {found.amount}",
-        "cost": f"cost of {found.amount}" + (f", {view.currency}" if view.currency else ""),
+        "rate": "throughput", "mfu": "MFU", "hours": f"device-hours for {rates.amount}",
+        "cost": f"cost of {rates.amount}" + (f", {view.currency}" if view.currency else ""),
     }[name]  # fmt: skip
     if name == "mfu":
         unit = Unit("%", 0.01)

@@ -1,4 +1,4 @@
-"""Jobs as people read them."""
+"""Jobs in words for people."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def _stage_line(job: Job, stage: Stage, now: float, *, last: bool) -> StageLine:
     spent = duration(stage.spent_s + (now if at_work else stage.last) - stage.began)
     share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)
     count = f"{stage.done} of {stage.total}"
-    what = stage.what if at_work else without_eta(stage.what)
+    words = stage.what if at_work else without_eta(stage.what)
     if job.state == "done":
         # What is left of a search that ended early was not needed.
         share, count = 1.0, "done"
     elif not job.active and last and share < 1.0:
         count = f"{STATE_WORDS[job.state]} at {count}"
-    return StageLine(stage.name, share, " · ".join(filter(None, (count, spent, what))))
+    return StageLine(stage.name, share, " · ".join(filter(None, (count, spent, words))))
 
 
 def duration(seconds: float) -> str:
@@ -112,13 +112,13 @@ def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
     """Return the zoo by size, and the uploads, as grouped options of a select."""
     from tensoropt.zoo import list_models
 
-    found: dict[str, list[dict[str, str]]] = {"Uploaded": []}
+    groups: dict[str, list[dict[str, str]]] = {"Uploaded": []}
     for token, (_, label) in reversed(list(uploads.items())):
-        found["Uploaded"].append({"value": token, "label": label})
+        groups["Uploaded"].append({"value": token, "label": label})
     for entry in list_models():
         group = "Zoo, laptop size" if entry.size == "laptop" else "Zoo, the papers' size"
-        found.setdefault(group, []).append({"value": f"zoo:{entry.name}", "label": entry.name})
-    return [{"group": group, "items": items} for group, items in found.items() if items]
+        groups.setdefault(group, []).append({"value": f"zoo:{entry.name}", "label": entry.name})
+    return [{"group": group, "items": items} for group, items in groups.items() if items]
 
 
 def presets() -> list[str]:
@@ -141,17 +141,17 @@ def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"group": group, "items": items} for group, items in groups if items]
 
 
-def estimate_words(found: Estimate | None) -> str:
+def estimate_words(estimated: Estimate | None) -> str:
     """Say how long it will take, and from what that is known."""
-    if found is None:
-        return "No estimate yet: no finished run like it."
-    span = duration(found.low_s)
-    if found.high_s > 1.1 * found.low_s:
-        span += f" to {duration(found.high_s)}"
-    what = "the same" if found.same else "this model there, with other settings,"
-    if found.runs == 1:
-        return f"About {duration(found.last_s)}: {what} took that last time."
-    return f"About {duration(found.last_s)}: {what} took {span} in {plural(found.runs, 'run')}."
+    if estimated is None:
+        return "No estimate yet: no similar run has finished."
+    span = duration(estimated.low_s)
+    if estimated.high_s > 1.1 * estimated.low_s:
+        span += f" to {duration(estimated.high_s)}"
+    request = "the same" if estimated.same else "this model there, with other settings,"
+    if estimated.runs == 1:
+        return f"About {duration(estimated.last_s)}: {request} took that last time."
+    return f"About {duration(estimated.last_s)}: {request} took {span} in {plural(estimated.runs, 'run')}."
 
 
 def model_words(source: str) -> str:
@@ -164,7 +164,7 @@ def model_words(source: str) -> str:
     if entry is None:
         return ""
     words = [entry.description, f"batch {entry.batch}"]
-    known = figures().get(name)
-    if known is not None:
-        words += [f"{digits(known.parameters / 1e6)} million parameters", plural(known.operators, "operator")]
+    size = figures().get(name)
+    if size is not None:
+        words += [f"{digits(size.parameters / 1e6)} million parameters", plural(size.operators, "operator")]
     return " · ".join(words)

@@ -29,10 +29,10 @@ def own_title(library: Library, entry: Entry) -> str:
 
 def choices(library: Library) -> list[dict[str, Any]]:
     """Return grouped options for a select."""
-    found: dict[str, list[dict[str, str]]] = {}
+    groups: dict[str, list[dict[str, str]]] = {}
     for entry, label in titles_of(library).items():
-        found.setdefault(_GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
-    return [{"group": group, "items": items} for group, items in found.items()]
+        groups.setdefault(_GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
+    return [{"group": group, "items": items} for group, items in groups.items()]
 
 
 def titles_of(library: Library) -> dict[Entry, str]:
@@ -58,8 +58,8 @@ def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
     words = {
         e: "".join(f" · {n} {v}" for n, v in pairs if n in differing and v) for e, pairs in settings.items()
     }
-    told = list(words.values())
+    titles = list(words.values())
     for entry, said in words.items():
-        if not said or told.count(said) > 1:
+        if not said or titles.count(said) > 1:
             words[entry] = f"{said} ({entry.key.removeprefix('opened-')})"
     return words

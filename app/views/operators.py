@@ -1,9 +1,7 @@
-"""The operators of a plan as data: how each is split and what it takes, and what differs between two
-plans.
+"""The operators of a plan as data: how each is split, what it takes, and how two plans differ.
 
-The table of a plan's operators: its heads, its rows, and the rows below them.
-
-The details of one point's plan (:mod:`tensoropt.report.detail`), as pictures need them.
+The table of operators: its heads, its rows, and the rows below them. The details of one point's plan
+(:mod:`tensoropt.report.detail`), as pictures need them.
 """
 
 from __future__ import annotations
@@ -125,20 +123,20 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
 def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
     plan = exploration.plan(row)
     groups = exploration.spaces[exploration.all_points[row].space].groups
-    known, sizes = _groups(exploration), _sizes(exploration, row)
-    stages, again = _stages(plan), _again(exploration, plan)
-    found = []
+    saved_groups, sizes = _groups(exploration), _sizes(exploration, row)
+    stages, recomputed = _stages(plan), _again(exploration, plan)
+    rows = []
     for name, operator in plan.operators.items():
         if operator.device is not None:
             axes = axes_words({"device": str(operator.device)})
-            found.append(OperatorRow(name, "", len(operator.members), axes, "", "plan"))
+            rows.append(OperatorRow(name, "", len(operator.members), axes, "", "plan"))
             continue
-        group = known.get(name)
+        group = saved_groups.get(name)
         own = group.parameters if group else groups[name]["parameters"] if name in groups else ()
         keys = {p: plan.parameters[p].key for p in own if p in plan.parameters}
         stored = [f"{p}: {', '.join(stored_words(plan.parameters[p].stored))}" for p in keys]
         configuration = {**stages.get(name, {}), **operator.axes}
-        found.append(
+        rows.append(
             OperatorRow(
                 group=name,
                 module=group.anchor.module if group else _module_of(list(keys.values())),
@@ -146,20 +144,20 @@ def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
                 axes=axes_words(configuration, operator.micro, sizes),
                 options=option_words(stored, operator.axes, operator.micro, sizes, keys),
                 source="plan",
-                recomputed=name in again,
+                recomputed=name in recomputed,
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def _stages(plan: Plan) -> dict[str, dict[str, str]]:
     """Return operator -> its stage, as the axis of a configuration; the first stage of an operator in
     several."""
-    found: dict[str, dict[str, str]] = {}
+    stages: dict[str, dict[str, str]] = {}
     for number, stage in enumerate(plan.pipeline.stages if plan.pipeline is not None else ()):
         for name in stage.groups:
-            found.setdefault(name, {STAGE_AXIS: str(number)})
-    return found
+            stages.setdefault(name, {STAGE_AXIS: str(number)})
+    return stages
 
 
 def _again(exploration: Exploration, plan: Plan) -> set[str]:
@@ -197,11 +195,11 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
         title = _HEADLINE if point.placed is None else _ALL_MESSAGES
         headline = Share(title, point.memory_bytes, point.compute_s, point.communication_s)
         return (*detail.places, headline)
-    operators, beside = detail.shares()
+    operators, others = detail.shares()
     further = (Share(KIND_TITLES[kind], size, 0.0, 0.0) for kind, size in beside_tensors(point).items())
     rows = [
         share
-        for share in (*beside, *further)
+        for share in (*others, *further)
         # A rounding of what adds up to nothing is no row.
         if share.compute_s or share.communication_s or abs(share.memory_bytes) > 0.5
     ]
@@ -246,7 +244,7 @@ def option_words(
         options: ``parameter: placement, ...`` for each parameter, as in details.
         keys: a parameter's name in the graph -> the model's own.
     """
-    told: dict[str, list[str]] = {}
+    by_words: dict[str, list[str]] = {}
     for option in options:
         name, _, stored = option.partition(": ")
         placements = stored.split(", ")
@@ -257,8 +255,8 @@ def option_words(
         if parts > 1:
             way = placements[-1] if len(placements) > len(configuration) else ""
             words = f"{_STORED.get(way, way)} ×{parts}"
-            told.setdefault(words, []).append(keys.get(name, name).rpartition(".")[2])
-    return "; ".join(f"{', '.join(names)}: {words}" for words, names in told.items())
+            by_words.setdefault(words, []).append(keys.get(name, name).rpartition(".")[2])
+    return "; ".join(f"{', '.join(names)}: {words}" for words, names in by_words.items())
 
 
 def _module_of(keys: Sequence[str]) -> str:
@@ -362,9 +360,9 @@ def columns_of(columns: Sequence[_Json], rows: Sequence[OperatorRow], units: Uni
         "communication": f"communication, {time}",
         "kept": f"keeps, {unit}",
     }
-    told = [{**c, "headerName": heads.get(c["field"], c.get("headerName"))} for c in columns]
-    known = {"module": any(o.module for o in rows), "copies": any(o.copies_s for o in rows)}
-    return [{**c, "hide": not known[c["field"]]} if c["field"] in known else c for c in told]
+    titled = [{**c, "headerName": heads.get(c["field"], c.get("headerName"))} for c in columns]
+    filled = {"module": any(o.module for o in rows), "copies": any(o.copies_s for o in rows)}
+    return [{**c, "hide": not filled[c["field"]]} if c["field"] in filled else c for c in titled]
 
 
 def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
@@ -406,7 +404,7 @@ def graph_edges(exploration: Exploration, detail: Any) -> list[GraphEdge]:
     grouped = recorded.grouped
     graph, group_of = grouped.atoms.graph, grouped.group_of
     producer = graph.producer
-    found: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
+    tensors_of: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
     for group in grouped.groups:
         for op in group.operators:
             for tensor in op.inputs():
@@ -415,8 +413,8 @@ def graph_edges(exploration: Exploration, detail: Any) -> list[GraphEdge]:
                     pair = (group_of[maker.name].name, group.name)
                     of = graph.tensors[tensor]
                     words = f"{tensor} [{', '.join(map(str, of.shape))}] {of.dtype}"
-                    found.setdefault(pair, {})[tensor] = (of.bytes, words)
-    return [GraphEdge(a, b, (a, b) in resharded, tensors) for (a, b), tensors in found.items()]
+                    tensors_of.setdefault(pair, {})[tensor] = (of.bytes, words)
+    return [GraphEdge(a, b, (a, b) in resharded, tensors) for (a, b), tensors in tensors_of.items()]
 
 
 def curve_of(detail: Any) -> tuple[list[float], dict[str, list[float]]]:

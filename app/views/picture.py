@@ -1,8 +1,7 @@
 """The operator graph collapsed by module, coloured by configuration, with positions for a picture.
 
-A drawing order for a directed graph: layers by longest path, few crossings, long chains wrapped.
-
-Layouts at hand (dagre, klay, elk, dot) took seconds to minutes on training graphs of a thousand nodes; this
+The positions of a directed graph's nodes: layers by longest path, few crossings, long chains wrapped.
+Available layouts (dagre, klay, elk, dot) took seconds to minutes on training graphs of a thousand nodes; this
 takes 0.06 s for 5,000. The method is Sugiyama, Tagawa and Toda, "Methods for Visual Understanding of
 Hierarchical System Structures" (1981): rank, then sweep by barycentres.
 """
@@ -37,18 +36,18 @@ def layers(nodes: Sequence[Hashable], edges: Iterable[tuple[Hashable, Hashable]]
     rank: dict[Hashable, int] = {}
     for node in nodes:
         rank[node] = max((rank[p] + 1 for p in before[node]), default=0)
-    found: list[list[Hashable]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
+    ranked: list[list[Hashable]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
     for node in nodes:
-        found[rank[node]].append(node)
+        ranked[rank[node]].append(node)
     # Down by what is before, then up by what is behind, in turn. Their number is an assumption: more of them
     # take longer and may cross fewer edges.
     for sweep in range(_SWEEPS):
         neighbours = before if sweep % 2 == 0 else after
-        position = {node: i / max(len(layer) - 1, 1) for layer in found for i, node in enumerate(layer)}
-        for layer in found if sweep % 2 == 0 else reversed(found):
+        position = {node: i / max(len(layer) - 1, 1) for layer in ranked for i, node in enumerate(layer)}
+        for layer in ranked if sweep % 2 == 0 else reversed(ranked):
             layer.sort(key=lambda n: _centre(n, neighbours, position))
             position.update({node: i / max(len(layer) - 1, 1) for i, node in enumerate(layer)})
-    return found
+    return ranked
 
 
 def _centre(
@@ -75,7 +74,7 @@ def positions(
         return max(per_row * step / aspect, height)
 
     per_row = min(range(1, len(ordered) + 1), key=shape, default=1)
-    found: dict[Hashable, tuple[float, float]] = {}
+    placed: dict[Hashable, tuple[float, float]] = {}
     top = 0.0
     for first in range(0, len(ordered), per_row):
         row = ordered[first : first + per_row]
@@ -83,9 +82,9 @@ def positions(
         for column, layer in enumerate(row):
             start = top + (height - len(layer) * spread) / 2
             for i, node in enumerate(layer):
-                found[node] = (column * step, start + (i + 0.5) * spread)
+                placed[node] = (column * step, start + (i + 0.5) * spread)
         top += height + spread * 0.5
-    return found
+    return placed
 
 
 _MOST_NODES = 96
@@ -208,12 +207,12 @@ def _node_tip(
     key: str, members: Sequence[OperatorRow], writes: Mapping[str, tuple[int, str]]
 ) -> tuple[str, ...]:
     axes = Counter(o.axes for o in members)
-    again = sum(o.recomputed for o in members)
+    recomputed = sum(o.recomputed for o in members)
     return (
         key,
         f"{plural(len(members), 'operator')}: "
         + "; ".join(f"{words} ({count})" if len(axes) > 1 else words for words, count in axes.most_common(3)),
-        *((f"{again} of them computed again in backward",) if again else ()),
+        *((f"{recomputed} of them computed again in backward",) if recomputed else ()),
         *(("hands on:", *_tensor_lines(writes)) if writes else ()),
     )
 
@@ -233,8 +232,8 @@ def _kinds(rows: Sequence[OperatorRow]) -> dict[str, str]:
 
 def _stage(members: Sequence[OperatorRow]) -> str:
     """Return the stages that a module's operators are in: ``stage 1``, or ``stages 0, 1``."""
-    found = sorted({number for o in members if (number := split_in_stage(o.axes)[0]) is not None})
-    return f"stage{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}" if found else ""
+    stages = sorted({number for o in members if (number := split_in_stage(o.axes)[0]) is not None})
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}" if stages else ""
 
 
 def _key(o: OperatorRow, depth: int) -> str:

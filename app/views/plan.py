@@ -34,8 +34,8 @@ def in_rows(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
     several = {
         lane for lane, of in stages.items() if len(of) > 1 and all(group.startswith("stage ") for group in of)
     }
-    found = [replace(e, lane=f"{e.lane} · {e.group}") if e.lane in several else e for e in events]
-    return sorted(found, key=lambda e: _place(e.lane))
+    placed = [replace(e, lane=f"{e.lane} · {e.group}") if e.lane in several else e for e in events]
+    return sorted(placed, key=lambda e: _place(e.lane))
 
 
 def _place(lane: str) -> tuple[bool, tuple[object, ...]]:
@@ -107,19 +107,19 @@ MOST_EVENTS = 4000
 """The most bars of a trace that are drawn: the longest."""
 
 
-def align_options(found: Beside) -> list[dict[str, str]]:
+def align_options(comparison: Beside) -> list[dict[str, str]]:
     """Return what can be taken as the step, for a select."""
-    return [{"value": way, "label": _ALIGN_WORDS.get(way, f"step {way}")} for way in found.alignments]
+    return [{"value": way, "label": _ALIGN_WORDS.get(way, f"step {way}")} for way in comparison.alignments]
 
 
-def figure_rows(found: Beside, units: Units) -> list[list[str]]:
+def figure_rows(comparison: Beside, units: Units) -> list[list[str]]:
     """Return (name, predicted, measured, ratio with the change in words) for each figure."""
-    return [list(figure.words(units.memory.text, units.time.text)) for figure in found.figures]
+    return [list(figure.words(units.memory.text, units.time.text)) for figure in comparison.figures]
 
 
-def left_words(found: Beside) -> str:
+def left_words(comparison: Beside) -> str:
     """Say how many events are not drawn."""
-    left = len(found.events) - MOST_EVENTS
+    left = len(comparison.events) - MOST_EVENTS
     return f"the {left:,} shortest events are not drawn" if left > 0 else ""
 
 

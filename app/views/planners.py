@@ -34,17 +34,17 @@ class PlannerRow:
 def planner_rows(data: FrontierData, view: View) -> tuple[PlannerRow, ...]:
     """Return rows in the order in which the planners ran, computed from the points that the plot shows within
     the view's budget; a dash stands for what a planner without a plan there does not have."""
-    found, limit = data.exploration, view.budget_bytes
+    shown, limit = data.exploration, view.budget_bytes
     # Filters look only at properties of spaces.
-    spaces = {found.all_points[row].space for row in np.flatnonzero(data.passing(replace(view, marks=True)))}
-    asked = limits_asked(found)
+    spaces = {shown.all_points[row].space for row in np.flatnonzero(data.passing(replace(view, marks=True)))}
+    limits = limits_asked(shown)
     rows = []
-    for row in compared(found, limit, lambda point: point.space in spaces):
+    for row in compared(shown, limit, lambda point: point.space in spaces):
         none = row.time_s is None or row.memory_bytes is None or row.gap is None
         remark = "; ".join(row.notes)
-        if asked not in ((), (None,)) and limit not in asked:
+        if limits not in ((), (None,)) and limit not in limits:
             # A planner may have a plan within a limit that it was never given.
-            words = ", ".join("no limit" if one is None else unit_for(one).text(one) for one in asked)
+            words = ", ".join("no limit" if m is None else unit_for(m).text(m) for m in limits)
             remark = "; ".join(filter(None, (remark, f"asked for {words}")))
         rows.append(
             PlannerRow(
@@ -71,9 +71,9 @@ def refusals(devices: int, *, training: bool, attention: bool | None = None) -> 
 
 def refusals_beside(data: FrontierData) -> dict[str, str]:
     """Return :func:`refusals` for an exploration, whose operators say whether it has attention."""
-    found = data.exploration
+    shown = data.exploration
     attention = None
-    if found.recorded is not None:
-        attention = any("scaled_dot_product_attention" in op.target for op in found.recorded.graph.operators)
-    training = found.settings.get("mode", "train") == "train"
-    return refusals(len(found.cluster["devices"]), training=training, attention=attention)
+    if shown.recorded is not None:
+        attention = any("scaled_dot_product_attention" in op.target for op in shown.recorded.graph.operators)
+    training = shown.settings.get("mode", "train") == "train"
+    return refusals(len(shown.cluster["devices"]), training=training, attention=attention)

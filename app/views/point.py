@@ -1,8 +1,7 @@
 """A point in words and figures, and two points side by side.
 
-Predictions beside measurements, for the points whose plans were run.
-
-The basis of the figures: settings, defaults, sources of figures, what was left out.
+Predictions next to measurements, for points whose plans were run; the basis of the figures: settings,
+defaults, sources, and what was left out.
 """
 
 from __future__ import annotations
@@ -38,28 +37,28 @@ def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Veri
     return next((v for v in verified if v.is_of(data.exploration, row)), None)
 
 
-def verified_words(found: Verified, data: FrontierData) -> str:
+def verified_words(run: Verified, data: FrontierData) -> str:
     """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); ...; numbers as unsplit``."""
-    if found.error:
-        return f"did not run: {found.error}"
-    parts = ran_parts(found, data.exploration.cluster, data.units.memory.text, data.units.time.text)
-    if found.loss_difference is None:
-        parts.append("collectives as predicted" if found.ok else "collectives NOT as predicted")
+    if run.error:
+        return f"did not run: {run.error}"
+    parts = ran_parts(run, data.exploration.cluster, data.units.memory.text, data.units.time.text)
+    if run.loss_difference is None:
+        parts.append("collectives as predicted" if run.ok else "collectives NOT as predicted")
     else:
-        parts.append("numbers as unsplit" if found.ok else "FAILED: see `tensoropt verify`")
+        parts.append("numbers as unsplit" if run.ok else "FAILED: see `tensoropt verify`")
     return "; ".join(parts)
 
 
 def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[str, ...]:
     """Return a line per point that was run, ascending; :data:`NOT_YET` if none was."""
     rows = [(row, of_point(data, row, verified)) for row in range(len(data))] if verified else []
-    known = [(row, found) for row, found in rows if found is not None]
+    runs = [(row, run) for row, run in rows if run is not None]
     lines = [
-        f"{data.label(row)}: {verified_words(found, data)} ({found.checked_on})"
-        for row, found in known[:_MOST_LISTED]
+        f"{data.label(row)}: {verified_words(run, data)} ({run.checked_on})"
+        for row, run in runs[:_MOST_LISTED]
     ]
-    if len(known) > _MOST_LISTED:
-        lines.append(f"and {len(known) - _MOST_LISTED} more")
+    if len(runs) > _MOST_LISTED:
+        lines.append(f"and {len(runs) - _MOST_LISTED} more")
     return tuple(lines) or (NOT_YET,)
 
 
@@ -80,7 +79,7 @@ def assumptions(
     settings, report = exploration.settings, exploration.report
     whole = unit_for(data.capacity_bytes)
     price = price_of(data, view)
-    found = [
+    facts = [
         Fact(
             "model",
             f"{data.model}, {_count(exploration.model.parameters)} parameters",
@@ -99,9 +98,9 @@ def assumptions(
         ),
     ]
     if settings.get("constraints"):
-        found.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
-    found += [Fact(NOTE, str(text)) for text in report.get("notes", [])]
-    return tuple(found)
+        facts.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
+    facts += [Fact(NOTE, str(text)) for text in report.get("notes", [])]
+    return tuple(facts)
 
 
 def _count(number: int) -> str:
@@ -127,7 +126,7 @@ SHOWN = (
 )  # fmt: skip
 """The facts on the card, in order."""
 TITLES = {"communication_s": "communication"}
-"""What the table of two points calls figures whose label in a column is shorter."""
+"""The titles, in the table of two points, of figures with a shorter label in a column."""
 _IN_COMPUTE = "in compute"
 """The place of a placed plan's host time: its operators take as long as the slower of device and host."""
 
@@ -160,10 +159,10 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     unit, time = data.units.memory, data.units.time
     fits, verdict = _verdict_words(data, view, point.memory_bytes)
     marks = [word for word, at in data.special(view).items() if at == row]
-    known = data.facts(row)
+    facts = data.facts(row)
     ran = of_point(data, row, verified)
     said = [
-        *named(known, *(["planner"] if point.planner != FRONTIER else []), *SHOWN),
+        *named(facts, *(["planner"] if point.planner != FRONTIER else []), *SHOWN),
         *_rates_of(data, view, row),
         *([Fact("verified", verified_words(ran, data))] if ran is not None else []),
     ]
@@ -269,7 +268,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[_Difference, 
     a, b = data.exploration.all_points[row], data.exploration.all_points[other]
     unit, time = data.units.memory.text, data.units.time.text
     times = ((name, KEPT[name].label) for name in ("time_s", "compute_s", "communication_s", "exposed_s"))
-    found = [
+    rows = [
         _changed("memory", a.memory_bytes, b.memory_bytes, unit),
         *(
             _changed(TITLES.get(name, label), getattr(a, name), getattr(b, name), time)
@@ -277,7 +276,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[_Difference, 
         ),
     ]
     of_host = [_IN_COMPUTE if x.placed is not None else time(x.host_s) for x in (a, b)]
-    found += [
+    rows += [
         _Difference("host", of_host[0], of_host[1], "")
         if _IN_COMPUTE in of_host
         else _changed("host", a.host_s, b.host_s, time),
@@ -285,13 +284,13 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[_Difference, 
     ]
     for figure in LISTED:
         if figure.name in a.figures and figure.name in b.figures:
-            found.append(
+            rows.append(
                 _changed(figure.label, a.figures[figure.name], b.figures[figure.name], figure.unit.words)
             )
     first, second = data.facts(row), data.facts(other)
     for name in ("plan", "mesh", "micro-batches", "devices", "planner", "split by"):
-        found.append(_Difference(name, str(first[name].value), str(second[name].value), ""))
-    return tuple(d for d in found if d.first != d.second)
+        rows.append(_Difference(name, str(first[name].value), str(second[name].value), ""))
+    return tuple(d for d in rows if d.first != d.second)
 
 
 def _changed(label: str, first: float, second: float, text: Callable[[float], str]) -> _Difference:

@@ -26,7 +26,7 @@ _FIGURES = 4
 def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list[str]]:
     """Return numbers as floats in the units of the columns' heads (NaN if unknown), and words as lists; one
     value per row of ``data``, whatever the filters keep."""
-    found = rate_arrays(data, view)
+    rates = rate_arrays(data, view)
     points, names = data.exploration.all_points, data.exploration.names
     unknown = np.full(len(data), np.nan)
     short = {name: short_name(name) for name in set(names)}
@@ -43,7 +43,7 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
         "planner": [planner_title(name) for name in data.planner],
     }
     for name in ("rate", "mfu", "device_hours", "cost"):
-        values = getattr(found, name)
+        values = getattr(rates, name)
         columns[name] = unknown if values is None else values * (100.0 if name == "mfu" else 1.0)
     return columns
 
@@ -73,31 +73,31 @@ def packed(columns: Mapping[str, np.ndarray | list[str]]) -> dict[str, Any]:
     Numbers are little-endian 32-bit floats in base64 (seven figures, of which four are shown); words are
     given once and then by their number.
     """
-    found: dict[str, Any] = {}
+    columns_packed: dict[str, Any] = {}
     for name, values in columns.items():
         if isinstance(values, np.ndarray):
-            found[name] = {"floats": base64.b64encode(values.astype("<f4").tobytes()).decode()}
+            columns_packed[name] = {"floats": base64.b64encode(values.astype("<f4").tobytes()).decode()}
         else:
             places = {word: place for place, word in enumerate(dict.fromkeys(values))}
-            found[name] = {"words": list(places), "at": [places[word] for word in values]}
-    return found
+            columns_packed[name] = {"words": list(places), "at": [places[word] for word in values]}
+    return columns_packed
 
 
 def row_filter(view: View) -> dict[str, Any]:
     """Return a view's filters as those of the grid, which shows the rows that :meth:`FrontierData.passing`
     keeps."""
-    found: dict[str, Any] = {}
+    model: dict[str, Any] = {}
     if view.mesh:
-        found["mesh"] = {"filterType": "text", "type": "equals", "filter": view.mesh}
+        model["mesh"] = {"filterType": "text", "type": "equals", "filter": view.mesh}
     for name in ("micro", "devices"):
         wanted = getattr(view, name)
         if wanted:
             # A link may ask for anything: what is not a number matches nothing.
             count = int(wanted) if wanted.isdecimal() else -1
-            found[name] = {"filterType": "number", "type": "equals", "filter": count}
+            model[name] = {"filterType": "number", "type": "equals", "filter": count}
     if not view.marks:
-        found["point"] = {"filterType": "number", "type": "notBlank"}
-    return found
+        model["point"] = {"filterType": "number", "type": "notBlank"}
+    return model
 
 
 def short_name(name: str) -> str:

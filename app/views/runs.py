@@ -77,21 +77,21 @@ class Axes:
 
 def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
     """Return all explorations, as the header lists them; without their curves if these are not needed."""
-    found = titles_of(library)
+    titles = titles_of(library)
     # An exploration that cannot be drawn needs no colour.
-    library.labels.give_styles(e.identity for e in found if not library.head_of(e).fault)
+    library.labels.give_styles(e.identity for e in titles if not library.head_of(e).fault)
     runs = []
-    for entry, label in found.items():
-        head, known = library.head_of(entry), library.labels.of(entry.identity)
+    for entry, label in titles.items():
+        head, label_of = library.head_of(entry), library.labels.of(entry.identity)
         runs.append(
             Run(
                 entry,
                 head,
                 library.costs_of(entry) if curves else None,
-                known.name or own_title(library, entry),
+                label_of.name or own_title(library, entry),
                 label,
-                known.tags,
-                None if head.fault else known.style,
+                label_of.tags,
+                None if head.fault else label_of.style,
                 "" if head.fault else library.model_name(head.source),
                 _made(entry),
             )
@@ -215,8 +215,8 @@ def _spread(x: np.ndarray, y: np.ndarray, most: int) -> np.ndarray:
     """Return the places of at most ``most`` points, evenly along the curve as it is seen."""
     steps = np.abs(np.diff(x)) / (np.ptp(x) or 1.0) + np.abs(np.diff(y)) / (np.ptp(y) or 1.0)
     along = np.concatenate([[0.0], np.cumsum(steps)])
-    found = np.searchsorted(along, np.linspace(0, along[-1], most))
-    return np.unique(np.concatenate([[0], np.minimum(found, len(x) - 1), [len(x) - 1]]))[-most:]
+    places = np.searchsorted(along, np.linspace(0, along[-1], most))
+    return np.unique(np.concatenate([[0], np.minimum(places, len(x) - 1), [len(x) - 1]]))[-most:]
 
 
 def shown_keys(kept: Any, known: Any) -> set[str]:
@@ -242,17 +242,17 @@ def most_of_each(runs: Sequence[Run]) -> int:
 
 def plot_notes(runs: Sequence[Run]) -> list[str]:
     """Say what the plot leaves out, in sentences."""
-    found = []
+    notes = []
     most = most_of_each(runs)
     thinned = [run for run in runs if run.points > most]
     if thinned:
         names = ", ".join(run.label for run in thinned[:3]) + (" and others" if len(thinned) > 3 else "")
-        found.append(f"{names}: drawn with {most:,} of its points each; the frontier page has all.")
+        notes.append(f"{names}: drawn with {most:,} of its points each; the frontier page has all.")
     broken = [run for run in runs if run.head.fault]
-    found += [f"{run.label}: {run.head.fault}" for run in broken[:3]]
+    notes += [f"{run.label}: {run.head.fault}" for run in broken[:3]]
     if len(broken) > 3:
-        found.append(f"{len(broken) - 3} more explorations cannot be read.")
-    return found
+        notes.append(f"{len(broken) - 3} more explorations cannot be read.")
+    return notes
 
 
 def _round(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: one unit for a whole plot or column, three significant figures."""
+"""Numbers for people: one unit for a whole plot or column, three significant figures."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _NOTHING = 5e-4
 
 @dataclass(frozen=True)
 class Link:
-    """Words that lead to a point."""
+    """The words of a link to a point."""
 
     text: str
     href: str
@@ -61,7 +61,7 @@ def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
     needed = data.exploration.all_points[view.point].memory_bytes
     unit = data.units.memory
     if view.budget_bytes is None:
-        return None, f"Within the {unit.text(needed)} that this plan needs, unless it says otherwise."
+        return None, f"Within the {unit.text(needed)} that this plan needs, unless stated otherwise."
     if view.budget_bytes < needed:
         return None, (
             f"This plan is over the budget of {unit.text(view.budget_bytes)}: what follows is within the "
@@ -69,7 +69,7 @@ def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
         )
     return (
         view.budget_bytes,
-        f"Within the budget of {unit.text(view.budget_bytes)}, unless it says otherwise.",
+        f"Within the budget of {unit.text(view.budget_bytes)}, unless stated otherwise.",
     )
 
 
@@ -119,22 +119,22 @@ def _row(why: Why, lever: Lever, units: Units, view: View, exploration: str = ""
 def results_of(library: Library, of: str) -> dict[str, str]:
     """Return, for each change, the key of the exploration that was made from the one with the fingerprint
     ``of``, the newest of several; what cannot be read is skipped."""
-    found: dict[str, str] = {}
+    by_change: dict[str, str] = {}
     for entry in library.entries():
         try:
             changed = load_changed(entry.folder)
         except TensorOptError:
             continue
         if changed is not None and changed.of == of:
-            found.setdefault(changed.key, entry.key)
-    return found
+            by_change.setdefault(changed.key, entry.key)
+    return by_change
 
 
 def deeper_rows(
     why: Why,
     data: FrontierData,
     view: View,
-    found: Mapping[str, tuple[str, Exploration]],
+    explored: Mapping[str, tuple[str, Exploration]],
     jobs: Mapping[str, Job],
     *,
     can_run: bool,
@@ -142,7 +142,7 @@ def deeper_rows(
     """Return the changes that take a search: what was explored, what runs, what can be started.
 
     Args:
-        found: for each change, the key of its exploration, and the exploration.
+        explored: for each change, the key of its exploration, and the exploration.
         jobs: for each change, the newest job for it.
         can_run: whether this dashboard starts jobs.
     """
@@ -152,13 +152,13 @@ def deeper_rows(
         if lever.how in (LOOKED_UP, IMPOSSIBLE):
             made.append(_row(why, lever, data.units, view))
             continue
-        if lever.key in found:
-            key, exploration = found[lever.key]
+        if lever.key in explored:
+            key, exploration = explored[lever.key]
             row = _row(why, why.answered(lever.key, lever.title, exploration), data.units, view, key)
         else:
             assert lever.how == TO_EXPLORE
             row = WhyRow(lever.key, lever.title, words=lever.words)
-        made.append(replace(row, **_job_state(job, lever, known=lever.key in found, can_run=can_run)))
+        made.append(replace(row, **_job_state(job, lever, known=lever.key in explored, can_run=can_run)))
     return tuple(made)
 
 

@@ -1,3 +1,3 @@
-"""The ``tensoropt`` command: a parser, and what each verb calls and prints."""
+"""The ``tensoropt`` command: its parser, and one file per verb with its call and its answer."""
 
 from tensoropt.cli.parser import main as main

@@ -1,10 +1,8 @@
-"""Arguments that several verbs have, and what they say.
+"""Arguments that several verbs share, and the functions that parse them.
 
-Arguments that say how long a training is and what its devices cost: ``--tokens``, ``--price``, ...
-
-What a verb of the command line is: its name, its arguments, the call, and the words of its answer.
-
-The flags of ``explore`` and ``compare``, and the question that they are parsed into.
+- ``Verb`` and ``Answer``: the form of every verb: its name, its arguments, its call, the text of its answer.
+- The flags of ``explore`` and ``compare``, parsed into a ``Question``.
+- The length of a training and the price of its devices: ``--tokens``, ``--price``, ...
 """
 
 from __future__ import annotations
@@ -23,36 +21,34 @@ from tensoropt.plan.settings import Setting, settings_fields
 from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
 
 OF_AMOUNT = ("tokens", "samples", "epochs", "steps", "samples_per_epoch", "price", "currency")
-"""What :func:`add_amount` adds."""
+"""The options that :func:`add_amount` adds."""
 
 
 def add_amount(verb: argparse.ArgumentParser) -> None:
-    """How long the training is, and prices."""
-    group = verb.add_argument_group("what a training takes and costs")
+    """Add the options for the length of a training and for device prices."""
+    group = verb.add_argument_group("time and cost of a training")
     length = group.add_mutually_exclusive_group()
-    length.add_argument("--tokens", metavar="1e9", help="a training of so many tokens (300B, 1.5T, ...)")
-    length.add_argument("--samples", metavar="N", help="of so many samples")
-    length.add_argument("--epochs", metavar="N", help="of so many epochs; with --samples-per-epoch")
-    length.add_argument("--steps", metavar="N", help="of so many steps; default: 1000")
+    length.add_argument("--tokens", metavar="1e9", help="length of the training in tokens (300B, 1.5T, ...)")
+    length.add_argument("--samples", metavar="N", help="its length in samples")
+    length.add_argument("--epochs", metavar="N", help="its length in epochs; with --samples-per-epoch")
+    length.add_argument("--steps", metavar="N", help="its length in steps; default: 1000")
     group.add_argument("--samples-per-epoch", metavar="M", help="the size of the data set, with --epochs")
     group.add_argument(
         "--price",
         action="append",
         default=[],
         metavar="2.5|KIND=2.5",
-        help="money per device-hour, of all devices or of a kind (repeat it, or separate by commas); "
-        "default: what the cluster says, if anything",
+        help="price per device-hour, of all devices or of one kind (repeat it, or separate by commas); "
+        "default: the cluster's prices, if it has any",
     )
-    group.add_argument(
-        "--currency", default="", metavar="EUR", help="what the money is called; default: nothing"
-    )
+    group.add_argument("--currency", default="", metavar="EUR", help="name of the currency; default: none")
 
 
 def amount_option(options: argparse.Namespace) -> Any:
-    """The :class:`~tensoropt.plan.rates.Amount` that is asked for; None where nothing is.
+    """Return the requested :class:`~tensoropt.plan.rates.Amount`; None if none is given.
 
     Raises:
-        TensorOptError: it is no amount, or an epoch's size is missing.
+        TensorOptError: it is not an amount, or the size of an epoch is missing.
     """
     from tensoropt.plan.rates import AMOUNTS, Amount
 
@@ -63,15 +59,15 @@ def amount_option(options: argparse.Namespace) -> Any:
         if text is not None:
             return Amount(parse_count(text, f"--{unit}"), unit, of_epoch)
     if of_epoch is not None:
-        raise TensorOptError("--samples-per-epoch says what an epoch is; give --epochs with it")
+        raise TensorOptError("--samples-per-epoch is the size of an epoch; give --epochs with it")
     return None
 
 
 def tariff_option(options: argparse.Namespace) -> Any:
-    """The :class:`~tensoropt.plan.rates.Tariff` that ``--price`` and ``--currency`` say.
+    """Return the :class:`~tensoropt.plan.rates.Tariff` given by ``--price`` and ``--currency``.
 
     Raises:
-        TensorOptError: a price is none, or there are several for the same devices.
+        TensorOptError: a price is not a number, or the same devices have several.
     """
     from tensoropt.plan.rates import Tariff, prices_of
 
@@ -79,12 +75,14 @@ def tariff_option(options: argparse.Namespace) -> Any:
     return Tariff(price, by_kind, options.currency.strip())
 
 
-def rated_point(options: argparse.Namespace, found: Any, index: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the facts of a point as lines, what the training that is asked for takes and costs among them,
-    and the latter as data.
+def rated_point(
+    options: argparse.Namespace, exploration: Any, index: int
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the facts of a point as lines, including the time and cost of the requested training, and the
+    latter as data.
 
     Raises:
-        TensorOptError: an amount or a price is none, or is of devices that the cluster does not have.
+        TensorOptError: an amount or a price is invalid, or is for devices that the cluster does not have.
     """
     from tensoropt.plan.facts import rate_facts
     from tensoropt.plan.facts_table import fact_lines
@@ -93,13 +91,13 @@ def rated_point(options: argparse.Namespace, found: Any, index: int) -> tuple[li
     from tensoropt.report.table import point_lines
 
     amount, tariff = amount_option(options), tariff_option(options)
-    tariff.check(kinds_of(found))
-    row = FigureRow.of(found, index, tariff)
+    tariff.check(kinds_of(exploration))
+    row = FigureRow.of(exploration, index, tariff)
     return [*point_lines(row), *fact_lines(rate_facts(row, amount))], rates_data(row, amount)
 
 
 class Answer(NamedTuple):
-    """What a verb gives back.
+    """The result of a verb.
 
     Attributes:
         data: what ``--json`` writes.
@@ -114,13 +112,12 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb; each has a file of its own.
+    """One verb of the command line; each has its own file.
 
     Attributes:
         help: what it does, in a few words without a full stop.
-        add_arguments: tells a parser what the verb takes.
-        answer: calls what the verb stands for. What is heavy to import, it imports itself, so that
-            ``--help`` stays quick.
+        add_arguments: adds the verb's arguments to a parser.
+        answer: runs the verb. It imports heavy modules itself, so that ``--help`` stays quick.
     """
 
     name: str
@@ -137,12 +134,12 @@ CLUSTER_HELP = (
 
 
 def add_folder(verb: argparse.ArgumentParser) -> None:
-    """The folder of a saved exploration."""
+    """Add the argument for the folder of a saved exploration."""
     verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
 
 
 def add_onnx(verb: argparse.ArgumentParser) -> None:
-    """What an ONNX file leaves open."""
+    """Add the options for what an ONNX file leaves open."""
     group = verb.add_argument_group("ONNX files")
     group.add_argument(
         "--dim",
@@ -161,12 +158,12 @@ def add_onnx(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--loss",
         metavar="auto|cross_entropy|mean|mse",
-        help="what is trained, since a file has no loss; default: auto",
+        help="the training loss, since a file has none; default: auto",
     )
 
 
 def dims_option(options: argparse.Namespace) -> dict[str, int]:
-    """The sizes that ``--dim`` gives, by name."""
+    """Return the sizes given by ``--dim``, by name."""
     dims: dict[str, int] = {}
     for text in options.dim:
         name, _, size = text.rpartition("=")
@@ -177,22 +174,23 @@ def dims_option(options: argparse.Namespace) -> dict[str, int]:
 
 
 def add_headroom(verb: argparse.ArgumentParser) -> None:
-    """How much of a device is kept free."""
+    """Add the option for the share of a device's memory to keep free."""
     verb.add_argument(
         "--headroom",
         metavar="5%|2GiB",
-        help="keep so much of a device's memory free: a budget is at most the rest",
+        help="keep this much of a device's memory free; a budget is at most the rest",
     )
 
 
 def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> float | None:
-    """Bytes per device that ``--memory`` and ``--headroom`` leave together; None where neither is given.
+    """Return the bytes per device that ``--memory`` and ``--headroom`` leave together; None if neither is
+    given.
 
     Args:
-        device_bytes: what the smallest device has; called only where headroom is asked for.
+        device_bytes: returns the memory of the smallest device; called only if headroom is requested.
 
     Raises:
-        TensorOptError: headroom that is no share and no size, or that leaves nothing.
+        TensorOptError: headroom is neither a share nor a size, or leaves nothing.
     """
     from tensoropt.plan.question import headroom_bytes
 
@@ -205,16 +203,16 @@ def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> fl
 
 
 def add_point(which: Any, default: str = "; default: the fastest", *, memory: bool = True) -> None:
-    """Which point of a saved frontier.
+    """Add the options that select a point of a saved frontier.
 
     Args:
-        which: a group of arguments that exclude each other.
-        default: what is taken without any of them, in words.
-        memory: whether a budget alone says so, too.
+        which: a group of mutually exclusive arguments.
+        default: the point selected without any of them, in words.
+        memory: whether a budget alone also selects a point.
     """
     which.add_argument(
         "--point", type=int, metavar="N",
-        help=f"its number, from 1; after the frontier's those of other planners{default}",
+        help=f"the point's number, from 1; plans of other planners follow the frontier's{default}",
     )  # fmt: skip
     if memory:
         which.add_argument("--memory", metavar="24GiB", help="the fastest within this much per device")
@@ -222,26 +220,27 @@ def add_point(which: Any, default: str = "; default: the fastest", *, memory: bo
     which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
 
 
-def point_index(number: int, found: Any) -> int:
-    """The index in ``all_points`` of the point that people call by a number from 1.
+def point_index(number: int, exploration: Any) -> int:
+    """Return the index in ``all_points`` of a point, given its number for people, which starts from 1.
 
     Raises:
-        TensorOptError: there is none of that number; says which there are.
+        TensorOptError: there is no such number; the message says which there are.
     """
-    count, whole = len(found.points), len(found.all_points)
+    count, whole = len(exploration.points), len(exploration.all_points)
     if not 1 <= number <= whole:
         others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
         raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")
     return number - 1
 
 
-def point_option(options: argparse.Namespace, found: Any) -> int | None:
-    """``--point`` as :func:`point_index` has it, None where it was not given."""
-    return None if options.point is None else point_index(options.point, found)
+def point_option(options: argparse.Namespace, exploration: Any) -> int | None:
+    """Return the index of the point given by ``--point`` (see :func:`point_index`); None if it is not
+    given."""
+    return None if options.point is None else point_index(options.point, exploration)
 
 
 def limits(options: argparse.Namespace) -> dict[str, Any]:
-    """``--memory``, ``--time`` and ``--knee`` as the functions that choose a point take them."""
+    """Return ``--memory``, ``--time`` and ``--knee`` as arguments of the functions that choose a point."""
     return {
         "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
         "time_s": parse_seconds(options.time) if options.time is not None else None,
@@ -251,7 +250,7 @@ def limits(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def writable_folder(path: str) -> Iterator[Path]:
-    """The folder, made if need be; made in vain, it is removed again.
+    """Yield the folder, created if necessary; remove it again if the block fails and leaves it empty.
 
     A folder that cannot be written is refused before hours are spent, not after.
     """
@@ -260,7 +259,7 @@ def writable_folder(path: str) -> Iterator[Path]:
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # os.access says nothing of read-only file systems and full disks; writing does.
+        # os.access does not detect read-only file systems and full disks; writing does.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe"):
             pass
     except OSError as error:
@@ -277,25 +276,27 @@ def writable_folder(path: str) -> Iterator[Path]:
 
 
 _NUMBERS: dict[Any, type] = {read_number: float, read_whole: int}
-"""What the parser itself reads."""
+"""The types that the parser itself converts to, by the setting's reader."""
 
 
 def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
-    """Which model on which cluster, and what may be chosen.
+    """Add the model, the cluster and all settings.
 
     Args:
-        but: settings that the verb has no flag for.
+        but: settings for which the verb has no flag.
     """
     verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
     verb.add_argument(
         "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
     )
-    verb.add_argument("--seed", type=int, default=0, help="of weights and random walks; default: %(default)s")
+    verb.add_argument(
+        "--seed", type=int, default=0, help="for weights and random walks; default: %(default)s"
+    )
     verb.add_argument(
         "--anew",
         action="store_true",
-        help="explore although the same exploration was kept and nothing has changed since",
+        help="explore again even if the same exploration was kept and nothing has changed since",
     )
     groups: dict[str, Any] = {}
     for setting in settings_fields():
@@ -307,19 +308,19 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
 
 
 def _flag(setting: Setting) -> dict[str, Any]:
-    """What the parser is told of a setting's flag."""
+    """Return the arguments of ``add_argument`` for a setting's flag."""
     if isinstance(setting.default, bool):
         return {"action": "store_true", "help": setting.help}
     shown = "" if setting.default is None else f"; default: {setting.text(setting.default)}"
-    told: dict[str, Any] = {"default": setting.default, "help": f"{setting.help}{shown}"}
+    arguments: dict[str, Any] = {"default": setting.default, "help": f"{setting.help}{shown}"}
     if setting.choices:
-        return {**told, "choices": setting.choices}
+        return {**arguments, "choices": setting.choices}
     number = _NUMBERS.get(setting.read)
-    return {**told, **({"type": number} if number else {}), "metavar": setting.metavar}
+    return {**arguments, **({"type": number} if number else {}), "metavar": setting.metavar}
 
 
 def _settings_option(options: argparse.Namespace) -> Any:
-    """What the command line chooses, as :class:`~tensoropt.plan.settings.Settings`."""
+    """Return the chosen :class:`~tensoropt.plan.settings.Settings`."""
     from tensoropt.plan.settings import Settings
 
     chosen = {}
@@ -335,7 +336,7 @@ def _settings_option(options: argparse.Namespace) -> Any:
 
 
 def question_option(options: argparse.Namespace) -> Any:
-    """What the command line asks, as :class:`~tensoropt.plan.question.Question`."""
+    """Return the command line as a :class:`~tensoropt.plan.question.Question`."""
     from tensoropt.plan.question import Question
     from tensoropt.units import parse_bytes, read_counts
 
@@ -372,13 +373,14 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def explored(
-    question: Any, progress: ProgressDisplay, out: str | None, cluster: Any = None, known: Any = None
+    question: Any, progress: ProgressDisplay, out: str | None, cluster: Any = None, sibling: Any = None
 ) -> Any:
-    """The exploration that answers a question, saved in ``out`` if that is given; no folder is left empty.
+    """Return the exploration that answers a question, saved in ``out`` if given; no empty folder is left
+    behind.
 
     Args:
-        cluster: where, if not on the question's cluster.
-        known: an exploration of the same model elsewhere, whose operators are taken.
+        cluster: a cluster other than the question's.
+        sibling: an exploration of the same model on another cluster, whose operators are reused.
     """
     from tensoropt.cluster import load_cluster
 
@@ -387,9 +389,9 @@ def explored(
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         progress.note(question.in_effect(cluster, settings, out))
-        from tensoropt.api import answer  # PyTorch is imported after it is said what is explored
+        from tensoropt.api import answer  # imports PyTorch: only after the settings in effect are printed
 
-        found = answer(question, cluster, settings, known, progress=progress, note=progress.note)
+        exploration = answer(question, cluster, settings, sibling, progress=progress, note=progress.note)
         if folder is not None:
-            found.save(Path(folder))
-        return found
+            exploration.save(Path(folder))
+        return exploration

@@ -24,17 +24,17 @@ from tensoropt.errors import TensorOptError
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     add_folder(verb)
     verb.add_argument(
         "--devices",
         metavar="auto|N",
-        help="of a folder made with explore --devices: the plans for N, or for the fewest that will do",
+        help="in a folder made with explore --devices: plans for N devices, or for the fewest that will do",
     )
     add_headroom(verb)
     which = verb.add_mutually_exclusive_group(required=True)
     which.add_argument(
-        "--profile", action="store_true", help="the table devices x memory -> time, no plan; as shop"
+        "--profile", action="store_true", help="the table devices x memory -> time, no plan, like shop"
     )
     add_point(which, default="")
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
@@ -42,7 +42,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """The chosen point, and its plan where it was saved."""
+    """Return the chosen point, and save its plan if requested."""
     if options.headroom is not None and options.memory is None:
         raise TensorOptError("--headroom says what a budget leaves free; give --memory with it")
     if options.profile:
@@ -60,21 +60,21 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.point is not None:
         if options.devices is not None:
             raise TensorOptError("--point is of one exploration; name its folder instead of giving --devices")
-        found = opened(options.dir)
-        index = point_index(options.point, found)
+        exploration = opened(options.dir)
+        index = point_index(options.point, exploration)
     else:
-        found, index = chosen_point(options.dir, devices=options.devices, **wanted)
-    plan = found.plan(index)
-    lines, rates = rated_point(options, found, index)
+        exploration, index = chosen_point(options.dir, devices=options.devices, **wanted)
+    plan = exploration.plan(index)
+    lines, rates = rated_point(options, exploration, index)
     if options.out:
         plan.save(options.out)
-        gpus = for_gpus(found.cluster)
+        gpus = for_gpus(exploration.cluster)
         how = "run it on CPU ranks" if gpus else "run it"
         lines.append(f"saved: {options.out}; {how}: {run_line(plan.devices, options.out, gpus=gpus)}")
     else:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
-        **points_data(found, [index])[0],
+        **points_data(exploration, [index])[0],
         "rates": rates,
         "out": options.out,
         "plan": plan.to_data(),
@@ -83,14 +83,14 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _device_bytes(folder: str) -> float:
-    """What the smallest device has of the cluster that was explored, or of a part of it."""
+    """Return the memory of the smallest device of the explored cluster, or of a part of it."""
     from tensoropt.cluster import Cluster
     from tensoropt.plan.cluster_offers import folders_in
     from tensoropt.plan.exploration import load_exploration
 
     inside = list(folders_in(folder))
-    found = load_exploration(inside[0] if inside else folder)
-    return Cluster.from_dict(found.cluster).memory_bytes
+    exploration = load_exploration(inside[0] if inside else folder)
+    return Cluster.from_dict(exploration.cluster).memory_bytes
 
 
 VERB = Verb("choose", "turn a point of a saved frontier into a plan", add_arguments, answer)

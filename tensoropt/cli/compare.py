@@ -1,4 +1,4 @@
-"""``compare``: published planners beside the frontier of a model."""
+"""``compare``: published planners compared with the frontier of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.console import ProgressDisplay
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     add_question(verb, but=("memory_bytes",))
     verb.add_argument(
         "--planners",
@@ -27,29 +27,30 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """A row per planner and limit beside the frontier."""
+    """Return a row per planner and limit, next to the frontier's."""
     return compare(question_option(options), progress, options.out, options.csv)
 
 
 def compare(question: Any, progress: ProgressDisplay, out: str | None, csv: str | None = None) -> Answer:
-    """The answer to a question about planners; the result is saved in ``out``, the table in ``csv``."""
+    """Return the answer to a question about planners; save the exploration in ``out``, the table in
+    ``csv``."""
     from tensoropt.planners.compare import requested_planners
 
     requested_planners(question.planners)  # an unknown name is refused before anything is computed
-    found = explored(question, progress, out)
+    exploration = explored(question, progress, out)
     from tensoropt.plan.export import compared, limits_asked, write_comparison_csv
     from tensoropt.report.table import comparison_text
 
     written = []
     if out:
-        write_comparison_csv(found, Path(out) / "comparison.csv")
+        write_comparison_csv(exploration, Path(out) / "comparison.csv")
         written.append(f"saved: {out} (exploration, frontier.csv, comparison.csv)")
     if csv:
-        write_comparison_csv(found, csv)
+        write_comparison_csv(exploration, csv)
         written.append(f"saved: {csv}")
-    rows = [row.to_dict() for limit in limits_asked(found) for row in compared(found, limit)]
-    data = {"comparison": rows, "points": len(found.points)}
-    return Answer(data, "\n".join([comparison_text(found), *written]))
+    rows = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
+    data = {"comparison": rows, "points": len(exploration.points)}
+    return Answer(data, "\n".join([comparison_text(exploration), *written]))
 
 
 VERB = Verb(

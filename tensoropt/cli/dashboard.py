@@ -9,7 +9,7 @@ from tensoropt.console import ProgressDisplay
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     verb.add_argument(
         "dir", nargs="?", metavar="DIR", help="a folder given to explore --out, or one that holds several"
     )
@@ -18,7 +18,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """The address at which the dashboard was served, once it has ended."""
+    """Serve the dashboard until it is interrupted; return its address."""
     from tensoropt.machine import dashboard
 
     address = dashboard(options.dir, host=options.host, port=options.port, say=progress.note)

@@ -10,7 +10,7 @@ from tensoropt.errors import TensorOptError
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     verb.add_argument("--out", default="out/demo", metavar="DIR", help="default: %(default)s")
     verb.add_argument("--model", default="zoo:gpt2-demo", help="default: %(default)s")
     verb.add_argument("--cluster", default="cpu", help="default: %(default)s")
@@ -18,7 +18,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Predicted beside measured of both ends of a frontier; exit code 1 where a run differs."""
+    """Return predictions next to measurements for both ends of a frontier; exit code 1 if a run differs."""
     if options.steps < 1:
         raise TensorOptError(f"--steps {options.steps} runs nothing; give at least 1")
     from tensoropt.demo import run_demo
@@ -28,10 +28,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
             progress.say(text)
 
     with writable_folder(options.out) as folder:
-        found = run_demo(
+        result = run_demo(
             options.model, options.cluster, folder, steps=options.steps, progress=progress, say=say
         )
-    return Answer(found.data, found.text, 0 if found.ok else 1)
+    return Answer(result.data, result.text, 0 if result.ok else 1)
 
 
 VERB = Verb(

@@ -21,14 +21,14 @@ from tensoropt.errors import TensorOptError
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
     add_headroom(verb)
     verb.add_argument(
         "--devices",
         metavar="auto|1,2,4",
-        help="profiling mode: explore on so many of the cluster's devices, a folder in DIR for each; auto: "
+        help="profiling mode: explore on these numbers of devices, a folder in DIR for each; auto: "
         "1, 2, 4, ... up to all of them",
     )
     verb.add_argument(
@@ -39,12 +39,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """The frontier of a model on a cluster, or on several parts of it."""
+    """Return the frontier of a model on a cluster, or on several."""
     return explore(question_option(options), progress, options.out)
 
 
 def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
-    """The answer to a question about a model; the result is saved in ``out``."""
+    """Return the answer to a question about a model; the exploration is saved in ``out``."""
     if question.also_on and question.devices:
         raise TensorOptError(
             "--devices is for parts of one cluster, --also-on for several clusters; name parts of these as "
@@ -52,7 +52,7 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
         )
     if question.also_on or question.devices:
         return _over_clusters(question, progress, out)
-    found, folder = explored(question, progress, out), Path(out)
+    exploration, folder = explored(question, progress, out), Path(out)
     from tensoropt.plan.figure_rows import points_data
     from tensoropt.plan.frontier_table import frontier_text
     from tensoropt.report.table import summary_lines
@@ -60,24 +60,24 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     data = {
         "out": str(folder),
         "files": ["exploration.json", "points.npz", "strategies.json.gz", "frontier.csv"],
-        "model": found.model.model_dump(mode="json"),
-        "settings": dict(found.settings),
-        "points": points_data(found),
-        "report": dict(found.report),
+        "model": exploration.model.model_dump(mode="json"),
+        "settings": dict(exploration.settings),
+        "points": points_data(exploration),
+        "report": dict(exploration.report),
     }
     text = "\n".join(
         [
-            frontier_text(found),
+            frontier_text(exploration),
             "",
-            *summary_lines(found),
-            f"saved: {folder}/frontier.csv and all that `tensoropt choose {folder} --memory ...` needs",
+            *summary_lines(exploration),
+            f"saved: {folder}/frontier.csv and what `tensoropt choose {folder} --memory ...` needs",
         ]
     )
     return Answer(data, text)
 
 
 def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer:
-    """The answer on several clusters, or on several numbers of one's devices; the model is captured once."""
+    """Return the answer for several clusters, or several device counts of one; the model is captured once."""
     from tensoropt.cluster import load_cluster
     from tensoropt.shopping import named_clusters
     from tensoropt.shopping import over_clusters as explore_each
@@ -92,18 +92,18 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
         )
     with writable_folder(out) as folder:
 
-        def on(cluster: Any, known: Any) -> Any:
-            return explored(question, progress, None, cluster, known)
+        def on(cluster: Any, sibling: Any) -> Any:
+            return explored(question, progress, None, cluster, sibling)
 
-        found = explore_each(clusters, on, out=folder, progress=progress)
-    answer = offers_answer(found, {})
-    refused = [f"{name}: {reason}" for name, reason in found.refused.items()]
-    saved = f"saved: {folder}, one exploration for each; `tensoropt shop {folder} --time ...` asks on"
+        explorations = explore_each(clusters, on, out=folder, progress=progress)
+    answer = offers_answer(explorations, {})
+    refused = [f"{name}: {reason}" for name, reason in explorations.refused.items()]
+    saved = f"saved: {folder}, one exploration for each; `tensoropt shop {folder} --time ...` compares them"
     return Answer({"out": str(folder), "refused": refused, **answer.data}, f"{answer.text}\n{saved}")
 
 
 def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:
-    """The numbers of devices that ``auto`` or a list mean; each is a part of the cluster."""
+    """Return the device counts that ``auto`` or a list stands for; each is a part of the cluster."""
     if isinstance(devices, str):
         return tuple(cluster.part_sizes)
     return tuple(cluster.subset(size).device_count for size in sorted(set(devices)))

@@ -22,7 +22,7 @@ from tensoropt.units import parse_bytes
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     add_folder(verb)
     verb.add_argument("--csv", metavar="FILE", help="one row per point")
     verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
@@ -41,7 +41,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """What was written, and where."""
+    """Write the requested files; return what was written, and where."""
     if not options.csv and not options.sheet:
         raise TensorOptError(
             "nothing to write: give --csv FILE for the frontier, --sheet FILE.html for a point"
@@ -56,30 +56,30 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     lines = []
     from tensoropt.saved import export_csv, opened
 
-    found = opened(options.dir)
-    data["points"] = len(found.points)
-    sheet = _sheet(options, found) if options.sheet else None
+    exploration = opened(options.dir)
+    data["points"] = len(exploration.points)
+    sheet = _sheet(options, exploration) if options.sheet else None
     if options.csv:
-        export_csv(found, options.csv, strategies=options.strategies)
-        lines.append(f"{len(found.points)} points written to {options.csv}")
+        export_csv(exploration, options.csv, strategies=options.strategies)
+        lines.append(f"{len(exploration.points)} points written to {options.csv}")
     if options.strategies:
         lines.append(f"their strategies written to {options.strategies}")
     if sheet is not None:
         from tensoropt.saved import export_sheet
 
-        point = export_sheet(found, options.sheet, **sheet)
+        point = export_sheet(exploration, options.sheet, **sheet)
         data["point"] = point + 1
-        lines.append(f"the decision sheet of {found.title(point)} written to {options.sheet}")
+        lines.append(f"the decision sheet of {exploration.title(point)} written to {options.sheet}")
     return Answer(data, "\n".join(lines))
 
 
-def _sheet(options: argparse.Namespace, found: Any) -> dict[str, Any]:
-    """What the sheet is told; wrong values are refused before anything is written."""
+def _sheet(options: argparse.Namespace, exploration: Any) -> dict[str, Any]:
+    """Return the arguments of the decision sheet; wrong values are refused before anything is written."""
     from tensoropt.cluster import Cluster
     from tensoropt.plan.question import headroom_bytes
 
-    point = point_option(options, found)
-    whole = Cluster.from_dict(found.cluster).memory_bytes if options.headroom else 0
+    point = point_option(options, exploration)
+    whole = Cluster.from_dict(exploration.cluster).memory_bytes if options.headroom else 0
     return {
         "point": point,
         "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,

@@ -1,4 +1,4 @@
-"""``list``: what there is by name."""
+"""``list``: the names of models, clusters and planners."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _Rows = list[list[str]]
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     verb.add_argument("what", choices=("models", "clusters", "planners"))
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """What there is of the kind asked for."""
+    """Return the names of the requested kind."""
     data, rows, left = {"models": _models, "clusters": _clusters, "planners": _planners}[options.what]()
     return Answer({options.what: data}, columns(rows, left=left))
 
 
 def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    """Every model with the figures of one training step at its batch, where they are known."""
+    """Return every model with the figures of one training step at its default batch, if known."""
     from tensoropt.catalogue import list_models
     from tensoropt.zoo.figures import Figures
 
@@ -33,14 +33,14 @@ def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
     rows = [["name", "size", "batch", "parameters", "operators", "groups", "treewidth", "GFLOPs",
              "with a rule", "what it is"]]  # fmt: skip
     for model in list_models():
-        of = model.figures
-        counted = asdict(of) if of else dict.fromkeys(Figures.__dataclass_fields__)
+        figures = model.figures
+        counted = asdict(figures) if figures else dict.fromkeys(Figures.__dataclass_fields__)
         named = {name: value for name, value in vars(model).items() if name != "figures"}
         data.append({**counted, **named})
         cells = (
-            [f"{of.parameters / 1e6:,.2f} M", str(of.operators), str(of.groups), f"<= {of.treewidth}",
-             f"{of.flop / 1e9:,.4g}", f"{100 * of.rule_share:.1f} %"]
-            if of
+            [f"{figures.parameters / 1e6:,.2f} M", str(figures.operators), str(figures.groups),
+             f"<= {figures.treewidth}", f"{figures.flop / 1e9:,.4g}", f"{100 * figures.rule_share:.1f} %"]
+            if figures
             else ["-"] * 6
         )  # fmt: skip
         rows.append([model.name, model.size, str(model.batch), *cells, model.description])
@@ -50,21 +50,21 @@ def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
 def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
     from tensoropt.catalogue import list_clusters
 
-    found = list_clusters()
+    clusters = list_clusters()
     rows = [["name", "devices", "kind", "memory each", "source"]]
-    for one in found:
-        devices = str(one.devices) if one.devices else ("N" if one.name.endswith(":N") else "N nodes")
-        memory = format_bytes(one.memory_bytes) if one.memory_bytes else "a share"
-        rows.append([one.name, devices, one.device, memory, one.source])
-    return [dict(vars(one)) for one in found], rows, (0, 2, 4)
+    for c in clusters:
+        devices = str(c.devices) if c.devices else ("N" if c.name.endswith(":N") else "N nodes")
+        memory = format_bytes(c.memory_bytes) if c.memory_bytes else "a share"
+        rows.append([c.name, devices, c.device, memory, c.source])
+    return [dict(vars(c)) for c in clusters], rows, (0, 2, 4)
 
 
 def _planners() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
     from tensoropt.catalogue import list_planners
 
-    found = list_planners()
-    rows = [["name", "what it does"], *([one.name, one.description] for one in found)]
-    return [dict(vars(one)) for one in found], rows, (0, 1)
+    planners = list_planners()
+    rows = [["name", "what it does"], *([planner.name, planner.description] for planner in planners)]
+    return [dict(vars(planner)) for planner in planners], rows, (0, 1)
 
 
-VERB = Verb("list", "name what there is", add_arguments, answer)
+VERB = Verb("list", "list models, clusters or planners by name", add_arguments, answer)

@@ -1,4 +1,4 @@
-"""``measure-links``: how fast this machine's ranks talk to each other."""
+"""``measure-links``: the speed of communication between this machine's ranks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from tensoropt.console import ProgressDisplay
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     verb.add_argument("--cluster", required=True, help="local or local:N")
     verb.add_argument("--refresh", action="store_true", help="measure again what is known already")
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """The fits of every mesh of this machine."""
+    """Return the fits for every mesh of this machine."""
     from tensoropt.cluster import load_cluster
 
     cluster = load_cluster(options.cluster)
     from tensoropt.machine import measure_links
 
-    found = measure_links(cluster, refresh=options.refresh, progress=progress)
-    data = {"cluster": cluster.name, "meshes": [_links_data(mesh, fits) for mesh, fits in found.items()]}
-    return Answer(data, "\n\n".join(f"mesh {mesh}\n{fits.table()}" for mesh, fits in found.items()))
+    fits_of = measure_links(cluster, refresh=options.refresh, progress=progress)
+    data = {"cluster": cluster.name, "meshes": [_links_data(mesh, fits) for mesh, fits in fits_of.items()]}
+    return Answer(data, "\n\n".join(f"mesh {mesh}\n{fits.table()}" for mesh, fits in fits_of.items()))
 
 
 def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
-    """The fits of one mesh as plain data."""
+    """Return the fits of one mesh as plain data."""
     return {
         "mesh": mesh,
         "collectives": [

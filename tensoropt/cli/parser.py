@@ -1,8 +1,8 @@
-"""The ``tensoropt`` command: parse, call, print. What it does is in the functions that ``tensoropt`` exports.
+"""The ``tensoropt`` command: parse, call, print. The work is done by functions that ``tensoropt`` exports.
 
-Results go to stdout (JSON with ``--json``) and nothing else does: progress, remarks and what a user's model
-prints go to stderr. Exit codes: 0 done, 1 a check failed, 2 the input cannot be used (one sentence says why),
-130 interrupted.
+Only results go to stdout (as JSON with ``--json``); progress, remarks and what a user's model prints go to
+stderr. Exit codes: 0 done, 1 a check failed, 2 the input cannot be used (one sentence says why), 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; the verbs and their words are fixed."""
+    """Return the parser of the command line."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="write the result as JSON to stdout")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and give its exit code; without arguments the one that this process was given."""
+    """Run a command line and return its exit code; by default that of this process."""
     options = parser().parse_args(arguments)
     with reserved_stdout(for_good=arguments is None) as answers:
         return _run(options, ProgressDisplay(answers=answers))
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace, progress: ProgressDisplay) -> int:
         )
     except MemoryError:
         return _failed(
-            options, progress, "this machine's memory is used up; take a smaller --batch", _EXIT_INPUT
+            options, progress, "this machine has no memory left; use a smaller --batch", _EXIT_INPUT
         )
     except Exception as error:
         text = (
@@ -111,5 +111,5 @@ def _failed(options: argparse.Namespace, progress: ProgressDisplay, text: str, c
 
 
 def sentence(error: BaseException) -> str:
-    """The first paragraph of an error's message on one line."""
+    """Return the first paragraph of an error's message on one line."""
     return " ".join(str(error).split("\n\n")[0].split()) or "no message"

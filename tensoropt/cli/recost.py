@@ -1,4 +1,4 @@
-"""``recost``: a saved exploration at the costs of now."""
+"""``recost``: a saved exploration under current costs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from tensoropt.errors import TensorOptError
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     add_folder(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
-    verb.add_argument("--cluster", help="another one; default: the saved one. " + CLUSTER_HELP)
+    verb.add_argument("--cluster", help="another cluster; default: the saved one. " + CLUSTER_HELP)
     verb.add_argument(
-        "--planners", metavar="all|a,b", help="published planners beside it; see: tensoropt list planners"
+        "--planners", metavar="all|a,b", help="published planners to run too; see: tensoropt list planners"
     )
     verb.add_argument(
         "--only-beside",
         action="store_true",
-        help="with --planners: use tables and frontiers that were kept where nothing has changed since, and "
-        "leave out what the old strategies take at the costs of now",
+        help="with --planners: reuse kept tables and frontiers if nothing has changed since, and leave out "
+        "the figures of the old strategies under current costs",
     )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """The frontier searched again, and the old strategies at its costs."""
+    """Return the frontier searched again, and the old strategies under its costs."""
     from tensoropt.saved import opened
 
     if options.only_beside and not options.planners:
@@ -47,7 +47,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.report.table import comparison_text, summary_lines
 
     with writable_folder(options.out) as folder:
-        found, again = recost(
+        after, recosted = recost(
             before,
             cluster=options.cluster,
             progress=progress,
@@ -55,28 +55,28 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
             keep=options.only_beside,
             old_points=not options.only_beside,
         )
-        found.save(folder)
+        after.save(folder)
         if options.only_beside:
-            same = only_planners_differ(before, found)
+            same = only_planners_differ(before, after)
             words = "published planners beside it" if same else "the costs of now, and planners beside it"
             save_changed(folder, Changed(fingerprint(before), PLANNERS if same else COSTS, words))
     data = {
         "out": str(folder),
-        "points": points_data(found),
-        "report": dict(found.report),
-        "same_strategies": [vars(point) for point in again],
+        "points": points_data(after),
+        "report": dict(after.report),
+        "same_strategies": [vars(point) for point in recosted],
     }
-    old = recosted_lines(before, found, again) if again else []
+    old = recosted_lines(before, after, recosted) if recosted else []
     text = "\n".join(
-        [frontier_text(found), "", *summary_lines(found), *old,
-         *([comparison_text(found)] if found.comparison else []), f"saved: {folder}"]
+        [frontier_text(after), "", *summary_lines(after), *old,
+         *([comparison_text(after)] if after.comparison else []), f"saved: {folder}"]
     )  # fmt: skip
     return Answer(data, text)
 
 
 VERB = Verb(
     "recost",
-    "search a saved exploration again with the costs of now, without its model",
+    "search a saved exploration again under current costs, without its model",
     add_arguments,
     answer,
 )

@@ -1,4 +1,4 @@
-"""``selftest``: what can be tried on this machine, and a report of it that can be sent."""
+"""``selftest``: everything that can be tried on this machine, with a report to send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensoropt.console import ProgressDisplay
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     where = verb.add_mutually_exclusive_group()
     where.add_argument(
         "--gpu",
@@ -30,32 +30,32 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--only",
         nargs="+",
         metavar="NAME",
-        help="of the checks (their names are in every report), only these",
+        help="run only these checks (every report lists their names)",
     )
     verb.add_argument(
         "--minutes", type=float, default=8.0, metavar="N",
-        help="that all checks may take; what does not fit is left out, and the report says so; "
+        help="minutes that all checks may take; what does not fit is left out, and the report says so; "
         "default: %(default)g",
     )  # fmt: skip
     verb.set_defaults(device="auto")
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """The report; exit code 1 where a check failed."""
+    """Run the self-test and return its report; exit code 1 if a check failed."""
     from tensoropt.selftest import run_selftest
 
-    # What a person writes who takes the name of one of the two files for that of both.
+    # People may give the name of one of the two files instead of their common stem.
     out = Path(options.out.removesuffix(".json").removesuffix(".txt"))
-    found = run_selftest(
+    report = run_selftest(
         options.device, only=options.only, minutes=options.minutes, out=out, progress=progress
     )
-    text = f"{found}\n\nwritten to {out}.json and {out}.txt: no names of users, hosts or folders are in them"
-    return Answer(found.to_dict(), text, 0 if found.ok else 1)
+    text = f"{report}\n\nwritten to {out}.json and {out}.txt: no names of users, hosts or folders are in them"
+    return Answer(report.to_dict(), text, 0 if report.ok else 1)
 
 
 VERB = Verb(
     "selftest",
-    "try on this machine what can be tried, above all on a GPU, and write a report",
+    "try everything that this machine can run, above all on a GPU, and write a report",
     add_arguments,
     answer,
 )

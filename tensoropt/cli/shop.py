@@ -1,4 +1,4 @@
-"""``shop``: what several clusters, or numbers of devices, offer for one model, and which to take.
+"""``shop``: offers of several clusters, or device counts, for one model, and which one to take.
 
 ``explore --devices``, ``explore --also-on`` and ``choose --profile`` end with the same answer.
 """
@@ -16,25 +16,25 @@ from tensoropt.units import format_bytes, format_number, format_seconds, parse_b
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     verb.add_argument(
         "dir", metavar="DIR", help="the folder given to explore --out with --also-on or --devices"
     )
     verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
-    verb.add_argument("--cost", metavar="5", help="the fastest within this money for what is asked below")
+    verb.add_argument("--cost", metavar="5", help="the fastest within this cost of the training below")
     verb.add_argument("--memory", metavar="24GiB", help="use at most this much of every device")
-    verb.add_argument("--headroom", default="5%", metavar="5%", help="of devices' memory kept free")
+    verb.add_argument("--headroom", default="5%", metavar="5%", help="share of devices' memory to keep free")
     verb.add_argument("--csv", metavar="FILE", help="write the table")
     add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Devices x memory -> time, a row per exploration, and which to take."""
+    """Return the table devices x memory -> time, a row per exploration, and which one to take."""
     return offers_answer(options.dir, _limits(options), options.csv)
 
 
 def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) -> Answer:
-    """The tables and the answer of explorations on several clusters, or numbers of devices.
+    """Return the tables and sentences about explorations on several clusters, or device counts.
 
     Args:
         saved: :data:`tensoropt.shopping.SavedOnClusters`.
@@ -42,8 +42,8 @@ def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) ->
     from tensoropt.plan.cluster_offers import offers_data, write_offers_csv
     from tensoropt.shopping import OnClusters, shop
 
-    found = OnClusters.of(saved)
-    offers, profile = shop(found, **limits), found.profile
+    explorations = OnClusters.of(saved)
+    offers, profile = shop(explorations, **limits), explorations.profile
     lines = [_profile_table(profile), "", _table(offers), "", *offers.sentences()]
     if csv:
         write_offers_csv(offers, csv)
@@ -86,23 +86,23 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
 
 def _money(text: str) -> float:
     try:
-        found = float(text)
+        amount = float(text)
     except ValueError:
-        raise TensorOptError(f"--cost '{text}' is no number; write for example 5") from None
-    if not 0 < found < float("inf"):
+        raise TensorOptError(f"--cost '{text}' is not a number; write for example 5") from None
+    if not 0 < amount < float("inf"):
         raise TensorOptError(f"--cost {text} buys nothing; give more than 0")
-    return found
+    return amount
 
 
 def _share(text: str) -> float:
     number, percent, rest = text.partition("%")
     try:
-        found = float(number) / 100
+        share = float(number) / 100
     except ValueError:
-        found = -1.0
-    if not percent or rest.strip() or not 0 <= found < 1:
-        raise TensorOptError(f"--headroom '{text}' is no share of a device's memory; write for example 5%")
-    return found
+        share = -1.0
+    if not percent or rest.strip() or not 0 <= share < 1:
+        raise TensorOptError(f"--headroom '{text}' is not a share of a device's memory; write for example 5%")
+    return share
 
 
 def _table(offers: Any) -> str:

@@ -1,4 +1,4 @@
-"""``show``: why a point of a saved frontier costs what it costs."""
+"""``show``: the reasons for the costs of a point of a saved frontier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensoropt.units import parse_seconds
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     add_folder(verb)
     add_point(verb.add_mutually_exclusive_group())
     verb.add_argument(
@@ -31,17 +31,17 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="AT",
-        help="whose the memory is at AT of the step (seconds, 350ms); without AT at its peak",
+        help="the owners of the memory at AT of the step (seconds, 350ms); without AT, at its peak",
     )
     verb.add_argument(
         "--beside",
         metavar="FILE",
-        help="measured beside it: a CUDA memory snapshot, a trace of torch.profiler or verified.json",
+        help="compare with a CUDA memory snapshot, a trace of torch.profiler or verified.json",
     )
     verb.add_argument(
         "--align",
         metavar="STEP",
-        help="what of that file is the step: ProfilerStep#N, peak (both peaks at one moment) or whole",
+        help="the part of that file to take: ProfilerStep#N, peak (both peaks at one moment) or whole",
     )
     verb.add_argument(
         "--top", type=int, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
@@ -50,7 +50,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """The detail of one point."""
+    """Return the detail of one point."""
     wanted = limits(options)
     at_s = parse_seconds(options.owners) if options.owners else None
     if options.align is not None and options.beside is None:
@@ -64,10 +64,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.report.step_parts import write_trace
     from tensoropt.saved import opened, show
 
-    found = opened(options.dir)
-    detail = show(found, point_option(options, found), **wanted)
-    summed = found.all_points[detail.point].record is None
-    rated_lines, rates = rated_point(options, found, detail.point)
+    exploration = opened(options.dir)
+    detail = show(exploration, point_option(options, exploration), **wanted)
+    summed = exploration.all_points[detail.point].record is None
+    rated_lines, rates = rated_point(options, exploration, detail.point)
     lines = [
         *rated_lines,
         "",
@@ -80,12 +80,12 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         )
     owned = None
     if options.owners is not None:
-        of_point = point_owners(found, detail.point)
+        of_point = point_owners(exploration, detail.point)
         owned = of_point.at(None if at_s is None else of_point.number_at(at_s))
         lines += ["", *owned.lines(options.top), *([of_point.note] if of_point.note else [])]
     measured = None
     if options.beside is not None:
-        measured = beside(found, detail, read_observation(options.beside), options.align)
+        measured = beside(exploration, detail, read_observation(options.beside), options.align)
         lines += ["", *measured.lines()]
     data = {
         **detail.to_dict(),

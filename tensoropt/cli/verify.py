@@ -1,4 +1,4 @@
-"""``verify``: plans, or random strategies, run beside the unsplit model."""
+"""``verify``: plans, or random strategies, compared with the unsplit model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes, format_seconds
 
 _RANDOM_CLUSTER = "cpu:2"
-"""Where ``verify --random`` runs unless told: the fewest ranks that can split anything, on any machine."""
+"""The default cluster of ``verify --random``: the fewest ranks that can split anything, on any machine."""
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     verb.add_argument(
         "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
     )
@@ -29,19 +29,19 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--pipeline", type=int, metavar="P", help="with --random: pipelines of P parts of the devices"
     )
-    verb.add_argument("--seed", type=int, default=0, help="of weights and strategies; default: %(default)s")
+    verb.add_argument("--seed", type=int, default=0, help="for weights and strategies; default: %(default)s")
     verb.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
     verb.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
     )
     verb.add_argument(
-        "--save", metavar="DIR", help="keep what was found beside the exploration that the plan is from"
+        "--save", metavar="DIR", help="save the findings with the exploration that the plan is from"
     )
     add_onnx(verb)
     where = verb.add_mutually_exclusive_group()
     where.add_argument(
         "--fake", dest="where", action="store_const", const="fake",
-        help="check what is sent and kept on fake ranks, without numbers; default where devices are not here",
+        help="check on fake ranks what is sent and kept, without numbers; default if devices are not here",
     )  # fmt: skip
     where.add_argument(
         "--ranks", dest="where", action="store_const", const="ranks",
@@ -55,19 +55,19 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """What verifying found; exit code 1 where something differs."""
+    """Return the results of verification; exit code 1 if something differs."""
     data = _verify_plan(options, progress) if options.random is None else _verify_random(options, progress)
     return Answer(data, verify_text(data), 0 if data["ok"] else 1)
 
 
 def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
     given = (options.cluster, options.batch, options.dtype, options.loss, options.pipeline)
-    if any(one is not None for one in given) or options.dim or options.output or options.placed:
+    if any(option is not None for option in given) or options.dim or options.output or options.placed:
         raise TensorOptError(
             "--cluster, --batch, --dtype, --dim, --output, --loss, --placed and --pipeline belong to "
             "--random N; a plan names its own"
         )
-    # A colon looks like a model source (zoo:NAME); a file may have one in its name as well.
+    # A colon suggests a model source (zoo:NAME), but a file's name may contain one, too.
     if ":" in options.target and not Path(options.target).exists():
         raise TensorOptError(f"there is no plan file {options.target}; to verify a model add --random 20")
     from tensoropt.plan import load_plan
@@ -92,9 +92,9 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
     cluster = options.cluster or _RANDOM_CLUSTER
     if options.placed and options.pipeline is not None:
         raise TensorOptError("--placed and --pipeline are two kinds of plans; give one of them")
-    what = "placements" if options.placed else "pipelines" if options.pipeline is not None else "strategies"
+    kind = "placements" if options.placed else "pipelines" if options.pipeline is not None else "strategies"
     progress.note(
-        f"verifying {options.random} random {what} of {options.target} on cluster {cluster}"
+        f"verifying {options.random} random {kind} of {options.target} on cluster {cluster}"
         + ("" if options.cluster else " (the default; another: --cluster)")
     )
     data = verify_random(
@@ -115,7 +115,8 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
 
 
 def verify_text(data: dict[str, Any]) -> str:
-    """Predicted beside measured, one row per plan, and what went wrong; a dash for what was not looked at."""
+    """Return predictions next to measurements, one row per plan, and remarks on differences; a dash marks
+    what was not checked."""
     rows = [
         ["", "mesh", "micro", "loss diff.", "gradient diff.", "replicas", "collectives", "memory pred.",
          "tracked", "time pred.", "measured", "verdict"]
@@ -171,16 +172,16 @@ def _of_buffers(module: dict[str, Any]) -> str:
 
 
 def _unfaithful(module: dict[str, Any]) -> str:
-    """Why what the plans compute is not the model."""
+    """Say why the captured graph is not the model."""
     if not module["buffers_ok"]:
         return (
             "the captured graph, which every plan computes, is not the model itself: the buffer "
             f"{module['worst_buffer']} has another value after two calls, and rounding does not explain it; "
             "write in forward into what register_buffer made, by operators of PyTorch"
         )
-    what = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
+    subject = f"the gradient of {module['worst_gradient']}" if module["worst_gradient"] else "the loss"
     return (
-        f"the captured graph, which every plan computes, is not the model itself: {what} differs, and "
+        f"the captured graph, which every plan computes, is not the model itself: {subject} differs, and "
         "rounding does not explain it; look in forward for gradients that are changed outside of operators "
         "(hooks on grad_fn), for numbers that it counts itself from call to call, and for values that leave "
         "PyTorch"
@@ -188,7 +189,7 @@ def _unfaithful(module: dict[str, Any]) -> str:
 
 
 def _file_remark(file: dict[str, Any] | None) -> list[str]:
-    """How an ONNX file's import compares with the file itself."""
+    """Say how an ONNX file's import compares with the file itself."""
     if file is None:
         return []
     if file["difference"] is None:
@@ -210,7 +211,7 @@ def _difference(value: float | None) -> str:
 
 
 def _undefined(counts: dict[str, int]) -> str:
-    """What the unsplit model itself does not define, of which nothing can be compared but the places."""
+    """Name the results that are NaN or infinite in the unsplit model, which are compared by position only."""
     shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:3])
     more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
     return (
@@ -220,7 +221,7 @@ def _undefined(counts: dict[str, int]) -> str:
 
 
 def _remarks(plan: dict[str, Any]) -> list[str]:
-    """What went wrong in one plan, and how it was looked at where that is not as usual."""
+    """Return what went wrong in one plan, and how it was checked if that was unusual."""
     lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"], *plan["order_unlike"]]
     if not plan["ok"] and not lines:
         lines.append(
@@ -232,24 +233,24 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
     if plan["narrow"]:
         worst = max(v for v in plan["narrow"].values() if v is not None)
         lines.append(
-            "compared in float64; in the model's own precision rounding crossed a kink (as ReLU's) and made "
-            f"{worst:.1e}"
+            "compared in float64; in the model's own precision rounding crossed a kink (as ReLU has), "
+            f"by {worst:.1e}"
         )
     if plan["replicas_agree"] and plan["replica_difference"]:
         lines.append(
-            f"replicas differ by {plan['replica_difference']:.1e}, as kernels that add up in no fixed "
-            "order may"
+            f"replicas differ by {plan['replica_difference']:.1e}, which kernels without a fixed order of "
+            "additions may cause"
         )
     if plan["memory_allocated_bytes"] is not None:
         lines.append(
-            f"PyTorch's allocator had {format_bytes(plan['memory_allocated_bytes'])} in tensors at most, of "
+            f"PyTorch's allocator had at most {format_bytes(plan['memory_allocated_bytes'])} in tensors, of "
             f"{format_bytes(plan['memory_reserved_bytes'])} taken from the GPU; the tracker leaves out "
             "inputs and constants"
         )
     if plan["unsplit_on"] == "cpu" and plan["memory_allocated_bytes"] is not None:
         lines.append("the unsplit model ran on the CPU, as it does not fit on one GPU")
     if plan["compared_in"] is None and plan["ranks_checked"]:
-        lines.append(f"fake ranks looked at: {', '.join(map(str, plan['ranks_checked']))}")
+        lines.append(f"fake ranks checked: {', '.join(map(str, plan['ranks_checked']))}")
     return lines
 
 

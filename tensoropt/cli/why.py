@@ -1,4 +1,4 @@
-"""``why``: what binds a point of a saved frontier, and what would make it faster."""
+"""``why``: the bottleneck of a point of a saved frontier, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from tensoropt.errors import TensorOptError
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the verb's arguments."""
     add_folder(verb)
     add_point(verb.add_mutually_exclusive_group(), memory=False)
     verb.add_argument(
         "--memory",
         metavar="24GiB",
-        help="the budget per device, which everything is to fit; default: what the point needs. Alone: the "
+        help="the budget per device that every answer must fit; default: what the point needs. Alone: the "
         "fastest point within it",
     )
     verb.add_argument(
         "--deep",
         metavar="CHANGE",
         help="explore a change from the saved operator graph: bandwidth:LEVEL, bandwidth:all, bfloat16, "
-        "micro-batches:N, devices:N; without it the answer lists those there are",
+        "micro-batches:N, devices:N; without it, the answer lists the possible changes",
     )
     verb.add_argument("--out", metavar="DIR", help="with --deep: folder for the exploration")
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Why a point is not faster; with ``--deep`` one change is explored first."""
+    """Return the reasons why a point is not faster; with ``--deep``, explore one change first."""
     wanted = limits(options)
     if (options.deep is None) != (options.out is None):
         raise TensorOptError("--deep CHANGE explores and --out DIR says where to: give both, or neither")
     from tensoropt.report.why import why_lines
     from tensoropt.saved import opened, why
 
-    found = opened(options.dir)
-    told = why(found, point_option(options, found), folder=str(options.dir), **wanted)
+    exploration = opened(options.dir)
+    reasons = why(exploration, point_option(options, exploration), folder=str(options.dir), **wanted)
     out = None
     if options.deep:
-        told, out = explored(options, found, told, progress)
-    data = {**told.to_dict(), "out": out}
-    return Answer(data, "\n".join([*why_lines(told), *([f"saved: {out}"] if out else [])]))
+        reasons, out = explored(options, exploration, reasons, progress)
+    data = {**reasons.to_dict(), "out": out}
+    return Answer(data, "\n".join([*why_lines(reasons), *([f"saved: {out}"] if out else [])]))
 
 
 def explored(
-    options: argparse.Namespace, found: Any, told: Any, progress: ProgressDisplay
+    options: argparse.Namespace, exploration: Any, reasons: Any, progress: ProgressDisplay
 ) -> tuple[Any, str]:
-    """(the answer with what a change's exploration found, the folder where that is)."""
+    """Return (the answer completed by the exploration of a change, the folder of that exploration)."""
     from tensoropt.plan.verified import Changed, fingerprint, save_changed
     from tensoropt.report.changes import change_named
     from tensoropt.report.levers import moved_words
 
-    change = change_named(found, options.deep)
+    change = change_named(exploration, options.deep)
     with writable_folder(options.out) as folder:
         from tensoropt.api import explore_changed
 
-        new = explore_changed(found, change.key, progress=progress, keep=True)
+        new = explore_changed(exploration, change.key, progress=progress, keep=True)
         new.save(folder)
-        save_changed(folder, Changed(fingerprint(found), change.key, change.title))
-    lever = told.answered(change.key, change.title, new)
-    return told.with_explored(lever, moved_words(found, new)), str(folder)
+        save_changed(folder, Changed(fingerprint(exploration), change.key, change.title))
+    lever = reasons.answered(change.key, change.title, new)
+    return reasons.with_explored(lever, moved_words(exploration, new)), str(folder)
 
 
 VERB = Verb(
-    "why", "say what binds a point of a saved frontier, and what would buy time", add_arguments, answer
+    "why", "say what binds a point of a saved frontier, and what would make it faster", add_arguments, answer
 )

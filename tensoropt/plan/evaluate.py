@@ -30,7 +30,7 @@ from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
-from tensoropt.simulate.readings import Known
+from tensoropt.simulate.readings import Memo
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.simulator import StepMetrics, simulate
 from tensoropt.simulate.step_schedule import step_schedule
@@ -143,7 +143,7 @@ class Evaluator:
     def __init__(self, tables: CostTables, overlap: Overlap):
         self.candidates, self.prices, self.overlap = TableCandidates(tables), tables.prices, overlap
         self.schedule = step_schedule(self.candidates.graph, self.candidates.regions)
-        self.known = Known()
+        self.known = Memo()
 
     def __call__(self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]) -> list[Evaluation]:
         """Simulate strategies, each given as (choice, options); in parts of :data:`CHUNK`."""

@@ -1,4 +1,4 @@
-"""The memory behaviour of CUDA's attention kernels, queried without a GPU.
+"""The memory behaviour of CUDA's attention kernels and recurrent layers, determined without a GPU.
 
 ``scaled_dot_product_attention`` is one operator, whose kernel PyTorch chooses when it runs: by the device,
 its compute capability, dtypes, shapes, mask and dropout. Every kernel is a separate operator, with its own
@@ -11,12 +11,11 @@ Sources, PyTorch 2.13: the order of kernels and their conditions are in
 operations around them in ``aten/src/ATen/native/transformers/attention.cpp``
 (``scaled_dot_product_attention``).
 
-An estimate of the memory that recurrent layers keep on GPUs, made without one.
-
-On CUDA, ``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps their
-inputs, their output, a *reserve* of cuDNN's, and a buffer into which the weights are copied, because a
-lowered program has each of them separately; backward makes the gradients of all weights in one buffer of the
-same size (``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
+The memory that recurrent layers keep on GPUs is estimated. On CUDA, ``lstm`` and ``gru`` are cuDNN's
+(``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps their inputs, their output, a *reserve* of cuDNN's,
+and a buffer into which the weights are copied, because a lowered program has each of them separately;
+backward makes the gradients of all weights in one buffer of the same size
+(``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
 
 Only cuDNN knows the size of the reserve (``cudnnGetRNNTempSpaceSizes``). The estimate follows the sizes in
 pytorch/pytorch issue 2895 (cuDNN 7, a P100, float32): 736,000,000 bytes for an LSTM and 864,000,000 for a
@@ -42,14 +41,14 @@ from tensoropt.profiling.workload import Workload
 
 
 def has_recurrent(work: Workload) -> bool:
-    """Whether a workload has a layer whose facts on GPUs are estimated."""
+    """Return whether a workload has a layer whose facts on GPUs are estimated."""
     return any(reserve_of(call.function) is not None for call, _ in work.calls)
 
 
 def reserve_bytes(
     numbers: int, steps: int, hidden: int, layers: int, directions: int, element_bytes: int
 ) -> int:
-    """The bytes of cuDNN's reserve.
+    """Return the bytes of cuDNN's reserve.
 
     Args:
         numbers: how many are reserved for every step, unit and layer
@@ -132,13 +131,14 @@ _ROW = 8
 
 
 def capability_of(text: str) -> Capability:
-    """The compute capability that a device kind gives, such as ``9.0``; that of an A100 if it gives none."""
+    """Return the compute capability that a device kind gives, such as ``9.0``; that of an A100 if it gives
+    none."""
     major, _, minor = (text or "8.0").partition(".")
     return int(major), int(minor or 0)
 
 
 def has_attention(work: Workload) -> bool:
-    """Whether the facts of a workload depend on the attention kernel that its device chooses."""
+    """Return whether the facts of a workload depend on the attention kernel that its device chooses."""
     return any(call.function == ATTENTION for call, _ in work.calls)
 
 
@@ -152,7 +152,7 @@ def attention_kernel(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> str:
-    """The kernel that CUDA chooses: ``flash``, ``cudnn``, ``efficient`` or ``math``.
+    """Return the kernel that CUDA chooses: ``flash``, ``cudnn``, ``efficient`` or ``math``.
 
     Args:
         q: ``[batch, heads, queries, head_dim]``; other shapes use the math form.
@@ -177,8 +177,8 @@ def attention_kernel(
 
 
 def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """``check_batch_size_and_num_heads_dense``: nothing is broadcast, and the efficient kernel does not
-    support groups (PyTorch 2.13; the next version does)."""
+    """Return whether the heads are accepted (``check_batch_size_and_num_heads_dense``): nothing is broadcast,
+    and the efficient kernel does not support groups (PyTorch 2.13; the next version does)."""
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         return False
     heads, of_keys, of_values = (t.shape[1] for t in (q, k, v))
@@ -189,7 +189,7 @@ def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 
 
 def _narrow(capability: Capability, q: torch.Tensor) -> bool:
-    """``check_dtypes_low_precision``."""
+    """Return whether the dtype is accepted (``check_dtypes_low_precision``)."""
     return q.dtype in _HALF and capability[0] >= 8
 
 
@@ -204,12 +204,12 @@ def _cudnn_accepts(
 ) -> bool:
     sizes = (q.shape[-1], v.shape[-1])
     # cuDNN represents dropout probabilities in sixteenths (``check_cudnn_dropout``).
-    known = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
+    dropout_fits = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
     # Heads of up to 256 require a cuDNN newer than 9.22 (``check_cudnn_tensor_shapes``), which is not
     # assumed.
     small = all(size % 8 == 0 and size <= 128 for size in sizes)
     fits = small or (capability[0] in (9, 10) and sizes == (192, 128))
-    return _narrow(capability, q) and known and fits and k.shape[-2] != 1
+    return _narrow(capability, q) and dropout_fits and fits and k.shape[-2] != 1
 
 
 def _flash_accepts(
@@ -243,9 +243,11 @@ def _efficient_accepts(
     half = q.dtype in _HALF
     # ``minimum_gemm_alignment``: 128 bits on tensor cores, which compute floats from capability 8 on.
     alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] >= 7 else 1
-    known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability[0] >= 8)
+    supported = q.dtype in (torch.float32, torch.float16) or (
+        q.dtype == torch.bfloat16 and capability[0] >= 8
+    )
     aligned = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
-    return known and aligned
+    return supported and aligned
 
 
 class CudaAttention(TorchFunctionMode):
@@ -284,7 +286,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention by the kernel that CUDA chooses, including PyTorch's operations around it."""
+    """Return attention by the kernel that CUDA chooses, including PyTorch's operations around it."""
     aten: Any = torch.ops.aten
     kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
@@ -308,7 +310,7 @@ def _attend(
 
 
 def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """``convert_boolean_attn_mask``: the mask as a term that is added."""
+    """Return the mask as a term that is added (``convert_boolean_attn_mask``)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     passed, hidden = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, float("-inf")))
@@ -316,7 +318,8 @@ def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
 
 
 def _aligned(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """``preprocess_mask``: rows that begin at multiples of 8 elements, expanded to all heads."""
+    """Return the mask with rows that begin at multiples of 8 elements, expanded to all heads
+    (``preprocess_mask``)."""
     size = mask.shape[-1]
     if mask.stride(-1) != 1 or any(stride % _ROW for stride in mask.stride()[:-1]):
         mask = functional.pad(mask, (0, _ROW - size % _ROW))[..., :size]

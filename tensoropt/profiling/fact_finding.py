@@ -1,5 +1,5 @@
-"""Find the facts of a workload by running it: ``torch.autograd.graph.saved_tensors_hooks`` show what autograd
-saves, and the storages that operators create show what is alive.
+"""The facts of a workload, found by running it: ``torch.autograd.graph.saved_tensors_hooks`` show what
+autograd saves, a dispatch mode that tracks storages shows which memory is alive.
 
 The kernels of different devices keep different things (attention its random state, a GPU's batch norm a
 reserve, recurrent layers everything that cuDNN's backward needs). On fake tensors the CPU kernels are
@@ -8,13 +8,10 @@ layers keep there is estimated (:mod:`tensoropt.profiling.cuda_kernels`). PyTorc
 the process when autograd meets a fake CUDA tensor. A GPU of this machine is observed directly, with real
 tensors.
 
-The live memory while operators run, and its peaks: a dispatch mode that tracks storages.
-
-Results that kernels leave in more memory than they have elements, which fake tensors do not show.
-
-A kernel that makes its result in place of something larger and then shrinks it keeps the memory: PyTorch's
-``resize_`` never releases any. A test compares the storages of every operator's results, forward and
-backward, with those that real kernels leave.
+Some kernels leave results in more memory than these have elements, which fake tensors do not show. A kernel
+that makes its result in place of something larger and then shrinks it keeps the memory: PyTorch's ``resize_``
+never releases any. A test compares the storages of every operator's results, forward and backward, with those
+that real kernels leave.
 """
 
 from __future__ import annotations
@@ -91,8 +88,8 @@ class _LiveTensors(TorchDispatchMode):
     def _track(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        known = self._seen.get(key)
-        if known is not None and known() is not None:
+        reference = self._seen.get(key)
+        if reference is not None and reference() is not None:
             return 0
 
         own = 0 if self.lent else size
@@ -140,13 +137,13 @@ class _PeakBytes(NamedTuple):
     of: Mapping[_Activity, _Peak]
 
     def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
-        """The highest peak above ``kept``; ``reading``: only of those while parameters were read."""
-        found = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
-        return max(0, max(found, default=0) - kept)
+        """Return the highest peak above ``kept``; ``reading``: only of those while parameters were read."""
+        peaks = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
+        return max(0, max(peaks, default=0) - kept)
 
 
 class _PeakTracker:
-    """Separates the peaks of live tensors by activity.
+    """A tracker that separates the peaks of live tensors by activity.
 
     In backward, an autograd node that asks for a parameter begins an activity, which ends with the node.
     """
@@ -190,8 +187,8 @@ class _PeakTracker:
 
     def take(self) -> _PeakBytes:
         """Return the peaks by activity since the last call."""
-        found, self._of = _PeakBytes(self._of), {}
-        return found
+        peaks, self._of = _PeakBytes(self._of), {}
+        return peaks
 
 
 aten: Any = torch.ops.aten
@@ -233,8 +230,8 @@ class KernelStorages(TorchDispatchMode):
             return result
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         left = [
-            _in_storage(one, count)
-            for one, count in zip(results, elements(*args, **(kwargs or {})), strict=True)
+            _in_storage(part, count)
+            for part, count in zip(results, elements(*args, **(kwargs or {})), strict=True)
         ]
         return left[0] if isinstance(result, torch.Tensor) else tuple(left)
 
@@ -284,7 +281,7 @@ def _observed(work: Workload, training: bool) -> Facts:
 def find_facts_of_all(
     works: Sequence[Workload], training: bool = True, capability: Capability | None = None
 ) -> list[Facts]:
-    """:func:`find_facts` for many workloads, on all cores if this process can be forked safely.
+    """Return the :func:`find_facts` of many workloads, on all cores if this process can be forked safely.
 
     A fork has PyTorch loaded at once, which otherwise takes longer than most workloads.
     """
@@ -293,8 +290,8 @@ def find_facts_of_all(
     def find(first: int) -> list[Facts]:
         return [find_facts(work, training, capability) for work in works[first::processes]]
 
-    found = in_forks(find, range(processes))
-    return [found[i % processes][i // processes] for i in range(len(works))]
+    facts_of = in_forks(find, range(processes))
+    return [facts_of[i % processes][i // processes] for i in range(len(works))]
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
@@ -307,14 +304,15 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
             tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
             return _Probe(work, tensors, training).observe().to_record()
     except Exception as error:
-        found = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+        record = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
     timer.release()
-    end_if_lost(timer, f"{work.describe()}: {found['error']}")
-    return found
+    end_if_lost(timer, f"{work.describe()}: {record['error']}")
+    return record
 
 
 class _Given(torch.autograd.Function):
-    """Joins results under one root, whose backward creates their gradients and keeps no reference to them.
+    """An autograd function that joins results under one root, whose backward creates their gradients and
+    keeps no reference to them.
 
     Gradients that a caller passed to autograd would be alive until it returns; in a step each is released
     once its node has used it.
@@ -386,7 +384,7 @@ class _Gradients(NamedTuple):
 
 
 class _Probe:
-    """Runs one workload and records what autograd saves and how much memory is alive meanwhile.
+    """A run of one workload that records what autograd saves and how much memory is alive meanwhile.
 
     Attributes:
         given: storages that were passed to the workload, with the name and role of the tensor in each.
@@ -488,20 +486,20 @@ class _Probe:
             run_workload(self.work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
 
     def _memory_of_calls(self) -> tuple[CallMemory, ...]:
-        """The memory of each call, now that it is known which of its storages are saved."""
-        found = []
+        """Return the memory of each call, now that it is known which of its storages are saved."""
+        memory = []
         for position, (peak, reads) in enumerate(self.calls):
             kept = (s.nbytes() for key, s in self.saved.items() if self._made_at(key) <= position)
-            found.append(CallMemory(sum(kept), peak, reads))
-        return tuple(found)
+            memory.append(CallMemory(sum(kept), peak, reads))
+        return tuple(memory)
 
     def _made_at(self, storage: int) -> int:
-        """The position of the call that made a storage; 0 if no call made it."""
+        """Return the position of the call that made a storage; 0 if no call made it."""
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int], dict[str, str]]:
-        """Results that are views of what is read or made, the bytes of storages that are not a result's own,
-        and results that are views of free tensors."""
+        """Return the results that are views of what is read or made, the bytes of storages that are not a
+        result's own, and the results that are views of free tensors."""
         lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
         for name in self.work.writes:
@@ -574,7 +572,7 @@ class _Probe:
         self.peaks.arrived(name)
 
     def _shared(self, taken: Mapping[str, torch.Tensor], incoming: Mapping[int, str]) -> _Gradients:
-        """Which gradients of reads share one storage, or lie in that of a result's gradient."""
+        """Return the gradients of reads that share one storage, or lie in that of a result's gradient."""
         hands_on, extents = {}, {}
         first: dict[int, str] = {}
         for name, spec, role in self.work.inputs:
@@ -595,7 +593,7 @@ class _Probe:
 
 
 def _runs(backward: _PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
-    """The parts of backward in which a gathered parameter, or its gradient, may be alive."""
+    """Return the parts of backward in which a gathered parameter, or its gradient, may be alive."""
     return tuple(
         BackwardRun(
             reads=tuple(sorted(activity.reads)),

@@ -1,9 +1,7 @@
 """Facts: what a workload keeps for backward, how much it computes, and its memory peaks, without a clock.
 
 :mod:`tensoropt.profiling.fact_finding` determines them; the store and saved explorations keep them as
-records.
-
-The FLOP of operators: PyTorch's counts, and our own for those that it lacks.
+records. The FLOP of operators are PyTorch's counts, and our own where PyTorch has none.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from tensoropt.ops import registry
 
 
 def flops_of(operator: Any) -> Any:
-    """The function that counts an operator's FLOP, called with its arguments and ``out_val``; None if its
-    FLOP are not counted."""
+    """Return the function that counts an operator's FLOP, called with its arguments and ``out_val``; None if
+    its FLOP are not counted."""
     return registry.flops_of(operator._schema.name) or flop_registry.get(operator._overloadpacket)
 
 
@@ -130,7 +128,8 @@ class Facts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
-        """The facts of a record, even of one that has been through JSON, which turns tuples into lists."""
+        """Return the facts of a record, even of one that has been through JSON, which turns tuples into
+        lists."""
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
         # Explorations that were saved before this field existed lack it.

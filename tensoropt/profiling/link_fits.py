@@ -1,15 +1,14 @@
-"""Lines fitted to the times of messages, and the time that coming from work adds to them.
+"""Lines fitted to the times of messages, and the extra time of moving between work and collectives.
 
 ``t = alpha + bytes / beta`` by least squares with relative weights (an error of 10 % has the same weight at 1
 KiB and at 64 MiB). There are several lines where one is wrong: small messages are dominated by wake-ups and
 may use another algorithm, large ones no longer fit into caches, and the largest use fresh pages.
 
-The cost of moving from work to a collective and back, and its derivation from clock stamps.
-
-In a loop of nothing but collectives, each finds its code and buffers in the caches. In a step it comes after
-work that has pushed them out, and it does the same to the work that follows. Work with collectives and work
-without them take turns (:mod:`tensoropt.profiling.link_timing`), because the machine's pace changes by
-more than the effect being measured: figures of one lap are compared, and the median over laps counts.
+The cost of moving from work to a collective and back follows from clock stamps. In a loop of nothing but
+collectives, each finds its code and buffers in the caches. In a step it comes after work that has pushed them
+out, and it does the same to the work that follows. Work with collectives and work without them take turns
+(:mod:`tensoropt.profiling.link_timing`), because the machine's pace changes by more than the effect being
+measured: figures of one lap are compared, and the median over laps counts.
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ class Transition:
         )
 
     def arriving(self, work_s: Any, num_bytes: Any) -> Any:
-        """How many seconds longer a collective takes after ``work_s`` (numbers or arrays of one shape);
+        """Return the extra seconds of a collective after ``work_s`` (numbers or arrays of one shape);
         constant beyond the first and last figures, and interpolated between sizes by their logarithms."""
         return self._between(self.arriving_s, work_s, num_bytes)
 
     def leaving(self, work_s: Any, num_bytes: Any) -> Any:
-        """How many seconds longer ``work_s`` takes after a collective; interpolated in the same way."""
+        """Return the extra seconds of ``work_s`` after a collective, interpolated in the same way."""
         return self._between(self.leaving_s, work_s, num_bytes)
 
     def _between(self, table: Sequence[Sequence[float]], work_s: Any, num_bytes: Any) -> Any:
@@ -99,8 +98,8 @@ class Transition:
 
 
 def plan_of_turns(sizes: Sequence[int], blocks: Mapping[int, int]) -> list[Turns]:
-    """The turns for every amount of work with a collective of every size, for work alone and for collectives
-    alone.
+    """Return the turns for every amount of work with a collective of every size, for work alone and for
+    collectives alone.
 
     Args:
         sizes: bytes of the collectives.
@@ -113,23 +112,23 @@ def plan_of_turns(sizes: Sequence[int], blocks: Mapping[int, int]) -> list[Turns
 def transition_of(
     parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]], groups: Iterable[tuple[int, ...]]
 ) -> Transition:
-    """The :class:`Transition` of the group that loses most with the longest work, among groups that ran at
-    once.
+    """Return the :class:`Transition` of the group that loses most with the longest work, among groups that
+    ran at once.
 
     Args:
         parts: plans, and for each rank the stamps that
             :func:`~tensoropt.profiling.link_timing.time_transitions` returned for them.
     """
-    found = []
+    transitions = []
     for group in groups:
         of_group = [(plan, [stamps[rank] for rank in group]) for plan, stamps in parts]
-        found.append(transition_of_group(of_group))
+        transitions.append(transition_of_group(of_group))
     # All groups meet in the next collective over other axes, so the worst group counts.
-    return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s[-1]))
+    return max(transitions, key=lambda t: sum(t.arriving_s[-1]) + sum(t.leaving_s[-1]))
 
 
 def transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transition:
-    """The transition that follows from plans and the stamps of one group's ranks. Longer work adds and
+    """Return the transition that follows from plans and the stamps of one group's ranks. Longer work adds and
     suffers no less than shorter work, and a larger collective leaves no less than a smaller one."""
     arriving: dict[tuple[int, int], float] = {}
     leaving: dict[tuple[int, int], float] = {}
@@ -158,31 +157,31 @@ def transition_of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) 
 
 
 def _table(
-    found: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
+    extra_s: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
 ) -> tuple[tuple[float, ...], ...]:
-    """(works, sizes) starting at 0, ascending with work and, if ``by_size``, with size; the longest timed
-    work stands for longer work, and the largest size for larger ones."""
+    """Return (works, sizes) extra seconds that start at 0 and ascend with work and, if ``by_size``, with
+    size; the longest timed work stands for longer work, and the largest size for larger ones."""
     columns = [[0.0] * len(works)]
     for size in _TRANSITION_SIZES:
         # Noise may make small extras negative or disordered, which isotonic regression corrects with the
         # least change.
-        known = _ascending([max(found[w, size], 0.0) for w in works if (w, size) in found])
-        whole = [0.0, *known, *known[-1:] * (len(works) - 1 - len(known))]
-        columns.append(whole if known else columns[-1])
+        ascending = _ascending([max(extra_s[w, size], 0.0) for w in works if (w, size) in extra_s])
+        whole = [0.0, *ascending, *ascending[-1:] * (len(works) - 1 - len(ascending))]
+        columns.append(whole if ascending else columns[-1])
     columns = columns[1:]
     rows = zip(*columns, strict=True)
     return tuple(tuple(_ascending(row)) if by_size else row for row in rows)
 
 
 def _ascending(values: Sequence[float]) -> list[float]:
-    """The ascending numbers nearest to these."""
+    """Return the ascending numbers nearest to these."""
     from scipy.optimize import isotonic_regression  # slow to import, and only measuring needs it
 
     return list(map(float, isotonic_regression(values).x))
 
 
 def _block(ranks: Sequence[Any], sent: bool) -> tuple[float, float]:
-    """The mean seconds of work and of the collective, over the blocks that a group's ranks did in turns; NaN
+    """Return the mean seconds of work and of the collective over the blocks of a group's ranks in turns; NaN
     without blocks.
 
     Args:
@@ -217,7 +216,7 @@ class Segment:
     up_to_bytes: float = math.inf
 
     def time_s(self, num_bytes: float) -> float:
-        """The line's value at any size."""
+        """Return the line's value at any size."""
         return self.alpha_s + num_bytes * self.seconds_per_byte
 
     @property
@@ -246,7 +245,8 @@ class LinkFit:
     points: tuple[tuple[int, float, float, float], ...] = field(default=(), repr=False)
 
     def time_s(self, num_bytes: float) -> float:
-        """The predicted seconds, never less than for a smaller message; interpolated between two lines."""
+        """Return the predicted seconds, never less than for a smaller message; interpolated between two
+        lines."""
         # Between two lines is a gap without measurements. A jump at a guessed border inside it, such as where
         # the allocator changes its behaviour, would misprice messages in the gap several times over; hence
         # the interpolation.
@@ -298,7 +298,7 @@ class LinkFit:
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tuple[float, float]:
-    """``(alpha, seconds per byte)``, both at least 0, by least squares of the relative errors."""
+    """Return ``(alpha, seconds per byte)``, both at least 0, by least squares of the relative errors."""
     x, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
     # Divided by t, every equation is about a relative error. Columns are scaled to one norm, because seconds
     # and seconds per byte differ by many orders of magnitude.
@@ -316,7 +316,7 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tuple
 
 
 def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[Segment, ...], float]:
-    """As many lines as the points need, at most four, and the residual.
+    """Return as many lines as the points need, at most four, and the residual.
 
     A larger message bounds the time of a smaller one, so a time that noise has lifted above that of a larger
     message is lowered to it before fitting. The residual is relative to the measured times.

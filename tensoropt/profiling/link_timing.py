@@ -2,9 +2,8 @@
 
 From idle, a collective of GPUs includes its launch on the host, and the way to the device and back. In a step
 it follows work that keeps the device busy, so it is timed there, too: all devices meet in a small collective,
-and events show how long the next one takes.
-
-The function that each rank runs to alternate work and collectives, as in a step.
+and events show how long the next one takes. To measure moving between work and collectives, each rank
+alternates them, as in a step.
 """
 
 from __future__ import annotations
@@ -108,7 +107,8 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
 
 
 def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
-    """A collective of ``size`` bytes among ``ranks``; one with a source has ``first`` as its source."""
+    """Return a collective of ``size`` bytes among ``ranks``; one with a source has ``first`` as its
+    source."""
     import torch
     import torch.distributed as dist
 
@@ -127,7 +127,7 @@ def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) ->
 
 
 def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
-    """The starts and ends of an action that all ranks begin after a barrier."""
+    """Run an action several times, each after a barrier of all ranks; return its starts and ends."""
     import torch
     import torch.distributed as dist
 
@@ -154,7 +154,8 @@ def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], li
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """The seconds of an action behind work of the device, for each repeat; none if the host is the device.
+    """Return the seconds of an action behind work of the device, for each repeat; none if the host is the
+    device.
 
     Args:
         meet: what all ranks' devices do together, so that none waits for another in the action.
@@ -244,7 +245,7 @@ def time_transitions(
         }
         # _slowest gives all ranks the same number, so all of them leave out the same sizes.
         short = {size for size, action in actions.items() if _slowest(action) <= _LONG_S}
-        found = []
+        laps_done = []
         for _ in range(laps):
             lap: list[list[tuple[float, float, float]]] = []
             for turn in plan:
@@ -256,14 +257,14 @@ def time_transitions(
                 # One that is not timed: it leaves the caches as they are after this kind of turn.
                 block(turn.layers, action)
                 lap.append([block(turn.layers, action) for _ in range(turn.blocks)])
-            found.append(lap)
-        return found
+            laps_done.append(lap)
+        return laps_done
     finally:
         dist.destroy_process_group(handles[mine])
 
 
 def _slowest(action: Callable[[], object]) -> float:
-    """The seconds of an action on the rank where it takes longest, the same number on all ranks."""
+    """Return the seconds of an action on the rank where it takes longest, the same number on all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -279,7 +280,7 @@ def _slowest(action: Callable[[], object]) -> float:
 
 
 def _kinds() -> list[Callable[[], Any]]:
-    """Makers of small layers that differ from each other as a step's operators do; they preserve the
+    """Return makers of small layers that differ from each other as a step's operators do and preserve the
     shape."""
     import torch
     from torch.nn import functional
@@ -299,8 +300,8 @@ def _kinds() -> list[Callable[[], Any]]:
     def feed(x: torch.Tensor, up: Any, down: Any) -> torch.Tensor:
         return down(functional.gelu(up(x)))
 
-    def gate(x: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
-        return torch.tanh(one(x)) * torch.sigmoid(other(x))
+    def gate(x: torch.Tensor, first: Any, second: Any) -> torch.Tensor:
+        return torch.tanh(first(x)) * torch.sigmoid(second(x))
 
     def lookup(x: torch.Tensor, table: Any) -> torch.Tensor:
         return x + table(places)

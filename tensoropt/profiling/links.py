@@ -101,7 +101,7 @@ class LinkFits:
     from_idle: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]] = field(default_factory=dict)
 
     def table(self) -> str:
-        """A table for people: the slowest group of each kind and axes."""
+        """Return a table for people: the slowest group of each kind and axes."""
         lines = [f"{'what':<{_TITLE}}{'latency':>10}{'bandwidth':>14}{'residual':>10}"]
         for (kind, axes), fits in self.collectives.items():
             worst = max(fits, key=lambda fit: fit.time_s(1e6))
@@ -119,7 +119,7 @@ class LinkFits:
                         f"{f'{format_bytes(size)} {where}, {title}':<{_TITLE}}"
                         f"{'+' + format_seconds(float(extra_s)):>10}"
                     )
-        lines += [f"{what:<{_TITLE}}not measured: {why}" for what, why in self.failed.items()]
+        lines += [f"{title:<{_TITLE}}not measured: {why}" for title, why in self.failed.items()]
         return "\n".join(lines)
 
 
@@ -137,7 +137,7 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
 
 
 def repeats_for(size: int) -> int:
-    """How often a size is measured: each takes about the same total time."""
+    """Return the number of repeats for a size: all sizes take about the same total time."""
     return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / _message_s("gloo", size))))
 
 
@@ -147,7 +147,7 @@ def _message_s(backend: str, size: int) -> float:
 
 
 def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
-    """The approximate time that :func:`measure_links` takes for a kind in one set of groups."""
+    """Return the approximate time that :func:`measure_links` takes for a kind in one set of groups."""
 
     def sent_s(size: int) -> float:
         return _message_s(backend, size) if size else 0.0
@@ -163,7 +163,7 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
 
 
 def in_step(seconds: Floats) -> float:
-    """The time that a collective adds to a step that issues many: the mean, including its own stalls.
+    """Return the time that a collective adds to a step that issues many: the mean, including its own stalls.
 
     The longest repeat does not count if it took longer than all others together: that was a standstill of the
     machine, and would be most of the mean. Shorter stalls stay, including the longest: one in fifty repeats
@@ -186,7 +186,8 @@ def measure_links(
     progress: Progress = silent,
     stage: str = "links",
 ) -> LinkFits:
-    """Time every collective on the groups of every set of mesh axes, and every pair of ranks.
+    """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
+    fits.
 
     All groups of one set of axes run at once. Anything that is already in the store is not measured again,
     and each measurement is saved as soon as it is made, so an interrupted call resumes where it stopped.
@@ -214,45 +215,45 @@ def measure_links(
         raise MeasurementError(f"unknown collective '{unknown[0]}'; valid: {', '.join(COLLECTIVES)}")
     jobs = _jobs(mesh, kinds, pool.backend, pairs)
     keys = {job: _key(cluster, pool.backend, *job) for job in jobs}
-    known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
+    stored = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     # A record without fits says why measuring failed; links are tried again each time.
-    found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
+    records = {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}
     failed: dict[str, str] = {}
     plans = {job: PAIR_SIZES if job.kind == _SEND else sizes for job in jobs}
-    missing = {j: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in found}
+    missing = {j: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in records}
     remaining = Remaining()
     # The pool starts its ranks with the first run.
     start_s = _START_S if missing and not pool.process_ids else 0.0
     remaining.expect("links", start_s + sum(missing.values()))
     for done, job in enumerate(jobs):
         kind, groups = job
-        what = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
-        progress(stage, done, len(jobs), remaining.before(what))
-        if job in found:
+        title = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
+        progress(stage, done, len(jobs), remaining.before(title))
+        if job in records:
             continue
         try:
             record = left_alone(partial(_measure, pool, kind, groups, plans[job]))
-            found[job] = record
+            records[job] = record
         except (RankError, _NotAheadError) as error:
-            failed[what] = str(error).split("\n", 1)[0]
-            record = {"failed": failed[what]}
-            _logger.warning("%s could not be measured: %s", what, failed[what])
+            failed[title] = str(error).split("\n", 1)[0]
+            record = {"failed": failed[title]}
+            _logger.warning("%s could not be measured: %s", title, failed[title])
         del missing[job]
         remaining.expect("links", sum(missing.values()))
         if store is not None:
             # At once, job by job: an interrupted call resumes where it stopped.
             store.put(keys[job], record, "collective")
     progress(stage, len(jobs), len(jobs), "links")
-    return _fits(mesh, found, failed)
+    return _fits(mesh, records, failed)
 
 
 def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
-    """The fits that the store has for a mesh; missing ones are left out, and nothing is measured."""
+    """Return the fits that the store has for a mesh; missing ones are left out, and nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
-    known = store.get_many(keys.values(), "collective")
-    return _fits(mesh, {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}, {})
+    stored = store.get_many(keys.values(), "collective")
+    return _fits(mesh, {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}, {})
 
 
 class _Job(NamedTuple):
@@ -263,7 +264,8 @@ class _Job(NamedTuple):
 
 
 def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
-    """The measurements of a mesh: (kind, groups). GPUs do not fall asleep between a stream's kernels."""
+    """Return the measurements of a mesh: (kind, groups). GPUs do not fall asleep between a stream's
+    kernels."""
     kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
     jobs = [_Job(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
@@ -272,35 +274,36 @@ def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_
 
 
 def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
-    """The different ways in which sets of axes group the ranks, without groups of one."""
+    """Return the different ways in which sets of axes group the ranks, without groups of one."""
     partitions = (mesh.groups(axes) for axes in mesh.axis_subsets())
     # Sets of axes that differ only by axes of size 1 form the same groups, which are measured once.
     return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
 
 
 def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, ...]]) -> str:
-    """The store's key: which links, and how they are measured."""
+    """Return the store's key: which links, and how they are measured."""
     text = ";".join(",".join(map(str, group)) for group in groups)
     return f"{cluster.fingerprint}|{backend}|{_HOW_OF[backend]}|{kind}|{text}"
 
 
 def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A measurement made while this machine's host leaves it alone, or the least disturbed of a few tries.
+    """Return a measurement made while this machine's host leaves it alone, or the least disturbed of a few
+    tries.
 
     One minute in which a virtual machine's host runs others on its cores would otherwise stay in the store
     permanently as the links' time; ``stolen`` in the record is the share of the cores' time that it took.
     """
-    found: list[tuple[float, dict[str, Any]]] = []
+    attempts: list[tuple[float, dict[str, Any]]] = []
     for _ in range(_TRIES):
         taken_s, begun_s = stolen_s(), time.perf_counter()
         record = measure()
         # /proc/stat sums over all cores, so the elapsed time is also that of all cores.
         spent_s = (time.perf_counter() - begun_s) * len(available_cores())
         share = (stolen_s() - taken_s) / spent_s if spent_s > _WORTH_ASKING_S else 0.0
-        found.append((share, record))
+        attempts.append((share, record))
         if share <= _LEFT_ALONE:
             break
-    share, record = min(found, key=lambda one: one[0])
+    share, record = min(attempts, key=lambda attempt: attempt[0])
     if share > _LEFT_ALONE:
         _logger.warning(
             "the host took %.0f %% of the cores' time while links were measured; measure them again later",
@@ -342,14 +345,14 @@ class _NotAheadError(MeasurementError):
 
 
 def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
-    """The seconds of each repeat of one size from idle. Stamps are of one machine's monotonic clock: from the
-    last rank's start to the last rank's end."""
+    """Return the seconds of each repeat of one size from idle: from the last rank's start to the last rank's
+    end, by the machine's monotonic clock."""
     starts = np.max([rank.starts for rank in ranks], axis=0)
     return np.max([rank.ends for rank in ranks], axis=0) - starts
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """Seconds of each repeat of one size behind work: those of the slowest device, since all begin together.
+    """Return the seconds of each repeat of one size behind work, on the slowest device: all begin together.
 
     Repeats in which a host was not ahead do not count.
 
@@ -357,19 +360,19 @@ def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
         _NotAheadError: there are no other repeats.
     """
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
-    found = seconds[~np.isnan(seconds)]
-    if not len(found):
+    ahead = seconds[~np.isnan(seconds)]
+    if not len(ahead):
         raise _NotAheadError(
             "in none of the repeats had the hosts issued a collective before the devices came to it, so that "
             "what it takes behind work is not known; measure again on hosts with less to do"
         )
-    return found
+    return ahead
 
 
 def _fit(
     kind: str, group: tuple[int, ...], sizes: Sequence[int], seconds: Sequence[Floats]
 ) -> dict[str, Any]:
-    """The record of the lines through the repeats of all sizes."""
+    """Return the record of the lines through the repeats of all sizes."""
     points = []
     for size, repeats in zip(sizes, seconds, strict=True):
         low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
@@ -382,22 +385,22 @@ def _fit(
 
 def _fits(
     mesh: Mesh,
-    found: Mapping[_Job, Mapping[str, Any]],
+    records: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
     collectives, transitions, from_idle = {}, {}, {}
     for axes in mesh.axis_subsets():
-        if (record := found.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
+        if (record := records.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
             transitions[axes] = Transition.from_dict(record["fits"])
         for kind in COLLECTIVES:
-            record = found.get(_Job(kind, mesh.groups(axes)))
+            record = records.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
                 collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
                 if idle := record.get("from_idle"):
                     from_idle[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in idle)
     pairs = {
         groups[0]: LinkFit.from_dict(kind, record["fits"][0])
-        for (kind, groups), record in found.items()
+        for (kind, groups), record in records.items()
         if kind == _SEND
     }
     return LinkFits(

@@ -1,13 +1,11 @@
-"""Measure workloads on a pool of ranks: whatever the store lacks is timed, saved as it comes, and tried again
+"""The measurement of workloads on a pool of ranks: what the store lacks is timed, saved at once, and retried
 if that helps.
 
 A workload may fail, hang, take its ranks down with it or have too little memory; the others proceed. The code
 that runs on the ranks is :mod:`tensoropt.profiling.workload_timing`.
 
-Estimates of remaining time: before work begins and while it proceeds.
-
-The seconds that work is expected to take are one machine's; the pace of another machine follows from the
-finished work.
+Estimates of remaining time start from the seconds expected on one machine; the pace of another machine
+follows from the work finished there.
 """
 
 from __future__ import annotations
@@ -38,26 +36,27 @@ _BATCH_S = 5.0
 """The estimated seconds of workloads that are timed between progress reports and writes to the store: an
 interruption loses no more than that. An assumption."""
 _SLOWER = 20.0
-"""How much longer than estimated a workload may take, on a busy machine or with a worse kernel than others;
-an assumption."""
+"""The largest ratio of a workload's time to its estimate, on a busy machine or with a worse kernel than
+others; an assumption."""
 START_S = 3.0
 """Seconds at the expected pace that are added to those of the finished parts, so that the first part does not
 decide alone; an assumption."""
 LEAST_LEFT = 0.3
-"""When a part takes longer than expected, at least this share of what was left at its beginning is reported
-as left; an assumption."""
+"""The least share of a part's time left at its beginning that is reported as left when the part takes longer
+than expected; an assumption."""
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:
-    """Seconds after which a workload is considered to hang: half of a pool run's limit, plus its own time."""
+    """Return the seconds after which a workload is considered to hang: half of a pool run's limit, plus its
+    own time."""
     return timeout_s / 2 + _SLOWER * expected_s
 
 
 def batches(
     works: Sequence[Workload], expected_s: Mapping[str, float], most: int
 ) -> Iterator[list[Workload]]:
-    """Groups of neighbouring workloads of up to ``_BATCH_S`` together, with at least one and at most ``most``
-    each."""
+    """Yield groups of neighbouring workloads of up to ``_BATCH_S`` together, with at least one and at most
+    ``most`` each."""
     batch: list[Workload] = []
     for work in works:
         took_s = sum(expected_s[other.key] for other in [*batch, work])
@@ -95,22 +94,22 @@ class Remaining:
         left_s = sum(self._left.values()) * self._took_s / self._done_s
         return max(left_s - (self._clock() - self._since), LEAST_LEFT * left_s)
 
-    def before(self, what: str) -> str:
+    def before(self, report: str) -> str:
         """Return a progress report with the remaining time in front, such as ``about 20 s left, mesh 8``; as
         it is if nothing is left."""
-        return f"about {_rounded(self.left_s)} left, {what}" if any(self._left.values()) else what
+        return f"about {_rounded(self.left_s)} left, {report}" if any(self._left.values()) else report
 
 
 _AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) left(?:, |$)")
 
 
-def without_eta(what: str) -> str:
-    """A progress report without its remaining time."""
-    return _AHEAD.sub("", what)
+def without_eta(report: str) -> str:
+    """Return a progress report without its remaining time."""
+    return _AHEAD.sub("", report)
 
 
 def _rounded(seconds: float) -> str:
-    """``20 s``, ``3 min``, ``2.1 h``."""
+    """Format seconds: ``20 s``, ``3 min``, ``2.1 h``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -121,7 +120,7 @@ _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
 
 
 def _timing_s(work: Workload, visit_s: float) -> float:
-    """The approximate time to measure a workload whose forward and backward take ``visit_s``."""
+    """Return the approximate time to measure a workload whose forward and backward take ``visit_s``."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
     copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
     # The first two laps over all copies, followed by the repeats.
@@ -141,7 +140,8 @@ def measure_workloads(
     progress: Progress = silent,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
-    """Time the workloads that the store lacks; the store is written after every few workloads.
+    """Time the workloads that the store lacks, and return all records; the store is written after every few
+    workloads.
 
     Args:
         prefix: the device and the way of measuring; part of the key.
@@ -155,17 +155,17 @@ def measure_workloads(
         records by workload key; a record with ``error`` marks a workload that could not run.
     """
     wanted = {work.key: work for work in works}
-    known = store.get_many([f"{prefix}/{key}" for key in wanted])
-    records = {key: known[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in known}
+    stored = store.get_many([f"{prefix}/{key}" for key in wanted])
+    records = {key: stored[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in stored}
     missing = [work for key, work in wanted.items() if key not in records]
     seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
     remaining = Remaining()
     remaining.expect("timing", sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
-        found = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
-        store.put_many({f"{prefix}/{key}": record for key, record in found.items()})
-        records.update(found)
+        described = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
+        store.put_many({f"{prefix}/{key}": record for key, record in described.items()})
+        records.update(described)
         remaining.expect("timing", sum(s for key, s in seconds.items() if key not in records))
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
@@ -189,7 +189,7 @@ def measure_workloads(
 
 @dataclass
 class _Batch:
-    """Times a few workloads, each of which may fail, hang or take its ranks down with it.
+    """A few workloads that are timed together; each may fail, hang or take its ranks down with it.
 
     Args:
         expected_s: by workload key.
@@ -210,25 +210,25 @@ class _Batch:
         while works:
             # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.
             fresh = not self.pool.process_ids
-            found, failure = self._run(works)
+            results, failure = self._run(works)
             if failure is not None:
                 # The workload after the last reported one is the culprit. It is charged only if it hung, or
                 # if ranks that had done nothing else died of it; otherwise it is tried again on fresh ranks.
-                if failure.kind == "hung" or (fresh and not found):
-                    found.append({"error": self._words(failure, works[len(found)])})
-                if not found:
+                if failure.kind == "hung" or (fresh and not results):
+                    results.append({"error": self._words(failure, works[len(results)])})
+                if not results:
                     self.pool.restart()
-            records = [self._alone(work, r) for work, r in zip(works, found, strict=False)]
+            records = [self._alone(work, r) for work, r in zip(works, results, strict=False)]
             lacking = [again and r.get("error", "").startswith(OUT_OF_MEMORY) for r in records]
             done = list(zip(works, records, lacking, strict=False))
             short += [work for work, _, lacks in done if lacks]
             self.keep({work.key: record for work, record, lacks in done if not lacks})
-            works = works[len(found) :]
+            works = works[len(results) :]
         return short
 
     def _run(self, works: Sequence[Workload]) -> tuple[list[dict[str, Any]], RankError | None]:
-        """The records of the first of them, and the error that kept the ranks from the next one."""
-        told: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
+        """Return the records of the first workloads, and the error that kept the ranks from the next one."""
+        messages: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
         # The pool's time-out counts from the last message, so the longest workload of the batch determines
         # it.
         allowed_s = max(_allowed_for(self.pool.timeout_s, self.expected_s[work.key]) for work in works)
@@ -239,7 +239,7 @@ class _Batch:
                 works,
                 self.training,
                 timeout_s=allowed_s,
-                told=lambda rank, record: told[rank].append(record),
+                on_message=lambda rank, record: messages[rank].append(record),
             )
         except RankError as error:
             failure = error
@@ -247,12 +247,12 @@ class _Batch:
             self.keep(
                 {
                     w.key: joined(ranks)
-                    for w, ranks in zip(works, zip(*told, strict=False), strict=False)
+                    for w, ranks in zip(works, zip(*messages, strict=False), strict=False)
                     if not any("error" in record for record in ranks)
                 }
             )
             raise
-        return [joined(ranks) for ranks in zip(*told, strict=False)], failure
+        return [joined(ranks) for ranks in zip(*messages, strict=False)], failure
 
     def _words(self, failure: RankError, work: Workload) -> str:
         if failure.kind != "hung":
@@ -275,5 +275,5 @@ class _Batch:
 
 
 def _registered_in_process(work: Workload) -> bool:
-    """Whether it calls a user's own operator, which the ranks' processes may not know."""
+    """Return whether it calls a user's own operator, which the ranks' processes may not know."""
     return any(not call.is_kernel and not call.function.startswith("aten.") for call, _ in work.calls)

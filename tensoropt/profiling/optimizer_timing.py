@@ -12,7 +12,7 @@ from tensoropt.ranks.pool import RankPool
 
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
-    """The seconds of one optimizer step over ``elements`` float32 parameters on this rank's device."""
+    """Return the seconds of one optimizer step over ``elements`` float32 parameters on this rank's device."""
     timer = local_timer()
     # Several parameters, because multi-tensor steps work on lists; eight is an assumption.
     parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]
@@ -38,7 +38,7 @@ an overhead (:mod:`tensoropt.profiling.overheads`). The larger has 16 MiB of par
 
 
 def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:
-    """The seconds per element of an optimizer step, from the slope between two sizes."""
+    """Return the seconds per element of an optimizer step, from the slope between two sizes."""
     key = f"{prefix}/optimizer-{name}"
     record = store.get(key)
     if record is None:

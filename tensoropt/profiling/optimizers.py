@@ -40,7 +40,7 @@ for the parameter. A fused Adam reads parameter, gradient and state once and wri
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:
-    """The optimizer with a name in :data:`OPTIMIZERS`: multi-tensor, or ``adam_fused`` in one kernel.
+    """Return the optimizer with a name in :data:`OPTIMIZERS`: multi-tensor, or ``adam_fused`` in one kernel.
 
     Raises:
         MeasurementError: there is none with that name.

@@ -7,13 +7,12 @@ region. Each is small per item, but a plan with many edges and micro-batches has
 If the host issues work to a separate device, both spend time on each: the device on its kernels, the host on
 Python, autograd and their launches.
 
-The time of an edge beyond its collective, measured through the code that the executor runs.
-
-Between two edges of a step, operators move more data than a core's own caches hold, so an edge finds neither
-its code nor its tensors in the caches, and takes two to four times as long as in a loop of nothing else. Each
-edge is therefore timed after other memory has been read and written, which flushes the caches. On a GPU it is
-not, because the data of its operators never comes near the processor that issues them. There the host issues
-an edge and the device runs its kernels; these are seconds of two queues.
+The time of an edge beyond its collective is measured through the code that the executor runs. Between two
+edges of a step, operators move more data than a core's own caches hold, so an edge finds neither its code nor
+its tensors in the caches, and takes two to four times as long as in a loop of nothing else. Each edge is
+therefore timed after other memory has been read and written, which flushes the caches. On a GPU it is not,
+because the data of its operators never comes near the processor that issues them. There the host issues an
+edge and the device runs its kernels; these are seconds of two queues.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class _RankContext:
 
 @dataclass
 class _Stamps:
-    """Records spans of the directions of edges, each after the caches were flushed.
+    """A recorder of spans of the directions of edges, each after the caches were flushed.
 
     Args:
         memory: the memory that is read and written for this; nothing is flushed if None.
@@ -119,12 +118,13 @@ class _Stamps:
             self.memory.add_(1)
         self.begun = self.timer.begin()
 
-    def end(self, what: str) -> None:
-        self.spans[what].append(self.timer.end(self.begun))
+    def end(self, name: str) -> None:
+        self.spans[name].append(self.timer.end(self.begun))
 
 
 class _Before(torch.autograd.Function):
-    """Begins the following edge in forward, and ends it in backward, where the span is called ``back``."""
+    """An autograd function that begins the following edge in forward, and ends it in backward, where the span
+    is called ``back``."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, back: str) -> torch.Tensor:
@@ -140,7 +140,8 @@ class _Before(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """Ends the preceding edge in forward, where the span is called ``there``, and begins it in backward."""
+    """An autograd function that ends the preceding edge in forward, where the span is called ``there``, and
+    begins it in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, there: str) -> torch.Tensor:
@@ -155,8 +156,8 @@ class _After(torch.autograd.Function):
 
 
 def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeconds, EdgeSeconds]:
-    """The seconds of edges, and of gradients on their way to their buckets, on this rank's device and on its
-    host (0 if they are the same).
+    """Return the seconds of edges, and of gradients on their way to their buckets, on this rank's device and
+    on its host (0 if they are the same).
 
     Runs in the pool, on all ranks at once.
     """
@@ -192,22 +193,24 @@ def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeco
             stamps.begin()
             call()
             stamps.end(f"only {kind}")
-    found = {what: counted(timer, spans) for what, spans in stamps.spans.items()}
-    return _without_collectives(found, calls, host=False), _without_collectives(found, calls, host=True)
+    timed = {name: counted(timer, spans) for name, spans in stamps.spans.items()}
+    return _without_collectives(timed, calls, host=False), _without_collectives(timed, calls, host=True)
 
 
-def _without_collectives(found: Mapping[str, Repeats], calls: Iterable[str], *, host: bool) -> EdgeSeconds:
-    """The seconds of the device or of the host. Every figure contains the stamps themselves and the
-    collectives: both are timed separately and subtracted; the host's time to issue a collective belongs to
-    its edge."""
+def _without_collectives(timed: Mapping[str, Repeats], calls: Iterable[str], *, host: bool) -> EdgeSeconds:
+    """Return the edges' seconds on the device or on the host, without stamps and collectives.
+
+    Every figure contains the stamps themselves and the collectives: both are timed separately and subtracted;
+    the host's time to issue a collective belongs to its edge.
+    """
     usual = {
-        what: statistics.median(repeats.host_s if host else repeats.device_s)
-        for what, repeats in found.items()
+        name: statistics.median(repeats.host_s if host else repeats.device_s)
+        for name, repeats in timed.items()
     }
     bare, _ = usual.pop(_NO_EDGE), usual.pop(_UNUSED)
     alone = {kind: (0.0 if host else 1.0) * usual.pop(f"only {kind}") for kind in calls}
     by_kind = {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in usual.items()}
-    pass_s, arrive_s, add_s = (by_kind.pop(what) for what in (_PASSED, _ARRIVED, _ADDED))
+    pass_s, arrive_s, add_s = (by_kind.pop(name) for name in (_PASSED, _ARRIVED, _ADDED))
     return EdgeSeconds(by_kind, pass_s, arrive_s, add_s)
 
 
@@ -217,7 +220,7 @@ def _edge(context: _RankContext, atoms: tuple[int, ...], source: Layout, target:
 
 
 def _shard(spec: EdgeSpec, context: _RankContext, device: torch.device) -> torch.Tensor:
-    """This rank's shard of the tensor at the edge's source."""
+    """Return this rank's shard of the tensor at the edge's source."""
     sizes = [
         n // prod(context.mesh[axis] for axis, code in enumerate(spec.source) if code == atom)
         for atom, (n,) in enumerate(spec.atoms)
@@ -226,7 +229,7 @@ def _shard(spec: EdgeSpec, context: _RankContext, device: torch.device) -> torch
 
 
 def _leaf(stamps: _Stamps, device: torch.device) -> torch.Tensor:
-    """A parameter whose gradients are copied to a bucket."""
+    """Return a parameter whose gradients are copied to a bucket."""
     leaf, bucket = torch.randn(64, device=device, requires_grad=True), torch.zeros(64, device=device)
 
     @torch.no_grad()
@@ -311,7 +314,7 @@ class Overheads:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Overheads:
-        """The overheads in a record that :func:`dataclasses.asdict` made."""
+        """Return the overheads in a record that :func:`dataclasses.asdict` made."""
         host = record.get("of_host")
         return cls(**{**record, "of_host": None if host is None else cls.from_record(host)})
 
@@ -321,14 +324,15 @@ class Overheads:
         return self.of_host or NO_OVERHEADS
 
     def issuing_s(self, kinds: Sequence[str]) -> float:
-        """The seconds of one direction of an edge with steps of these kinds, in addition to their bytes."""
+        """Return the seconds of one direction of an edge with steps of these kinds, in addition to their
+        bytes."""
         if not kinds:
             return 0.0
         own = (self.step_kinds_s.get(kind, self.call_s) - self.pass_s for kind in kinds)
         return self.pass_s + sum(max(s, 0.0) for s in own)  # a busy minute may reverse two figures
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
-        """The seconds per micro-batch until a gradient is where it waits for the optimizer.
+        """Return the seconds per micro-batch until a gradient is where it waits for the optimizer.
 
         Args:
             copied: the first micro-batch's gradient is copied to a bucket, rather than left where autograd
@@ -343,7 +347,7 @@ NO_OVERHEADS = Overheads()
 
 
 def _time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
-    """The record of the overheads on this rank; runs in the pool, on all ranks at once."""
+    """Return the record of the overheads on this rank; runs in the pool, on all ranks at once."""
     timer = local_timer()
     x, y = (torch.randn(_ELEMENTS, device=timer.device) for _ in range(2))
     meet = dist.barrier if world_size > 1 else lambda: None
@@ -364,7 +368,8 @@ def _time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any
 
 
 def _overheads(rates: tuple[float, float], edges: EdgeSeconds, step_s: float, again_s: float) -> Overheads:
-    """Overheads of one queue: seconds per byte of a copy and of an addition, edges, a parameter's step."""
+    """Return the overheads of one queue, from seconds per byte of a copy and of an addition, edges, and a
+    parameter's step."""
     return Overheads(
         *rates,
         call_s=edges.by_kind["slice"],  # kinds that were not measured count as a copy
@@ -378,7 +383,8 @@ def _overheads(rates: tuple[float, float], edges: EdgeSeconds, step_s: float, ag
 
 
 def _launch_s(timer: DeviceTimer) -> float:
-    """The seconds of a small copy among many, as a GPU's queue sees gradients arrive: one kernel each."""
+    """Return the seconds of a small copy among many, as a GPU's queue sees gradients arrive: one
+    kernel each."""
     parts = torch.zeros(_LAUNCHES, 16, device=timer.device).unbind()
 
     def copy_all() -> None:
@@ -389,7 +395,7 @@ def _launch_s(timer: DeviceTimer) -> float:
 
 
 def _step(optimizer: str, timer: DeviceTimer) -> Repeats:
-    """The timings of an optimizer's step on parameters with very few elements."""
+    """Return the timings of an optimizer's step on parameters with very few elements."""
     parameters = [torch.randn(16, device=timer.device).requires_grad_() for _ in range(_PARAMETERS)]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -397,7 +403,7 @@ def _step(optimizer: str, timer: DeviceTimer) -> Repeats:
 
 
 def _again_s() -> float:
-    """The extra time of a call in a recomputed chain, beyond that of its forward, its backward and one more
+    """Return the extra time of a call in a recomputed chain, beyond its forward, its backward and one more
     forward."""
     x = torch.randn(8, 16, requires_grad=True)
     weights = [torch.randn(16, 16, requires_grad=True) for _ in range(_CHAIN // 2)]
@@ -431,10 +437,10 @@ def _usual_s(run: Callable[[], object], repeats: int = 15) -> float:
 
 
 def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Overheads:
-    """The overheads of the slowest rank, from the store if it has them."""
-    known = known_overheads(store, prefix, optimizer)
-    if known is not None:
-        return known
+    """Return the overheads of the slowest rank, from the store if it has them."""
+    stored = known_overheads(store, prefix, optimizer)
+    if stored is not None:
+        return stored
     # Twice, using the better of both: the first may run on ranks that have just started.
     rounds = [_slowest(pool.run(_time_overheads, optimizer)) for _ in range(2)]
     record = _each(rounds, min)
@@ -443,14 +449,14 @@ def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimize
 
 
 def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
-    """The overheads that were measured earlier, or None."""
+    """Return the overheads that were measured earlier, or None."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
     return Overheads.from_record(record) if record is not None else None
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
-    """The overheads of a device that is not available: a copy reads and writes, an addition reads twice and
-    writes.
+    """Return the overheads of a device that is not available: a copy reads and writes, an addition reads
+    twice and writes.
 
     On a GPU an edge's copy, a gradient's copy into its bucket, and the addition of another micro-batch's
     gradient are one kernel each, in addition to the host's time to issue them.
@@ -474,7 +480,7 @@ def data_sheet_overheads(device: DeviceKind) -> Overheads:
 
 
 def slowest_overheads(kinds: Iterable[Overheads]) -> Overheads:
-    """The overheads of ranks of several kinds that wait for each other: the largest of each figure."""
+    """Return the overheads of ranks of several kinds that wait for each other: the largest of each figure."""
     return Overheads.from_record(_slowest([asdict(kind) for kind in kinds]))
 
 
@@ -483,7 +489,8 @@ def _slowest(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _each(records: Sequence[Mapping[str, Any]], choose: Callable[[list[float]], float]) -> dict[str, Any]:
-    """One record made from several similar ones, figure by figure; some figures are records themselves."""
+    """Return one record made from several similar ones, figure by figure; some figures are records
+    themselves."""
     return {
         name: _each([r[name] for r in records], choose)
         if isinstance(value, Mapping)

@@ -1,4 +1,4 @@
-"""The profile store: all measurements, and what was computed and can be again, in one SQLite file.
+"""The profile store: one SQLite file with all measurements, and a cache of results that can be recomputed.
 
 Every ``put`` is one transaction: an interruption loses at most that batch, never anything saved before. A
 damaged store is moved aside, with the measurements that can be read taken along; so is one of another
@@ -34,16 +34,16 @@ from tensoropt.files import pack, unpack, written_whole
 
 _SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 30.0
-"""How long a process waits for another one's transaction: milliseconds for measurements, seconds for the
-largest value; an assumption on the safe side."""
+"""The longest wait for another process's transaction: they take milliseconds for measurements, seconds for
+the largest value; an assumption on the safe side."""
 MOST_VALUE_BYTES = 256 << 20
-"""The most bytes of one value, compressed, so that no other process waits long; an assumption."""
+"""The most bytes of one compressed value, so that no other process waits long; an assumption."""
 MOST_CACHED_BYTES = 2 << 30
-"""The most bytes of values that can be computed again; an assumption."""
+"""The most bytes of cached values; an assumption."""
 MOST_UNUSED_S = 90 * 86400.0
-"""A value that was not used for so long is removed; an assumption."""
+"""The seconds without use after which a cached value is removed; an assumption."""
 USED_WITHIN_S = 3600.0
-"""How exactly it is known when a value was used."""
+"""The resolution, in seconds, of the time at which a value was last used."""
 _LOG_BYTES = 64 << 20
 _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
 
@@ -53,7 +53,7 @@ class NotOursError(Exception):
 
 
 def _cannot_write(error: sqlite3.DatabaseError) -> bool:
-    """Whether an error means that the file cannot be written, whatever it contains."""
+    """Return whether an error means that the file cannot be written, whatever it contains."""
     # SQLite has codes for these errors, but one code (SQLITE_CANTOPEN, SQLITE_IOERR) stands for many causes.
     text = str(error)
     return any(
@@ -62,7 +62,7 @@ def _cannot_write(error: sqlite3.DatabaseError) -> bool:
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open a store, creating it if there is none; None: in memory.
+    """Open a store, creating it if there is none, and return the connection; None: in memory.
 
     Raises:
         NotOursError: the file is of another version, or of another program.
@@ -83,7 +83,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _readable_rows(path: Path) -> list[tuple[str, str, str]]:
-    """The kind, key and record of all rows that can be read in a store that cannot be used."""
+    """Return the kind, key and record of all readable rows of a store that cannot be used."""
     records: dict[tuple[str, str], str] = {}
     # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot provide, but
     # does not see what is still in the log.
@@ -125,7 +125,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
             "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
             " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
         )
-        # A table of its own, as files from before it have only the other: versions of before can use both.
+        # A separate table, because older files have only the other one; older versions can use both files.
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cache (kind TEXT NOT NULL, key TEXT NOT NULL, used_s REAL NOT NULL,"
             " value BLOB NOT NULL, PRIMARY KEY (kind, key))"
@@ -135,13 +135,13 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _check_owner(connection: sqlite3.Connection) -> bool:
-    """Whether the file has all tables."""
+    """Return whether the file has all tables."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     # An empty file, whether newly created or left by an interruption, may be used.
     if not tables:
         return False
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-        raise NotOursError("it is a database of something else")
+        raise NotOursError("it is another program's database")
     row = connection.execute("SELECT version FROM schema").fetchone() if "schema" in tables else None
     if row is None or row[0] != _SCHEMA_VERSION:
         raise NotOursError(f"it has schema version {row and row[0]}, not {_SCHEMA_VERSION}")
@@ -172,7 +172,7 @@ def _insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) ->
 def page(
     connection: sqlite3.Connection, kind: str, prefix: str, last: str | None, most: int
 ) -> list[tuple[str, str]]:
-    """Up to ``most`` keys with their records, in key order: those with the prefix that come after
+    """Return up to ``most`` keys with their records, in key order: those with the prefix that come after
     ``last``."""
     # Pages by key instead of an open cursor: a reader never blocks the writer's checkpoints.
     conditions, values = ["kind = ?"], [kind]
@@ -191,11 +191,11 @@ def page(
 
 
 def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: float) -> bytes | None:
-    """The value of a key, which counts as used now; None if there is none."""
+    """Return the value of a key and mark it as used now; None if there is none."""
     row = connection.execute(
         "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
     ).fetchone()
-    # Not at every use, as SQLite writes the whole row; and whether it can be written decides nothing here.
+    # Not at every use, because SQLite writes the whole row; a failure to write it does not matter here.
     if row is not None and row[1] < now_s - USED_WITHIN_S:
         connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
@@ -205,10 +205,10 @@ def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: flo
 
 
 def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: bytes, now_s: float) -> None:
-    """Save a value, and remove what is more than may be cached: what was unused for longest."""
+    """Save a value, and remove the values unused for longest if the cache is too large."""
     with _transaction(connection):
         connection.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", (kind, key, now_s, value))
-    with _transaction(connection):  # one of its own, so that others may write in between
+    with _transaction(connection):  # a separate one, so that others may write in between
         connection.execute(
             "DELETE FROM cache WHERE used_s < ? OR rowid IN (SELECT rowid FROM (SELECT rowid,"
             " SUM(LENGTH(value)) OVER (ORDER BY used_s DESC, rowid DESC) AS bytes FROM cache)"
@@ -218,7 +218,7 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
 
 
 def _cached_keys(connection: sqlite3.Connection, kind: str, prefix: str) -> list[str]:
-    """The keys of a kind that begin with a prefix."""
+    """Return the keys of a kind that begin with a prefix."""
     query = "SELECT key FROM cache WHERE kind = ? AND substr(key, 1, ?) = ?"
     return [key for (key,) in connection.execute(query, (kind, len(prefix), prefix))]
 
@@ -286,7 +286,7 @@ _logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery")
 CACHED = ("tables", "frontiers", "explorations", "captures")
-"""The kinds of values that can be computed again, which the store may therefore lose."""
+"""The kinds of cached values, which the store may lose because they can be computed again."""
 _FAILURES = ("error", "failed", "lost")
 """The keys under which a record says why it is empty (of a workload, a collective, an operator)."""
 _ROWS_PER_BATCH = 10_000  # an assumption: some megabytes of records at a time
@@ -299,7 +299,7 @@ _Result = TypeVar("_Result")
 
 
 def default_path() -> Path:
-    """``$TENSOROPT_CACHE/profiles.sqlite``, or the same file in the user's cache directory."""
+    """Return ``$TENSOROPT_CACHE/profiles.sqlite``, or the same file in the user's cache directory."""
     override = os.environ.get("TENSOROPT_CACHE")
     if override:
         return Path(override).expanduser() / "profiles.sqlite"
@@ -347,7 +347,7 @@ class ProfileStore:
         return self.path is not None
 
     def get(self, key: str, kind: str = "compute") -> Any:
-        """The record, or the cached value with lists for tuples; None if there is none."""
+        """Return the record, or the cached value with lists for tuples; None if there is none."""
         if kind not in CACHED:
             return self.get_many([key], kind).get(key)
 
@@ -364,20 +364,20 @@ class ProfileStore:
         return None
 
     def get_many(self, keys: Iterable[str], kind: str = "compute") -> dict[str, _Record]:
-        """The records of those keys that exist."""
+        """Return the records of those keys that exist."""
         _check_kind(kind)
         wanted = list(dict.fromkeys(keys))
 
         def read(connection: sqlite3.Connection) -> dict[str, _Record]:
-            found: dict[str, _Record] = {}
+            records_read: dict[str, _Record] = {}
             for start in range(0, len(wanted), _KEYS_PER_QUERY):
                 part = wanted[start : start + _KEYS_PER_QUERY]
                 marks = ",".join("?" * len(part))
                 rows = connection.execute(
                     f"SELECT key, record FROM profiles WHERE kind = ? AND key IN ({marks})", (kind, *part)
                 )
-                found.update((key, json.loads(record)) for key, record in rows)
-            return found
+                records_read.update((key, json.loads(record)) for key, record in rows)
+            return records_read
 
         return self._do(read)
 
@@ -393,7 +393,7 @@ class ProfileStore:
             self._do(lambda connection: _insert(connection, rows))
 
     def put(self, key: str, record: Mapping[str, Any], kind: str = "compute") -> None:
-        """Save one record, or a value of a kind in :data:`CACHED`, in which arrays may stand; a store in
+        """Save one record, or a value, which may contain arrays, of a kind in :data:`CACHED`; a store in
         memory caches nothing.
 
         Raises:
@@ -420,7 +420,7 @@ class ProfileStore:
         return self._do(write)
 
     def cached(self, kind: str, prefix: str) -> list[str]:
-        """The keys of the cached values of a kind that begin with ``prefix``."""
+        """Return the keys of the cached values of a kind that begin with ``prefix``."""
         return self._do(lambda connection: _cached_keys(connection, kind, prefix))
 
     def forget_failed(self) -> int:
@@ -442,7 +442,7 @@ class ProfileStore:
         return self._do(remove)
 
     def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, _Record]]:
-        """All ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
+        """Yield all ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
         _check_kind(kind)
         last: str | None = None
         while True:
@@ -456,7 +456,7 @@ class ProfileStore:
             last = rows[-1][0]
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """About ``most`` records of a kind, the same each time; all of them if there are fewer.
+        """Return about ``most`` records of a kind, the same each time; all of them if there are fewer.
 
         Keys end with a hash after the last slash. The sample consists of those whose hash begins below a
         limit, whatever is before it.
@@ -471,7 +471,7 @@ class ProfileStore:
         return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
 
     def count(self, kind: str | None = None) -> int:
-        """The number of records, of one kind or of all."""
+        """Return the number of records, of one kind or of all."""
         where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
         return self._do(
             lambda connection: connection.execute(f"SELECT COUNT(*) FROM profiles{where}", values).fetchone()[
@@ -480,17 +480,17 @@ class ProfileStore:
         )
 
     def digest(self) -> str:
-        """A hash of all records except facts of CPU kernels, which follow from their workloads."""
-        found = hashlib.sha256()
+        """Return a hash of all records except facts of CPU kernels, which follow from their workloads."""
+        digest = hashlib.sha256()
         where = "kind != 'saved' OR key NOT LIKE 'facts-%'"
 
         def read(connection: sqlite3.Connection) -> None:
             query = f"SELECT kind, key, record FROM profiles WHERE {where} ORDER BY kind, key"
             for row in connection.execute(query):
-                found.update("\0".join(map(str, row)).encode())
+                digest.update("\0".join(map(str, row)).encode())
 
         self._do(read)
-        return found.hexdigest()
+        return digest.hexdigest()
 
     def export_file(self, path: str | os.PathLike[str]) -> int:
         """Write everything to a file of JSON lines; return the count."""
@@ -551,16 +551,17 @@ class ProfileStore:
         return connection
 
     def _identity(self) -> tuple[int, int] | None:
-        """The file that the path names now; None if there is none."""
+        """Return the identity of the file that the path names now; None if there is none."""
         assert self.path is not None
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def _replace(self, reason: str) -> sqlite3.Connection:
-        """Begin a file with what can be read of this one, and move this one aside."""
+        """Begin a file with the readable contents of this one, and move this one aside; return the
+        connection."""
         assert self.path is not None
         moment = time.time_ns()
         aside = self.path.with_name(f"{self.path.name}.aside-{moment}")
@@ -590,19 +591,20 @@ class ProfileStore:
         return connection
 
     def _fall_back(self, reason: str) -> sqlite3.Connection:
-        """Continue in memory, with the contents of the file if it can at least be read."""
+        """Continue in memory, with the contents of the file if it can at least be read; return the
+        connection."""
         assert self.path is not None
-        known = _readable_rows(self.path)
+        rows = _readable_rows(self.path)
         _logger.warning(
             "The profile store %s cannot be written (%s). Its %d records are used; new measurements are kept "
             "in memory and lost at the end. Set TENSOROPT_CACHE to a folder that can be written.",
             self.path,
             reason,
-            len(known),
+            len(rows),
         )
         self.path = None
         connection = connect(None)
-        _insert(connection, known)
+        _insert(connection, rows)
         return connection
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:

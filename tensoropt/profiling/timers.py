@@ -1,5 +1,4 @@
-"""The time that a device spends on work, with one interface for devices that the host waits for and those it
-does not.
+"""Timers of the work of a device, with one interface whether or not the host waits for the device.
 
 A CPU rank has done its work when the call returns, so a clock is read before and after. A GPU is only given
 instructions: events enter its queue before and after the work, and are read once it is done.
@@ -81,7 +80,8 @@ class DeviceTimer(Protocol):
     host_apart: bool
 
     def copies(self, size_bytes: int) -> int:
-        """Number of copies of a workload's tensors, each ``size_bytes`` large, that are visited in turn."""
+        """Return the number of copies of a workload's tensors, each ``size_bytes`` large, that are visited in
+        turn."""
         ...
 
     def leave_cache(self) -> None:
@@ -103,7 +103,7 @@ class DeviceTimer(Protocol):
         ...
 
     def seconds(self, spans: Sequence[Span]) -> list[float]:
-        """The seconds of each span on the device; waits until the last one is over."""
+        """Return the seconds of each span on the device; waits until the last one is over."""
         ...
 
     def release(self) -> None:
@@ -111,7 +111,7 @@ class DeviceTimer(Protocol):
         ...
 
     def works(self) -> bool:
-        """Whether the device still answers; after some kernel errors it never does in this process."""
+        """Return whether the device still answers; after some kernel errors it never does in this process."""
         ...
 
 
@@ -172,8 +172,8 @@ def repeated(
 
 
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
-    """The seconds of spans of one piece of work: of those in which the host was ahead, or of all if it never
-    was."""
+    """Return the seconds of spans of one piece of work: of those in which the host was ahead, or of all if it
+    never was."""
     ahead = [span for span in spans if span.ahead]
     counts = ahead or list(spans)
     return Repeats(timer.seconds(counts), [span.host_s for span in counts], waits=not ahead)
@@ -240,7 +240,7 @@ class EventTimer:
         return getattr(self._cuda.get_device_properties(self.device), "L2_cache_size", 0) or GPU_CACHE_BYTES
 
     def copies(self, size_bytes: int) -> int:
-        """Always one: zeroing costs a GPU little, and does not affect the host."""
+        """Return 1: zeroing costs a GPU little, and does not affect the host."""
         return 1
 
     def leave_cache(self) -> None:
@@ -305,18 +305,19 @@ class EventTimer:
         return True
 
 
-def end_if_lost(timer: DeviceTimer, what: str) -> None:
+def end_if_lost(timer: DeviceTimer, reason: str) -> None:
     """End this rank if its device no longer answers, as after some kernel errors: it would not recover as
     long as the process lives. The pool starts another rank, and learns from the death which work caused
     it."""
     if not timer.works():
-        print(what, file=sys.stderr, flush=True)
+        print(reason, file=sys.stderr, flush=True)
         # Without Python's clean-up, which might wait for the device forever.
         os._exit(_LOST_DEVICE)
 
 
 def local_timer() -> DeviceTimer:
-    """The timer of this rank's device: its GPU if ranks communicate over nccl, otherwise its processor."""
+    """Return the timer of this rank's device: its GPU if ranks communicate over nccl, otherwise its
+    processor."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return timer_of(f"cuda:{torch.cuda.current_device()}")
     return timer_of("cpu")
@@ -324,5 +325,5 @@ def local_timer() -> DeviceTimer:
 
 @cache
 def timer_of(device: str) -> DeviceTimer:
-    """The timer of a device of this process, always the same object."""
+    """Return the timer of a device of this process, always the same object."""
     return WallTimer() if device == "cpu" else EventTimer(device)

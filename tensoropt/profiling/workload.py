@@ -122,8 +122,8 @@ class Workload:
     @property
     def dtype(self) -> str:
         """The narrowest floating-point type that it reads: that of its matrix products, if there are any."""
-        found = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
-        return min(found, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
+        dtypes = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
+        return min(dtypes, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
 
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
@@ -139,7 +139,7 @@ class Workload:
         )
 
     def describe(self) -> str:
-        """The anchor's call and its input shapes, for progress lines and messages."""
+        """Return the anchor's call and its input shapes, for progress lines and messages."""
         call = self.calls[0][0]
         shapes = ", ".join("x".join(map(str, s.shape)) or "scalar" for _, s, _ in self.inputs)
         return f"{call.function.removesuffix('.default')}({shapes})"
@@ -151,7 +151,7 @@ def workload(
     mesh: AxisSizes,
     orders: Mapping[str, Order] | None = None,
 ) -> Workload:
-    """The workload of a group's configuration, on the rank with the largest shards.
+    """Return the workload of a group's configuration, on the rank with the largest shards.
 
     Args:
         orders: those of the activations that it reads; determined if they are not given.
@@ -221,7 +221,7 @@ _ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
 
 
 def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
-    """The memory orders of activations that are not in the order of their dims, by name.
+    """Return the memory orders of activations that are not in the order of their dims, by name.
 
     A kernel's result may follow its input: attention on heads that are a transposed view of a projection
     gives a result whose transposition back is a view of it, while on other heads it gives one that has to be
@@ -230,9 +230,9 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
     """
     # An id may be reused after the graph is gone; the weak reference detects this, and drops the entry.
     number = id(graph)
-    known = _ORDERS.get(number)
-    if known is not None and known[0]() is graph:
-        return known[1]
+    entry = _ORDERS.get(number)
+    if entry is not None and entry[0]() is graph:
+        return entry[1]
     orders: dict[str, Order] = {}
     made: dict[str, list[Order | None]] = {}
     for group in graph.groups:
@@ -261,7 +261,8 @@ def _written_orders(work: Workload) -> list[Order | None]:
 
 
 def order_of(value: torch.Tensor) -> Order | None:
-    """The order of a tensor's dims in memory; None if it is their own order, or some dims are repeated."""
+    """Return the order of a tensor's dims in memory; None if it is their own order, or some dims are
+    repeated."""
     # Dims of size 1 may have any stride, and say nothing about a tensor's memory layout.
     wide, strides = [d for d in range(value.dim()) if value.shape[d] > 1], value.stride()
     if any(strides[d] == 0 for d in wide):
@@ -271,7 +272,7 @@ def order_of(value: torch.Tensor) -> Order | None:
 
 
 def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch.Tensor:
-    """A random tensor that fits the spec, on the default device if ``device`` is None."""
+    """Return a random tensor that fits the spec, on the default device if ``device`` is None."""
     if spec.order is not None:
         lying = replace(spec, shape=tuple(spec.shape[d] for d in spec.order), order=None, requires_grad=False)
         places = [spec.order.index(d) for d in range(len(spec.order))]
@@ -292,7 +293,8 @@ def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch
 
 
 def makes_tensors(work: Workload) -> bool:
-    """Whether a call creates a tensor from nothing, so that the default device determines where it is."""
+    """Return whether a call creates a tensor from nothing, so that the default device determines
+    where it is."""
     return any(not any(iter_refs((call.args, tuple(call.kwargs.values())))) for call, _ in work.calls)
 
 
@@ -317,7 +319,7 @@ def _with_buffers(x: torch.Tensor, shape: Sequence[int], elements: int) -> torch
 
 
 def _reshard(x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
-    """A tensor of the resolved shape; the cost of moving it is priced as an edge."""
+    """Return a tensor of the resolved shape; the cost of moving it is priced as an edge."""
     return x.flatten()[: prod(resolved.shape)].clone().view(resolved.shape)
 
 
@@ -360,7 +362,7 @@ def run_workload(
 def differentiable(
     work: Workload, tensors: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The (results, leaves) between which backward runs."""
+    """Return the (results, leaves) between which backward runs."""
     leaves = [tensors[n] for n, spec, _ in work.inputs if spec.requires_grad]
     results = [tensors[n] for n in work.writes if tensors[n].requires_grad]
     return results, leaves

@@ -34,7 +34,8 @@ workloads."""
 _BOTH_WAYS = 3
 """The ratio of forward plus backward to forward: a backward computes about twice as much as its forward."""
 _STARTS, _NODES = 50, 41
-"""How often the start of a backward is timed, and the nodes of the longer of the two chains used for it."""
+"""The number of times that the start of a backward is timed, and the nodes of the longer of the two chains
+used for it."""
 _WAYS = ("forward", "backward")
 WAITS = "waits"
 """The field in a GPU's record which says that the host could not run ahead, for example because the work
@@ -60,18 +61,18 @@ def time_workload(
         if the host is separate; or an ``error``, such as too little memory.
     """
     timer = timer or local_timer()
-    found: dict[str, Any]
+    record: dict[str, Any]
     try:
         with _default_device(work, timer):
-            found = _time(work, training, world_size, timer)
+            record = _time(work, training, world_size, timer)
     # Not a failure of this workload: measuring continues with fresh ranks.
     except _ApartError:
         raise
     except Exception as error:  # whatever it is, the other workloads proceed
-        found = {"error": _reason(error)}
-    if "error" in found:  # only now, because the error held the workload's tensors
+        record = {"error": _reason(error)}
+    if "error" in record:  # only now, because the error held the workload's tensors
         timer.release()
-    return found
+    return record
 
 
 class _ApartError(RuntimeError):
@@ -87,7 +88,7 @@ def _meet(meeting: Callable[[], object]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The reason of an error in one line, with a common beginning for too little memory."""
+    """Return the reason of an error in one line, with a common beginning for too little memory."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     # PyTorch's CPU allocator raises a plain RuntimeError that says "can't allocate memory".
     short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in text
@@ -95,8 +96,10 @@ def _reason(error: Exception) -> str:
 
 
 def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
-    """If a call creates a tensor from nothing, make the device the default. Otherwise none is set, because
-    PyTorch would then examine every call in Python."""
+    """Return a context in which the device is the default if a call creates a tensor from nothing.
+
+    Otherwise none is set, because PyTorch would then examine every call in Python.
+    """
     if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
     return timer.device
@@ -122,14 +125,14 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         # The first lap does not count: it loads kernels and touches fresh pages.
         _lap(work, copies, training, timer)
         laps.append(_lap(work, copies, training, timer))
-        visit = sum(sum(timer.seconds([span for span in one if span])) for one in laps[0]) / count
+        visit = sum(sum(timer.seconds([span for span in spans if span])) for spans in laps[0]) / count
         return ceil(min(timer.most_repeats, max(MIN_REPEATS, TARGET_S / max(visit, 1e-6))) / count)
 
     wanted = _agreed(laps_wanted, world_size, timer)
     if not wanted:
         return {"error": _ELSEWHERE}
     laps += [_lap(work, copies, training, timer) for _ in range(wanted - 1)]
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     if timer.host_apart:
         # Laps in which the host was not ahead do not count, and are timed again: by now the timer has a
         # better estimate of the lead that the host needs.
@@ -139,26 +142,26 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
             enough = _agreed(lambda: 1 + (_ahead(laps) >= MIN_REPEATS), world_size, timer)
         if enough < 2:
             laps = [_lap(work, copies, training, timer, ahead=False) for _ in range(wanted)]
-            found[WAITS] = True
-    found |= _seconds(laps, timer)
+            record[WAITS] = True
+    record |= _seconds(laps, timer)
     if timer.host_apart:
-        found |= {f"{way}_host": seconds for way, seconds in _host_seconds(laps).items()}
+        record |= {f"{way}_host": seconds for way, seconds in _host_seconds(laps).items()}
     # A call of autograd belongs to the host, and a GPU does not see it.
     issued = "backward_host" if timer.host_apart else "backward"
     start_s = _start_of_backward_s(timer.device)
-    found[issued] = [max(s - start_s, 0.0) for s in found[issued]]
+    record[issued] = [max(s - start_s, 0.0) for s in record[issued]]
     if timer.also_warm:
-        ahead = WAITS not in found
+        ahead = WAITS not in record
         warm = _seconds(
             [_lap(work, copies[:1], training, timer, cold=False, ahead=ahead) for _ in laps], timer
         )
-        found |= {f"{way}_warm": seconds for way, seconds in warm.items()}
-    return found
+        record |= {f"{way}_warm": seconds for way, seconds in warm.items()}
+    return record
 
 
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
-    """The least number that any rank wants: all repeat equally often, so that none ever runs alone. None if
-    one of them fails, because the others must not wait for it."""
+    """Return the least number that any rank wants, so that all repeat equally often and none ever runs alone;
+    None if one of them fails, because the others must not wait for it."""
     try:
         mine = wanted()
     except Exception:
@@ -177,7 +180,8 @@ def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> i
 def _copies_wanted(
     work: Workload, given: Mapping[str, torch.Tensor], training: bool, timer: DeviceTimer
 ) -> int:
-    """As many copies as the timer wants for tensors of this size, but no more than there is time for."""
+    """Return the number of copies that the timer wants for tensors of this size, limited by the time there
+    is."""
     tensors = dict(given)
     with torch.set_grad_enabled(training):
         _, span = timed(timer, lambda: run_workload(work, tensors, SingleDevice()))
@@ -189,16 +193,18 @@ def _copies_wanted(
 def _copies(
     work: Workload, given: Mapping[str, torch.Tensor], count: int
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Several copies of the workload's inputs: layers that are alike except for their tensors. The
-    activations that it reads are common to all, and created anew for each visit; so are parameters of a
-    loop."""
+    """Return several copies of the workload's inputs: layers that are alike except for their tensors.
+
+    The activations that it reads are common to all, and created anew for each visit; so are parameters of a
+    loop.
+    """
     common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
     others = ({n: t if n in common else anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]
 
 
 def anew(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the leaf, with the same content and memory layout."""
+    """Return a copy of the leaf, with the same content and memory layout."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
@@ -266,12 +272,12 @@ def _forward(
 
 @cache
 def _start_of_backward_s(device: torch.device) -> float:
-    """The seconds of a call of autograd, without its nodes: a step pays them once, not for every group.
+    """Return the seconds of a call of autograd without its nodes: a step pays them once, not for every group.
 
     Autograd runs the nodes of a CPU's tensors in the thread that calls it, but wakes a thread of its own for
     those of a GPU and waits for it. Views start no kernels, so the host's clock shows only this.
     """
-    x, one = torch.zeros((), device=device, requires_grad=True), torch.ones((), device=device)
+    x, gradient = torch.zeros((), device=device, requires_grad=True), torch.ones((), device=device)
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
         for count, taken in seconds.items():
@@ -279,7 +285,7 @@ def _start_of_backward_s(device: torch.device) -> float:
             for _ in range(count):
                 y = y.view_as(y)
             start = time.perf_counter()
-            torch.autograd.grad([y], [x], [one], allow_unused=True)
+            torch.autograd.grad([y], [x], [gradient], allow_unused=True)
             taken.append(time.perf_counter() - start)
     single, chain = (statistics.median(taken) for taken in seconds.values())
     # The longer chain shows the time of one node, which is then subtracted from the call with a single node.
@@ -287,18 +293,18 @@ def _start_of_backward_s(device: torch.device) -> float:
 
 
 def _counted(laps: Sequence[_Lap]) -> list[_Visit]:
-    """The visits in which the host was ahead of the device; all if it never was."""
+    """Return the visits in which the host was ahead of the device; all if it never was."""
     visits = [visit for lap in laps for visit in lap]
     return [visit for visit in visits if all(span.ahead for span in visit if span)] or visits
 
 
 def _ahead(laps: Sequence[_Lap]) -> int:
-    """The number of visits in which the host was ahead."""
+    """Return the number of visits in which the host was ahead."""
     return sum(all(span.ahead for span in visit if span) for lap in laps for visit in lap)
 
 
 def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """The seconds of each visit that counts, once the device has done all of them."""
+    """Return the seconds of each visit that counts, once the device has done all of them."""
     visits = _counted(laps)
     return {
         "forward": timer.seconds([forward for forward, _ in visits]),
@@ -307,7 +313,7 @@ def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]
 
 
 def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
-    """The host seconds of issuing each visit that counts."""
+    """Return the host seconds of issuing each visit that counts."""
     visits = _counted(laps)
     return {
         "forward": [forward.host_s for forward, _ in visits],
@@ -318,22 +324,22 @@ def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """:func:`time_workload` for several workloads in one trip to the pool; each is reported as soon as it is
-    timed.
+    """Run :func:`time_workload` for several workloads in one trip to the pool; each is reported as soon as it
+    is timed.
 
     A rank that loses its device because of one of them ends.
     """
-    found = []
+    records = []
     for work in works:
-        found.append(time_workload(rank, world_size, work, training))
-        tell(found[-1])
-        if "error" in found[-1]:
-            end_if_lost(local_timer(), f"{work.describe()}: {found[-1]['error']}")
-    return found
+        records.append(time_workload(rank, world_size, work, training))
+        tell(records[-1])
+        if "error" in records[-1]:
+            end_if_lost(local_timer(), f"{work.describe()}: {records[-1]['error']}")
+    return records
 
 
 def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, Any]:
-    """The record of a workload timed in a fork of this process, because it may hang or crash."""
+    """Return the record of a workload timed in a fork of this process, because it may hang or crash."""
 
     def child() -> dict[str, Any]:
         # The fork is set up like a rank of the pool; otherwise the figures would not be comparable.
@@ -349,7 +355,7 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
 
 
 def _spread(values: Sequence[float]) -> float:
-    """The interquartile range divided by the median."""
+    """Return the interquartile range divided by the median."""
     if len(values) < 4:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4)
@@ -357,10 +363,13 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The record of a workload from the results of each rank: ``forward_s`` and ``backward_s`` of the slower
-    rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs also ``forward_warm_s``,
-    ``backward_warm_s``, ``forward_host_s`` and ``backward_host_s``, and ``waits`` if the host was not ahead;
-    or an ``error``, preferably that of a rank that failed itself rather than of one that only heard of it."""
+    """Return the record of a workload from the results of each rank.
+
+    It has ``forward_s`` and ``backward_s`` of the slower rank, ``spread`` (interquartile range over median)
+    and ``repeats``; on GPUs also ``forward_warm_s``, ``backward_warm_s``, ``forward_host_s`` and
+    ``backward_host_s``, and ``waits`` if the host was not ahead; or an ``error``, preferably that of a rank
+    that failed itself rather than of one that only heard of it.
+    """
     errors = [record for record in ranks if "error" in record]
     if errors:
         # False sorts before True: a rank's own error comes before that of one that only heard of it.
@@ -373,8 +382,8 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def usual(values: Sequence[float]) -> float:
-    """The mean, because many of them add up in a step, without values that another process disturbed (beyond
-    Tukey's fence: 1.5 interquartile ranges above the upper quartile)."""
+    """Return the mean, because many values add up in a step, without those that another process disturbed
+    (beyond Tukey's fence: 1.5 interquartile ranges above the upper quartile)."""
     if len(values) < 4:
         return statistics.median(values)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

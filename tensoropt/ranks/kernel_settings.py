@@ -53,10 +53,10 @@ class KernelSettings:
         import torch
 
         # PyTorch reports "none" for a setting that nobody has changed, which means ieee.
-        told = {name: _owner(name).fp32_precision for name in _FP32}
-        found: dict[str, Any] = {name: "ieee" if what == "none" else what for name, what in told.items()}
-        found |= {name: bool(_first(getattr(_owner(name), what))) for name, what in _FLAGS.items()}
-        return cls(**found, deterministic=torch.are_deterministic_algorithms_enabled())
+        modes = {name: _owner(name).fp32_precision for name in _FP32}
+        values: dict[str, Any] = {name: "ieee" if mode == "none" else mode for name, mode in modes.items()}
+        values |= {name: bool(_first(getattr(_owner(name), mode))) for name, mode in _FLAGS.items()}
+        return cls(**values, deterministic=torch.are_deterministic_algorithms_enabled())
 
     def apply(self) -> None:
         """Make these the settings of this process."""
@@ -91,7 +91,7 @@ class KernelSettings:
 
     @property
     def words(self) -> str:
-        """The settings that differ from PyTorch's defaults, for keys and people; empty if none do."""
+        """Return the settings that differ from PyTorch's defaults, for keys and people; empty if none do."""
         own = asdict(KernelSettings())
         return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value != own[name])
 
@@ -107,7 +107,7 @@ _FLAGS = {
 
 
 def _owner(name: str) -> Any:
-    """The PyTorch module that owns a setting."""
+    """Return the PyTorch module that owns a setting."""
     import torch
 
     backends: Any = torch.backends  # whose stubs lack some of them
@@ -124,5 +124,5 @@ def _owner(name: str) -> Any:
 
 
 def _first(value: Any) -> Any:
-    """The first element, because PyTorch reports some settings together with others."""
+    """Return the first element, because PyTorch reports some settings together with others."""
     return value[0] if isinstance(value, tuple) else value

@@ -1,6 +1,6 @@
-"""Which clusters are this machine, so that their ranks can be started and measured.
+"""The clusters that are this machine, whose ranks can be started and measured here.
 
-Pinning the ranks of a torchrun job in the same way as measured ranks, on which predictions rest.
+The ranks of a torchrun job are pinned in the same way as measured ranks, on which predictions rest.
 """
 
 from __future__ import annotations
@@ -68,28 +68,28 @@ _LOCAL_SOURCES = (THIS_MACHINE, "NVML")
 
 
 def has_local_cores(cluster: Cluster) -> bool:
-    """Whether a cluster's devices are cores of this machine: ``local``, or a file's ``CPU-core`` without
-    figures of its own. CPUs that a file describes belong to another machine."""
+    """Return whether a cluster's devices are cores of this machine: ``local``, or a file's ``CPU-core``
+    without figures of its own. CPUs that a file describes belong to another machine."""
     if cluster.device_type != "cpu":
         return False
     return cluster.source == THIS_MACHINE or {kind.name for kind in cluster.device_kinds} == {ANY_CORE}
 
 
 def has_local_links(cluster: Cluster) -> bool:
-    """Whether a cluster's links are this machine's and can be timed; a file's links have the figures in the
-    file."""
+    """Return whether a cluster's links are this machine's and can be timed; a file's links have the figures
+    in the file."""
     return cluster.source in _LOCAL_SOURCES
 
 
 def local_gpus() -> tuple[str, ...]:
-    """The names of the GPUs on which ranks can run and communicate, in CUDA's order."""
+    """Return the names of the GPUs on which ranks can run and communicate, in CUDA's order."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return ()
     return tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
 
 
 def why_no_gpu() -> str:
-    """The reason why ranks cannot run on this machine's GPUs, with the remedy; empty if they can."""
+    """Return the reason why ranks cannot run on this machine's GPUs, with the remedy; empty if they can."""
     if torch.cuda.is_available():
         return ""
     build = f"PyTorch {torch.__version__}"
@@ -99,7 +99,7 @@ def why_no_gpu() -> str:
 
 
 def local_notes(cluster: Cluster) -> tuple[str, ...]:
-    """Notes for a person who asked for this machine: which GPUs were detected, and how they are used.
+    """Return notes for a person who asked for this machine: which GPUs were detected, and how they are used.
 
     Empty for clusters that were not detected on this machine, and for CPU ranks that were requested.
     """
@@ -116,7 +116,8 @@ def local_notes(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _untimed(cluster: Cluster) -> tuple[str, ...]:
-    """The reason why this machine's GPUs are not timed; :func:`gpu_notes` covers GPUs of several kinds."""
+    """Return the reason why this machine's GPUs are not timed; :func:`gpu_notes` covers GPUs of several
+    kinds."""
     if local_backend(cluster) is not None or len(cluster.device_kinds) > 1:
         return ()
     words = f"{cluster.device_count} x {cluster.device.name}"
@@ -134,7 +135,7 @@ def _untimed(cluster: Cluster) -> tuple[str, ...]:
 
 
 def local_backend(cluster: Cluster) -> str | None:
-    """The backend that a cluster's ranks use if its devices are this machine's, otherwise None.
+    """Return the backend that a cluster's ranks use if its devices are this machine's, otherwise None.
 
     :func:`has_local_cores` decides for cores. GPUs are this machine's if NVML described them, PyTorch can use
     that many, and their kinds agree rank by rank. A preset stays a preset even on a machine with GPUs of its
@@ -150,6 +151,7 @@ def local_backend(cluster: Cluster) -> str | None:
 
 
 def local_pool(cluster: Cluster) -> RankPool | None:
-    """A pool with one rank per device if the cluster is this machine's, otherwise None; rank r uses GPU r."""
+    """Return a pool with one rank per device if the cluster is this machine's, otherwise None; rank r uses
+    GPU r."""
     backend = local_backend(cluster)
     return None if backend is None else RankPool(cluster.device_count, backend=backend)

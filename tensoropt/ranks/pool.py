@@ -38,7 +38,7 @@ from tensoropt.ranks.worker_process import (
 )
 
 _GRACE_S = 3.0
-"""How long the other ranks may take to answer once one has failed; those that wait for it forever are then
+"""The time in which the other ranks must answer once one has failed; those that wait for it forever are then
 terminated. An assumption."""
 
 
@@ -149,7 +149,7 @@ class RankPool:
         function: Callable[..., Any],
         *args: Any,
         timeout_s: float | None = None,
-        told: Callable[[int, Any], None] | None = None,
+        on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
         """Call ``function(rank, world_size, *args)`` on all ranks at once.
 
@@ -158,8 +158,8 @@ class RankPool:
             args: picklable arguments, the same for all ranks.
             timeout_s: the time-out of this run, instead of the pool's; restarted whenever a rank sends a
                 message.
-            told: called with the rank and content of each message that a rank sends before its function ends
-                (:func:`tensoropt.ranks.worker.tell`).
+            on_message: called with the rank and content of each message that a rank sends before its function
+                ends (:func:`tensoropt.ranks.worker.tell`).
 
         Returns:
             The results by rank.
@@ -169,7 +169,7 @@ class RankPool:
                 stays usable: it is reset or restarted before the next run.
             MeasurementError: the function or its arguments cannot be sent.
         """
-        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, told=told)
+        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, on_message=on_message)
 
     def run_each(
         self,
@@ -177,7 +177,7 @@ class RankPool:
         arguments: Sequence[tuple],
         *,
         timeout_s: float | None = None,
-        told: Callable[[int, Any], None] | None = None,
+        on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
         """Like :meth:`run`, with a separate tuple of arguments for each rank."""
         if len(arguments) != self.world_size:
@@ -203,7 +203,9 @@ class RankPool:
             self.start()
             with self._killing_on_error():
                 self._send_all("run", [(*common, payload) for payload in payloads])
-                return self._collect(reference[1], self.timeout_s if timeout_s is None else timeout_s, told)
+                return self._collect(
+                    reference[1], self.timeout_s if timeout_s is None else timeout_s, on_message
+                )
 
     def reset(self) -> None:
         """Replace the process group with a new one, without restarting the processes."""
@@ -227,7 +229,7 @@ class RankPool:
                 worker.process.kill()
 
     def output(self, rank: int) -> str:
-        """The output that a rank has printed since it started."""
+        """Return the output that a rank has printed since it started."""
         return self._workers[rank].output() if self._workers else ""
 
     def close(self) -> None:
@@ -265,7 +267,7 @@ class RankPool:
         return rank_cores(self.world_size, self.threads)
 
     def _gpu(self, rank: int) -> int | None:
-        """The index of a rank's GPU; None for CPU ranks."""
+        """Return the index of a rank's GPU; None for CPU ranks."""
         if self.share_gpu:
             return 0
         return rank if self.backend == "nccl" else None
@@ -277,9 +279,10 @@ class RankPool:
                 worker.connection.send_bytes(pickle.dumps((verb, content)))
 
     def _collect(
-        self, what: str, timeout_s: float, told: Callable[[int, Any], None] | None = None
+        self, task: str, timeout_s: float, on_message: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """The answers by rank; on failure the workers are reset or killed before the error is raised."""
+        """Return the answers by rank; on failure the workers are reset or killed before the error is
+        raised."""
         pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
@@ -297,10 +300,10 @@ class RankPool:
                     died = True
                     # Another rank's error may only report that this one is gone, and may arrive first.
                     if failure is None or failure.kind != "died":
-                        failure = died_during(self._workers[rank], rank, what)
+                        failure = died_during(self._workers[rank], rank, task)
                 except Exception as error:
                     failure = failure or RankError(
-                        f"rank {rank}: the result of {what} cannot be read here ({error})",
+                        f"rank {rank}: the result of {task} cannot be read here ({error})",
                         rank=rank,
                         kind="raised",
                     )
@@ -308,21 +311,21 @@ class RankPool:
                     if verdict == "told":
                         pending[item] = rank
                         timeout.renew()
-                        if told is not None:
-                            told(rank, content)
+                        if on_message is not None:
+                            on_message(rank, content)
                     elif verdict == "ok":
                         results[rank] = content
                     else:
-                        failure = failure or raised_in(rank, what, content)
+                        failure = failure or raised_in(rank, task, content)
             if failure is not None:
                 timeout.at_most(_GRACE_S)
         if failure is None and pending:
             failure = hangs_in(
-                {rank: self._workers[rank] for rank in sorted(pending.values())}, what, timeout_s
+                {rank: self._workers[rank] for rank in sorted(pending.values())}, task, timeout_s
             )
         if failure is None:
             return results
-        if pending or died or what in ("start", "reset"):
+        if pending or died or task in ("start", "reset"):
             self._kill()
         else:
             self.reset()
@@ -350,7 +353,8 @@ def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
 
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
-    """(module, qualified name, file) of a module-level function; MeasurementError for any other function."""
+    """Return (module, qualified name, file) of a module-level function; MeasurementError for any other
+    function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     loaded = sys.modules.get(module or "")
     if module == "__main__" and getattr(loaded, "__spec__", None) is not None:

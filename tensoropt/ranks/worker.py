@@ -1,9 +1,8 @@
-"""A worker of a :class:`~tensoropt.ranks.pool.RankPool`: it imports the functions it is sent by name and runs
-them.
+"""A worker of a :class:`~tensoropt.ranks.pool.RankPool`, which imports the functions it is sent by name and
+runs them.
 
-Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited file descriptors.
-
-The setting that makes this process's memory allocator keep the memory that tensors free.
+Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited file descriptors. A rank's memory
+allocator keeps the memory that tensors free.
 
 A training step creates and frees the same tensors every time. On GPUs PyTorch's own allocator keeps the
 memory that one step freed for the next. On CPUs the C library returns large blocks to the system, which
@@ -112,10 +111,10 @@ def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
             module = importlib.util.module_from_spec(spec)
             sys.modules[module_name] = module
             spec.loader.exec_module(module)
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def _freeze_imported(setup: dict[str, Any]) -> None:

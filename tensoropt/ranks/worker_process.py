@@ -1,9 +1,7 @@
 """One worker as the pool sees it: a process, the connection to it, and the file it prints to.
 
-The ways in which a run on ranks fails: a rank raises, dies or hangs.
-
-Time-outs that do not count time while this machine is suspended, and forks for calls that may never
-end.
+A run on ranks fails if a rank raises, dies or hangs. Time-outs do not count time while this machine is
+suspended; calls that may never end run in a fork.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from typing import Any
 from tensoropt.errors import MeasurementError
 
 EXIT_S = 2.0
-"""How long an idle worker may take to exit."""
+"""The seconds in which an idle worker must exit."""
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _OUTERMOST = "in <module>"
 """The end of the last line of a stack that faulthandler writes, because ``main()`` is called from there."""
@@ -62,14 +60,14 @@ class WorkerProcess:
 
     def write_stack(self, deadline: float) -> None:
         """Make faulthandler write the worker's stack to the log, and wait for it."""
-        known = len(self.output())
+        written = len(self.output())
         with contextlib.suppress(OSError):
             self.process.send_signal(signal.SIGUSR1)
-        while _OUTERMOST not in self.output()[known:] and time.monotonic() < deadline:
+        while _OUTERMOST not in self.output()[written:] and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def output(self) -> str:
-        """The output that the worker has printed since it started."""
+        """Return the output that the worker has printed since it started."""
         try:
             return self.log.read_text(errors="replace")
         except OSError:
@@ -163,8 +161,8 @@ def _tail(worker: WorkerProcess) -> str:
     return f"\n\nIts last output:\n{text}" if text else ""
 
 
-def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
-    """The error for a rank whose function raised, built from the worker's report."""
+def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> RankError:
+    """Return the error for a rank whose function raised, built from the worker's report."""
     summary, trace, pickled = content
     # Not every exception can be pickled or rebuilt; text and traceback are always present.
     cause: BaseException | None = None
@@ -172,12 +170,12 @@ def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> R
         with contextlib.suppress(Exception):
             loaded = pickle.loads(pickled)
             cause = loaded if isinstance(loaded, BaseException) else None
-    message = f"rank {rank} failed in {what}: {summary}\n\n{trace}"
+    message = f"rank {rank} failed in {task}: {summary}\n\n{trace}"
     return RankError(message, rank=rank, kind="raised", cause=cause)
 
 
-def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
-    """The error for a rank whose connection closed: how its process ended, and its last output."""
+def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
+    """Return the error for a rank whose connection closed: how its process ended, and its last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
@@ -187,19 +185,20 @@ def died_during(worker: WorkerProcess, rank: int, what: str) -> RankError:
         how = f"by signal {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:
             how += " (out of memory?)"  # only the kernel is likely to have killed it
-    if what == "start" and (words := worker.output().strip().rpartition("\n")[2]):
+    if task == "start" and (words := worker.output().strip().rpartition("\n")[2]):
         how += f" ({words[:_LAST_WORDS]})"
-    return RankError(f"rank {rank} died {how} during {what}{_tail(worker)}", rank=rank, kind="died")
+    return RankError(f"rank {rank} died {how} during {task}{_tail(worker)}", rank=rank, kind="died")
 
 
-def hangs_in(workers: Mapping[int, WorkerProcess], what: str, timeout_s: float) -> RankError:
-    """The error for ranks, given with their workers, that did not answer; asks them for their stacks."""
+def hangs_in(workers: Mapping[int, WorkerProcess], task: str, timeout_s: float) -> RankError:
+    """Return the error for ranks, given with their workers, that did not answer; ask them for their
+    stacks."""
     deadline = time.monotonic() + _STACK_S
     for worker in workers.values():
         worker.write_stack(deadline)
     first, *_ = workers
     return RankError(
-        f"rank {', '.join(map(str, workers))} did not finish {what} within {timeout_s:g} s;"
+        f"rank {', '.join(map(str, workers))} did not finish {task} within {timeout_s:g} s;"
         f" raise timeout_s or look where it stands{_tail(workers[first])}",
         rank=first,
         kind="hung",
@@ -236,7 +235,8 @@ class Timeout:
         self.left_s, self._all_s = min(self.left_s, seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
-        """The connections that can be read; none once the time is over. Each is polled at least once."""
+        """Return the connections that can be read; none once the time is over. Each is polled at
+        least once."""
         while True:
             spell_s = max(0.0, min(self.left_s, SPELL_S))
             start = self._clock()

@@ -1,7 +1,7 @@
 """Observations of a plan's real steps beside its prediction: curves on one time axis, figures with ratios.
 
-The words for how far a prediction is off a measurement, by the size of the miss, for every place that
-shows it.
+The words for how far a prediction is off a measurement, by the size of the miss, are the same in every place
+that shows them.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def _change_words(measured: float, predicted: float) -> str:
     return f"{'±0 %' if change in ('+0 %', '−0 %') else change}{f', {miss}' if miss else ''}"
 
 
-def _ran_elsewhere(found: Verified, cluster: Mapping[str, Any]) -> bool:
+def _ran_elsewhere(verified: Verified, cluster: Mapping[str, Any]) -> bool:
     """Return whether a plan for GPUs ran on CPU ranks, whose seconds nobody predicted."""
-    return for_gpus(cluster) and "CPU ranks" in found.checked_on
+    return for_gpus(cluster) and "CPU ranks" in verified.checked_on
 
 
 def ran_parts(
-    found: Verified,
+    verified: Verified,
     cluster: Mapping[str, Any],
     memory: Callable[[float], str] = format_bytes,
     seconds: Callable[[float], str] = format_seconds,
@@ -63,41 +63,41 @@ def ran_parts(
         cluster: the cluster that the plan is for.
         memory, seconds: the functions that format figures.
     """
-    told = []
+    parts = []
     for word, measured, predicted, text in (
-        ("tracked", found.memory_tracked_bytes, found.memory_predicted_bytes, memory),
-        ("measured", found.time_measured_s, found.time_predicted_s, seconds),
+        ("tracked", verified.memory_tracked_bytes, verified.memory_predicted_bytes, memory),
+        ("measured", verified.time_measured_s, verified.time_predicted_s, seconds),
     ):
         if measured is None:
             continue
         words = [f"{text(predicted)} predicted", _change_words(measured, predicted)]
-        if word == "measured" and _ran_elsewhere(found, cluster):
+        if word == "measured" and _ran_elsewhere(verified, cluster):
             words = [f"{text(predicted)} predicted, for other devices than these"]
-        told.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
-    return told
+        parts.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
+    return parts
 
 
-def miss_sentences(found: Verified, cluster: Mapping[str, Any]) -> list[str]:
+def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:
     """Say which figures of a run were far off their prediction, a sentence each; seconds only if the devices
     are those of ``cluster``, which the plan is for."""
-    told = []
-    seconds = None if _ran_elsewhere(found, cluster) else found.time_measured_s
-    for what, measured, predicted, text in (
-        ("memory", found.memory_tracked_bytes, found.memory_predicted_bytes, format_bytes),
-        ("a step", seconds, found.time_predicted_s, format_seconds),
+    sentences = []
+    seconds = None if _ran_elsewhere(verified, cluster) else verified.time_measured_s
+    for name, measured, predicted, text in (
+        ("memory", verified.memory_tracked_bytes, verified.memory_predicted_bytes, format_bytes),
+        ("a step", seconds, verified.time_predicted_s, format_seconds),
     ):
         if (
-            not found.error
+            not verified.error
             and measured is not None
             and predicted
             and _miss_of(measured, predicted) == "far off"
         ):
             times = f"{measured / predicted:.2g} times what was predicted"
-            told.append(
-                f"The prediction of {what} is far off: {text(measured)} in the run, {times} "
+            sentences.append(
+                f"The prediction of {name} is far off: {text(measured)} in the run, {times} "
                 f"({text(predicted)}). Trust this plan's figures accordingly."
             )
-    return told
+    return sentences
 
 
 PEAK, WHOLE = "peak", "whole"
@@ -269,17 +269,17 @@ def _times(
 def _verified(
     exploration: Exploration, detail: Detail, observation: Observation, ways: tuple[str, ...]
 ) -> Beside:
-    found: Verified | None = next(
-        (one for one in observation.verified if one.is_of(exploration, detail.point)), None
+    run: Verified | None = next(
+        (candidate for candidate in observation.verified if candidate.is_of(exploration, detail.point)), None
     )
-    if found is None:
+    if run is None:
         raise TensorOptError(
             f"none of the {len(observation.verified)} verified plans in the file is point {detail.point + 1} "
             "of this exploration; verify this point's plan"
         )
-    notes = [f"checked on {found.checked_on}", *([f"it did not run: {found.error}"] if found.error else [])]
+    notes = [f"checked on {run.checked_on}", *([f"it did not run: {run.error}"] if run.error else [])]
     nothing = np.zeros(0)
-    figures = _peak(detail, found.memory_tracked_bytes), *_times(detail, (), found.time_measured_s)
+    figures = _peak(detail, run.memory_tracked_bytes), *_times(detail, (), run.time_measured_s)
     return Beside(
         observation.kind, ways[0], ways, 1.0, nothing, nothing, "", (), figures, (*notes, *observation.notes)
     )

@@ -75,11 +75,11 @@ def change_named(exploration: Exploration, key: str) -> Change:
     kind, _, value = key.partition(":")
     if kind == _MICRO_BATCHES and value.isascii() and value.isdecimal() and 0 < int(value) < 2**31:
         return _with_count(exploration, int(value))
-    found = (*_bandwidths(cluster), _dtype(exploration), _devices(cluster))
-    for change in found:
+    listed = (*_bandwidths(cluster), _dtype(exploration), _devices(cluster))
+    for change in listed:
         if change.key == key:
             return change
-    keys = [*(change.key for change in found), f"{_MICRO_BATCHES}:N"]
+    keys = [*(change.key for change in listed), f"{_MICRO_BATCHES}:N"]
     raise TensorOptError(f"there is no change '{key}' of this exploration; there are {', '.join(keys)}")
 
 
@@ -126,8 +126,8 @@ def with_faster_links(cluster: Cluster, level: str | None, factor: float = 2.0) 
     """
     inner = cluster.levels[-1].name if cluster.levels else ""
     levels = tuple(
-        replace(one, link=_faster(one.link, factor)) if level in (None, one.name) else one
-        for one in cluster.levels
+        replace(own, link=_faster(own.link, factor)) if level in (None, own.name) else own
+        for own in cluster.levels
     )
     pairs = {
         pair: _faster(link, factor) if level in (None, inner) else link
@@ -150,18 +150,18 @@ def _bandwidths(cluster: Cluster) -> tuple[Change, ...]:
     refusal = ""
     if has_local_links(cluster):
         refusal = (
-            "the links of this machine are timed, and there are no faster ones here to time; describe the "
-            "cluster with the links that you think of in a file, and explore with --cluster FILE"
+            "this machine's links are timed, and it has no faster ones to time; describe a cluster with "
+            "faster ones in a file, and explore with --cluster FILE"
         )
-    found = [
+    listed = [
         Change(f"{_BANDWIDTH}:{name}", f"twice the bandwidth of the {words}", "latencies stay", refusal)
         for name, words in link_titles(cluster).items()
     ]
-    if len(found) > 1:
-        found.append(
+    if len(listed) > 1:
+        listed.append(
             Change(f"{_BANDWIDTH}:{ALL}", "twice the bandwidth of all links", "latencies stay", refusal)
         )
-    return tuple(found)
+    return tuple(listed)
 
 
 # -- dtype ----------------------------------------------------------------------------------------------
@@ -248,14 +248,14 @@ def _devices(cluster: Cluster) -> Change:
     if has_local_links(cluster):
         return Change(key, title, refusal="the devices are this machine's, which has no more to time")
     try:
-        found = twice_the_devices(cluster)
+        larger = twice_the_devices(cluster)
     except ClusterError as error:
         return Change(key, title, refusal=str(error))
-    outer = found.levels[0]
+    outer = larger.levels[0]
     return Change(
         key,
         title,
-        f"the same global batch on {found.name}: {outer.name} x{outer.size} over {outer.link.name}",
+        f"the same global batch on {larger.name}: {outer.name} x{outer.size} over {outer.link.name}",
     )
 
 
@@ -277,7 +277,7 @@ def twice_the_devices(cluster: Cluster) -> Cluster:
                 return whole.subset(wanted)
     if not cluster.levels or cluster.pairs or len(cluster.device_kinds) > 1:
         raise ClusterError(
-            "how twice as many devices would be connected is not known of a cluster with "
+            "it is unknown how twice as many devices would be connected in a cluster with "
             + (
                 "a single device"
                 if not cluster.levels

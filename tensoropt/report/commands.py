@@ -42,17 +42,17 @@ def cluster_is_named(exploration: Exploration) -> bool:
 
 
 def question_of(exploration: Exploration) -> Question:
-    """The question that an exploration answers, as far as it is kept; its cluster is what it was."""
+    """Return the question that an exploration answers, as far as it is kept; its cluster is what it was."""
     model, settings = exploration.model, Settings.from_dict(exploration.settings)
     named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
     planners = tuple(name for name in named if name != FRONTIER)
-    asked: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if planners:
-        settings = replace(settings, memory_bytes=None)  # what planners are given are limits of their own
-        asked["limits"] = limits_asked(exploration)
+        settings = replace(settings, memory_bytes=None)  # planners have separate limits
+        fields["limits"] = limits_asked(exploration)
     if model.onnx is not None:
         loss = None if model.onnx.loss == "auto" else model.onnx.loss
-        asked |= {"dims": model.onnx.dims, "outputs": model.onnx.outputs, "loss": loss}
+        fields |= {"dims": model.onnx.dims, "outputs": model.onnx.outputs, "loss": loss}
     return Question(
         model=_whole_source(model.source) or "MODEL",
         cluster=dict(exploration.cluster),
@@ -60,7 +60,7 @@ def question_of(exploration: Exploration) -> Question:
         seed=model.seed,
         settings=settings,
         planners=planners,
-        **asked,
+        **fields,
     )
 
 
@@ -74,7 +74,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
     """
     file = f"{folder}/{DESCRIBED}"
     constraints = exploration.settings.get("constraints")
-    # Named, not read: that would take PyTorch, which pages that show explorations do without.
+    # Named, not read, because reading it needs PyTorch, which pages that show explorations do not import.
     bare = replace(exploration, settings={**exploration.settings, "constraints": None})
     named = {"cluster": str(exploration.cluster["name"])} if cluster_is_named(exploration) else {}
     question = question_of(bare).model_copy(update={**named, "constraints_file": file if constraints else ""})
@@ -134,17 +134,17 @@ def _choose_commands(exploration: Exploration, folder: str, index: int) -> tuple
     )
 
 
-def commands_for(exploration: Exploration, folder: str, again: str, index: int) -> tuple[Command, ...]:
+def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) -> tuple[Command, ...]:
     """Return the commands that repeat the exploration, choose a point, run it, check it and keep what the
     check found.
 
     Args:
         folder: the exploration's folder.
-        again: the folder into which a repeated exploration is written.
+        rerun: the folder into which a repeated exploration is written.
     """
     gpus = for_gpus(exploration.cluster)
     return (
-        Command("Explore again", explore_line(exploration, again, folder)),
+        Command("Explore again", explore_line(exploration, rerun, folder)),
         *_choose_commands(exploration, folder, index),
         Command(
             "Run it on CPU ranks" if gpus else "Run it",

@@ -3,10 +3,10 @@
 This works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs
 that were saved with it, and simulated anew.
 
-The detail of a point without indices, placed or pipelined, from its record.
+The detail of a placed or pipelined point, which has no indices, comes from its record.
 
-A point's strategy, rebuilt from what was saved with its exploration, to be simulated under changed
-costs.
+A sharded point's strategy is rebuilt from what was saved with its exploration, and can be simulated under
+changed costs.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ def carried_detail(exploration: Exploration, index: int) -> Detail:
 def _copying_apart(rows: Sequence[OperatorRow], spent: Mapping[str, Spent]) -> list[OperatorRow]:
     """Return the rows of a placed plan with the seconds of its timeline; those that cut tensors into pieces,
     or join pieces, copy."""
-    found = []
+    timed = []
     for row in rows:
-        one = spent.get(row.group, NOTHING)
-        worked = replace(row, communication_s=one.communication_s, forward_s=0.0, backward_s=0.0)
+        seconds = spent.get(row.group, NOTHING)
+        worked = replace(row, communication_s=seconds.communication_s, forward_s=0.0, backward_s=0.0)
         if row.members:
-            found.append(replace(worked, forward_s=one.forward_s, backward_s=one.backward_s))
+            timed.append(replace(worked, forward_s=seconds.forward_s, backward_s=seconds.backward_s))
         else:
-            found.append(replace(worked, copies_s=one.forward_s + one.backward_s))
-    return found
+            timed.append(replace(worked, copies_s=seconds.forward_s + seconds.backward_s))
+    return timed
 
 
 def _parts_of_placed(
@@ -116,14 +116,14 @@ def _parts_of_placed(
     computed = []
     copied_s = 0.0
     for row in rows:
-        one = spent.get(row.group, NOTHING)
+        took = spent.get(row.group, NOTHING)
         if row.members:
-            computed.append(Computed(row.module, _kind(exploration, row), one.forward_s + one.backward_s))
+            computed.append(Computed(row.module, _kind(exploration, row), took.forward_s + took.backward_s))
         else:
-            copied_s += one.forward_s + one.backward_s
-    beside = beside_groups(own, spent)
-    beside[COPIES] += copied_s
-    return step_parts(exploration, index, computed, beside, timeline)
+            copied_s += took.forward_s + took.backward_s
+    others = beside_groups(own, spent)
+    others[COPIES] += copied_s
+    return step_parts(exploration, index, computed, others, timeline)
 
 
 def _kind(exploration: Exploration, row: OperatorRow) -> str:
@@ -140,11 +140,11 @@ def _parts_of_pipeline(
     if record.computed is None:  # saved by an older version: its stages' operators are not distinguished
         return step_parts(exploration, index, None, {}, timeline)
     computed = [Computed(module, kind_of(target), s) for _, module, target, s in record.computed]
-    beside = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
-    known_s = sum(beside.values()) + sum(one.seconds for one in computed)
+    others = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
+    known_s = sum(others.values()) + sum(group.seconds for group in computed)
     # This includes the slow-down of computation during communication.
-    beside[COPIES] = max(exploration.all_points[index].compute_s - known_s, 0.0)
-    return step_parts(exploration, index, computed, beside, timeline)
+    others[COPIES] = max(exploration.all_points[index].compute_s - known_s, 0.0)
+    return step_parts(exploration, index, computed, others, timeline)
 
 
 def _places_of(point: Point) -> tuple[Share, ...]:
@@ -210,7 +210,7 @@ class Rebuilt:
         """Return the prices of its exploration, or those of another cluster with the same mesh, of other
         seconds for workloads and links, or of collectives that are priced differently."""
         settings = self.exploration.settings
-        found = (recorded or self.recorded).prices(
+        prices = (recorded or self.recorded).prices(
             cluster or self.cluster,
             self.mesh,
             self.strategy.mesh,
@@ -218,14 +218,14 @@ class Rebuilt:
             with_process=bool(settings.get("process_memory")),
         )
         if communication is not None:
-            found.communication = communication
-        return found
+            prices.communication = communication
+        return prices
 
     def overlap(self, cluster: Cluster | None = None) -> Overlap:
         """Return what overlaps what on its cluster, or on another one with the same mesh."""
-        asked = str(self.exploration.settings.get("overlap", "default"))
+        wanted = str(self.exploration.settings.get("overlap", "default"))
         where = cluster or self.cluster
-        return overlap_of(where, self.mesh, beside=runs_beside(where.device_type, asked))
+        return overlap_of(where, self.mesh, beside=runs_beside(where.device_type, wanted))
 
     def simulated(
         self,
@@ -281,7 +281,7 @@ def detail(exploration: Exploration, index: int) -> Detail:
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
     if points[index].record is not None:
         return carried_detail(exploration, index)
-    return _Telling(exploration, index, recorded_of(exploration)).tell()
+    return _DetailBuilder(exploration, index, recorded_of(exploration)).build()
 
 
 def recorded_of(exploration: Exploration) -> Recorded:
@@ -300,7 +300,7 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
     """Return the step of a sharded point, simulated anew and recorded; errors as in :func:`detail`."""
-    return _Telling(exploration, index, recorded_of(exploration)).step()
+    return _DetailBuilder(exploration, index, recorded_of(exploration)).step()
 
 
 def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[MemoryAt, ...]:
@@ -309,25 +309,26 @@ def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[Memory
     return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
 
 
-class _Telling:
-    """Rebuilds a point's strategy and prices, simulates it, and describes what it finds."""
+class _DetailBuilder:
+    """The construction of a sharded point's detail, from its rebuilt strategy, its prices and its simulated
+    step."""
 
     def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
         self.exploration, self.index = exploration, index
         point = exploration.all_points[index]
         self.point, self.space = point, exploration.spaces[point.space]
-        self.found = rebuilt(exploration, index, recorded)
-        self.strategy: Strategy = self.found.strategy
-        self.works, self.facts = self.found.works, self.found.facts
-        self.prices: Prices = self.found.prices()
-        self.overlap: Overlap = self.found.overlap()
+        self.rebuilt = rebuilt(exploration, index, recorded)
+        self.strategy: Strategy = self.rebuilt.strategy
+        self.works, self.facts = self.rebuilt.works, self.rebuilt.facts
+        self.prices: Prices = self.rebuilt.prices()
+        self.overlap: Overlap = self.rebuilt.overlap()
 
     def step(self) -> tuple[Evaluation, StepRecorder]:
         """Return the point's step, simulated anew and recorded."""
         recorder = StepRecorder()
-        return self.found.simulated(recorder=recorder), recorder
+        return self.rebuilt.simulated(recorder=recorder), recorder
 
-    def tell(self) -> Detail:
+    def build(self) -> Detail:
         evaluated, recorder = self.step()
         names = self.space.mesh.names
         groups = self.strategy.graph.group_of
@@ -382,9 +383,9 @@ class _Telling:
             module=group.anchor.module,
             configuration=dict(zip(self.space.mesh.names, labels, strict=True)),
             options=tuple(stored) if labels else (),
-            parameters_bytes=sum(one.parameters for one in effects),
-            gradients_bytes=sum(one.gradients for one in effects),
-            state_bytes=sum(one.optimizer for one in effects),
+            parameters_bytes=sum(effect.parameters for effect in effects),
+            gradients_bytes=sum(effect.gradients for effect in effects),
+            state_bytes=sum(effect.optimizer for effect in effects),
             kept_bytes=facts.kept_bytes if learning and not recomputed else 0,
             transient_bytes=max(facts.forward_peak_bytes, facts.backward_peak_bytes),
             forward_s=spent.forward_s,

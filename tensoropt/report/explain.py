@@ -32,11 +32,11 @@ def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
         f"assumed: {detail.overlap}; figures: {shares}",
     ]
     operators = sorted(detail.operators, key=_seconds, reverse=True)
-    what = "operators that take longest"
+    title = "operators that take longest"
     if detail.by_stage:
-        what = "stages; seconds in the schedule, waits included"
+        title = "stages; seconds in the schedule, waits included"
     lines += ["", "what the step goes into", parts_table(detail.parts)]
-    lines += ["", _counted(what, top, len(operators)), _operators(operators[:top], by_stage=detail.by_stage)]
+    lines += ["", _counted(title, top, len(operators)), _operators(operators[:top], by_stage=detail.by_stage)]
     if summed:
         lines += ["", "all of it", _shares(detail)]
     if detail.places:
@@ -53,8 +53,8 @@ def parts_table(parts: Sequence[Part]) -> str:
     return columns([["the step", "time", "share"], *rows], left=(0,))
 
 
-def _counted(what: str, top: int, count: int) -> str:
-    return f"{what} ({min(top, count)} of {count})"
+def _counted(title: str, top: int, count: int) -> str:
+    return f"{title} ({min(top, count)} of {count})"
 
 
 def _seconds(row: OperatorRow) -> float:
@@ -90,15 +90,15 @@ def _operators(rows: Sequence[OperatorRow], *, by_stage: bool) -> str:
 def _shares(detail: Detail) -> str:
     """Return what all operators together and what is beside them take, and the total, which is the
     headline."""
-    operators, beside = detail.shares()
+    operators, others = detail.shares()
     sums = [
         [sum(figures) for figures in zip(*map(_figures, rows), strict=True)]
-        for rows in (operators, (*operators, *beside))
+        for rows in (operators, (*operators, *others))
     ]
     return _table(
         (
             Share(f"{len(operators)} operators", *sums[0]),
-            *(share for share in beside if any(abs(x) > 1e-12 for x in _figures(share))),
+            *(share for share in others if any(abs(x) > 1e-12 for x in _figures(share))),
             Share("total", *sums[1]),
         )
     )
@@ -143,10 +143,10 @@ class Recosted:
     reason: str = ""
 
 
-def recosted_lines(before: Exploration, found: Exploration, again: Sequence[Recosted]) -> list[str]:
+def recosted_lines(before: Exploration, after: Exploration, recosted: Sequence[Recosted]) -> list[str]:
     """Say what became of the old points, and what a new search changed."""
-    costed = [r for r in again if r.time_s is not None]
-    lines = [f"{len(costed)} of {len(again)} old strategies at the new costs:"]
+    costed = [r for r in recosted if r.time_s is not None]
+    lines = [f"{len(costed)} of {len(recosted)} old strategies at the new costs:"]
     if costed:
         changes = sorted((r.time_s or 0.0) / before.points[r.point].time_s - 1 for r in costed)
         middle = changes[len(changes) // 2]
@@ -157,7 +157,7 @@ def recosted_lines(before: Exploration, found: Exploration, again: Sequence[Reco
         fastest = min(r.time_s or 0.0 for r in costed)
         lines.append(
             f"fastest of them {format_seconds(fastest)}, fastest found by searching again "
-            f"{format_seconds(found.points[-1].time_s)}"
+            f"{format_seconds(after.points[-1].time_s)}"
         )
-    lines += [f"not costed: {reason}" for reason in dict.fromkeys(r.reason for r in again if r.reason)]
+    lines += [f"not costed: {reason}" for reason in dict.fromkeys(r.reason for r in recosted if r.reason)]
     return lines

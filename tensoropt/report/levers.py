@@ -24,11 +24,12 @@ from tensoropt.units import format_bytes, format_seconds
 
 GIB = 2.0**30
 _SMALL = 4 * GIB
-"""For plans of less memory, the gain from a tenth of it is shown, too: 1 GiB is their whole frontier."""
+"""The memory below which the gain from a tenth of a plan's memory is shown, too: 1 GiB is its whole
+frontier."""
 LOOKED_UP, SIMULATED, BOUND, EXPLORED = "looked up", "simulated", "bound", "explored"
 TO_EXPLORE, IMPOSSIBLE = "to explore", "not possible"
 OF_SIMULATED = (
-    "simulated: this very plan at the changed prices; a search at these prices may find a better one"
+    "simulated: the same plan under changed prices; a search under these prices may find a better one"
 )
 """The remark that applies to all simulated levers."""
 
@@ -71,12 +72,12 @@ def memory_levers(exploration: Exploration, memory_bytes: float) -> tuple[Lever,
     steps = [GIB]
     if memory_bytes < _SMALL:
         steps.insert(0, 0.1 * memory_bytes)
-    found = []
+    levers = []
     for step in steps:
         words = "10 %" if step != GIB else "1 GiB"
         for sign, size in (("+", step), ("−", -step)):
-            found.append(_with_memory(exploration, f"{sign}{words} of memory", memory_bytes, size))
-    return tuple(found)
+            levers.append(_with_memory(exploration, f"{sign}{words} of memory", memory_bytes, size))
+    return tuple(levers)
 
 
 def _with_memory(exploration: Exploration, title: str, memory_bytes: float, more: float) -> Lever:
@@ -90,9 +91,9 @@ def _with_memory(exploration: Exploration, title: str, memory_bytes: float, more
     best = points[fastest]
     words = f"the frontier's fastest within {format_bytes(budget)}"
     if best.memory_bytes <= memory_bytes and more > 0:
-        words = "no faster plan needs that little more"
+        words = "no faster plan needs only that much more"
         if best is points[-1]:
-            words = "the frontier has no faster plan, whatever it needs"
+            words = "the frontier has no faster plan, whatever its memory"
     capacity = float(Cluster.from_dict(exploration.cluster).memory_bytes)
     if budget > capacity and best.memory_bytes > capacity:
         words += f", more than the {format_bytes(capacity)} of a device"
@@ -124,7 +125,7 @@ def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: f
         if point.memory_bytes <= memory_bytes and exploration.spaces[point.space].micro_batches == count
     ]
     if not fitting:
-        words = "searched already: none of the frontier's plans within the budget has so many"
+        words = "already searched: none of the frontier's plans within the budget has so many"
         return Lever(key, title, LOOKED_UP, words=words)
     best = exploration.points[fitting[-1]]
     words = f"searched already: the frontier's fastest with so many within {format_bytes(memory_bytes)}"
@@ -145,47 +146,47 @@ def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever,
     if point.record is not None:
         kind = "pipeline" if point.pipeline is not None else "placed plan"
         raise TensorOptError(
-            f"a {kind} carries its recording and not its costs, so that it cannot be simulated at other "
-            "prices; what is looked up and explored holds for it, too"
+            f"a {kind} is saved with its recording but without its costs, so it cannot be simulated under "
+            "other prices; answers that are looked up or explored hold for it, too"
         )
-    found = rebuilt(exploration, index, recorded_of(exploration))
-    bounds = (_without_communication(found), _at_the_peak(found))
-    return bounds, (*_faster_links(found), *_faster_kernels(found), *_faster_host(found, point.host_bound))
+    plan = rebuilt(exploration, index, recorded_of(exploration))
+    bounds = (_without_communication(plan), _at_the_peak(plan))
+    return bounds, (*_faster_links(plan), *_faster_kernels(plan), *_faster_host(plan, point.host_bound))
 
 
-def _time_s(found: Rebuilt, **changed: Any) -> float:
-    return float(found.simulated(**changed).metrics.time_s[0])
+def _time_s(plan: Rebuilt, **changed: Any) -> float:
+    return float(plan.simulated(**changed).metrics.time_s[0])
 
 
-def _without_communication(found: Rebuilt) -> Lever:
-    time_s = _time_s(found, communication=FREE_COMMUNICATION)
-    words = "this very plan, simulated with collectives that take no time; copies around them are counted"
+def _without_communication(plan: Rebuilt) -> Lever:
+    time_s = _time_s(plan, communication=FREE_COMMUNICATION)
+    words = "the same plan, simulated with collectives that take no time; copies around them are counted"
     return Lever("communication:free", "communication free", BOUND, time_s, words=words)
 
 
-def plan_flops(found: Rebuilt) -> dict[tuple[str, Any], float]:
+def plan_flops(plan: Rebuilt) -> dict[tuple[str, Any], float]:
     """Return the FLOP of one device and one step by (dtype, class of operator), recomputation included."""
     flops: dict[tuple[str, Any], float] = defaultdict(float)
-    micro, training = found.strategy.micro_batches, found.strategy.graph.atoms.graph.training
-    for name, work in found.works.items():
-        facts = found.facts[name]
-        times = found.strategy.forwards(name)
+    micro, training = plan.strategy.micro_batches, plan.strategy.graph.atoms.graph.training
+    for name, work in plan.works.items():
+        facts = plan.facts[name]
+        times = plan.strategy.forwards(name)
         total = micro * (times * facts.forward_flops + (facts.backward_flops if training else 0.0))
         # A group is its anchor and what goes with it, which is negligible beside it.
         flops[work.dtype, call_class(work.calls[0][0])] += total
     return dict(flops)
 
 
-def _at_the_peak(found: Rebuilt) -> Lever:
+def _at_the_peak(plan: Rebuilt) -> Lever:
     """Return the bound by the plan's FLOP at the peak of the slowest device."""
-    kernels = KernelSettings.now().of(found.cluster.device_type)
-    device = found.cluster.device
+    kernels = KernelSettings.now().of(plan.cluster.device_type)
+    device = plan.cluster.device
     seconds = flops = 0.0
     peaks: dict[str, float] = {}
-    for (dtype, cls), number in plan_flops(found).items():
+    for (dtype, cls), number in plan_flops(plan).items():
         if number:
             peaks[dtype] = max(peaks.get(dtype, 0.0), peak_flops(device, kernels, dtype, cls))
-    for (dtype, _), number in plan_flops(found).items():
+    for (dtype, _), number in plan_flops(plan).items():
         if number:
             # The largest peak of a dtype for all of its operators: a bound must not exceed what is reached.
             seconds += number / peaks[dtype]
@@ -202,28 +203,28 @@ def _flop_words(number: float) -> str:
     return f"{number:,.0f} FLOP"
 
 
-def _faster_links(found: Rebuilt) -> list[Lever]:
+def _faster_links(plan: Rebuilt) -> list[Lever]:
     """Return the levers of twice the bandwidth for each level's links, and for all."""
-    titles = link_titles(found.cluster)
-    timed = any(fits.collectives or fits.pairs for fits in found.recorded.links.values())
+    titles = link_titles(plan.cluster)
+    timed = any(fits.collectives or fits.pairs for fits in plan.recorded.links.values())
     levels: list[str | None] = [None] if timed else [*titles, *([None] if len(titles) > 1 else [])]
     if not titles:
         return []
     levers = []
     for level in levels:
-        what = "all links" if level is None and len(titles) > 1 else f"the {titles[level or min(titles)]}"
+        which = "all links" if level is None and len(titles) > 1 else f"the {titles[level or min(titles)]}"
         words = ""
         if timed:
             recorded = replace(
-                found.recorded,
-                links={mesh: _twice_as_fast(fits) for mesh, fits in found.recorded.links.items()},
+                plan.recorded,
+                links={mesh: _twice_as_fast(fits) for mesh, fits in plan.recorded.links.items()},
             )
-            time_s = _time_s(found, recorded=recorded)
-            words = "of what was timed the seconds per byte are halved; latencies stay"
+            time_s = _time_s(plan, recorded=recorded)
+            words = "the seconds per byte of timed links are halved; latencies stay"
         else:
-            time_s = _time_s(found, cluster=with_faster_links(found.cluster, level))
+            time_s = _time_s(plan, cluster=with_faster_links(plan.cluster, level))
         key = f"bandwidth:{level or ALL}"
-        levers.append(Lever(key, f"twice the bandwidth of {what}", SIMULATED, time_s, words=words))
+        levers.append(Lever(key, f"twice the bandwidth of {which}", SIMULATED, time_s, words=words))
     return levers
 
 
@@ -239,31 +240,31 @@ def _twice_as_fast(fits: LinkFits) -> LinkFits:
     )
 
 
-def _faster_kernels(found: Rebuilt) -> list[Lever]:
+def _faster_kernels(plan: Rebuilt) -> list[Lever]:
     """Return the levers of twice the speed for the operators that take longest, by module and kind, and for
     all of them."""
-    groups, computed = found.strategy.graph.group_of, []
-    for name, work in found.works.items():
-        one, anchor = found.recorded.compute.of(work), groups[name].anchor
-        seconds = found.strategy.forwards(name) * one.forward_s + one.backward_s
+    groups, computed = plan.strategy.graph.group_of, []
+    for name, work in plan.works.items():
+        times, anchor = plan.recorded.compute.of(work), groups[name].anchor
+        seconds = plan.strategy.forwards(name) * times.forward_s + times.backward_s
         computed.append(Computed(anchor.module, kind_of(anchor.target), seconds))
     if not (parts := summed(computed)):
         return []
-    told = titles(computed)
-    works = dict(zip(found.works, told, strict=True))
+    group_titles = titles(computed)
+    works = dict(zip(plan.works, group_titles, strict=True))
     title, count, _ = parts[0]
-    keys = {work.key for name, work in found.works.items() if works[name] == title}
+    keys = {work.key for name, work in plan.works.items() if works[name] == title}
     # Groups that compute the very same elsewhere run the same kernels.
-    others = sum(work.key in keys for work in found.works.values()) - count
+    others = sum(work.key in keys for work in plan.works.values()) - count
     title += f" and {others} alike" if others > 0 else ""
     return [
         Lever(
             "kernel:top", f"kernels twice as fast for {title}", SIMULATED,
-            _time_s(found, recorded=_works_changed(found.recorded, lambda key, w: _halved(w, key in keys))),
+            _time_s(plan, recorded=_works_changed(plan.recorded, lambda key, w: _halved(w, key in keys))),
         ),
         Lever(
             "kernel:all", "all kernels twice as fast", SIMULATED,
-            _time_s(found, recorded=_works_changed(found.recorded, lambda _, w: _halved(w, True))),
+            _time_s(plan, recorded=_works_changed(plan.recorded, lambda _, w: _halved(w, True))),
             words="the optimizer and copies as they are",
         ),
     ]  # fmt: skip
@@ -286,12 +287,12 @@ def _works_changed(recorded: Recorded, change: Callable[[str, RecordedWork], Rec
     return replace(recorded, compute=RecordedCompute(works, compute.optimizer_s_per_element, compute.source))
 
 
-def _faster_host(found: Rebuilt, host_bound: bool) -> list[Lever]:
+def _faster_host(plan: Rebuilt, host_bound: bool) -> list[Lever]:
     """Return the lever of a host that issues at once, if the device waits for it."""
     if not host_bound:
         return []
     quick = _works_changed(
-        found.recorded, lambda _, work: replace(work, forward_host_s=0.0, backward_host_s=0.0)
+        plan.recorded, lambda _, work: replace(work, forward_host_s=0.0, backward_host_s=0.0)
     )
     quick = replace(quick, overheads=replace(quick.overheads, of_host=None))
     words = "as with CUDA graphs, or with fewer and larger operators"
@@ -300,7 +301,7 @@ def _faster_host(found: Rebuilt, host_bound: bool) -> list[Lever]:
             "host:free",
             "a host that issues at once",
             SIMULATED,
-            _time_s(found, recorded=quick),
+            _time_s(plan, recorded=quick),
             words=words,
         )
     ]
@@ -310,7 +311,7 @@ def _faster_host(found: Rebuilt, host_bound: bool) -> list[Lever]:
 
 
 def explored_lever(
-    key: str, title: str, found: Exploration, memory_bytes: float, unchanged_s: float | None = None
+    key: str, title: str, changed: Exploration, memory_bytes: float, unchanged_s: float | None = None
 ) -> Lever:
     """Return what an exploration with a change found within a budget.
 
@@ -318,14 +319,14 @@ def explored_lever(
         unchanged_s: seconds of the fastest plan within the budget without the change, if that is not the plan
             in question.
     """
-    fastest = found.fastest_within(memory_bytes)
+    fastest = changed.fastest_within(memory_bytes)
     if fastest is None:
         words = (
             f"searched again: no plan fits {format_bytes(memory_bytes)}, the leanest needs "
-            f"{format_bytes(found.points[0].memory_bytes)}"
+            f"{format_bytes(changed.points[0].memory_bytes)}"
         )
         return Lever(key, title, EXPLORED, words=words)
-    best = found.points[fastest]
+    best = changed.points[fastest]
     words = f"searched again: the fastest within {format_bytes(memory_bytes)}, all else as it was"
     if unchanged_s is not None:
         words += f"; without the change another plan takes {format_seconds(unchanged_s)} within it"
@@ -336,12 +337,12 @@ _MOVED = 0.01
 """The median change of seconds from which two explorations count as priced differently."""
 
 
-def moved_words(before: Exploration, found: Exploration) -> str:
+def moved_words(before: Exploration, after: Exploration) -> str:
     """Say that pieces of work which both explorations know are priced differently in the second; "" if
     not."""
-    if before.recorded is None or found.recorded is None:
+    if before.recorded is None or after.recorded is None:
         return ""
-    old, new = before.recorded.compute.works, found.recorded.compute.works
+    old, new = before.recorded.compute.works, after.recorded.compute.works
     ratios = sorted(
         (new[key].forward_s + new[key].backward_s) / (work.forward_s + work.backward_s)
         for key, work in old.items()

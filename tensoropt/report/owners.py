@@ -18,7 +18,7 @@ from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recording import MemoryAt, OwnerRow, Recording
 from tensoropt.units import format_bytes, format_seconds
 
-BY_STAGE = "a pipeline's owners are told by stage and micro-batch: tensors inside a stage are not told apart"
+BY_STAGE = "a pipeline's owners are given by stage and micro-batch; tensors in a stage are not distinguished"
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class PointOwners:
             )
         before = [number for number, at in enumerate(self.curve) if at.time_s <= time_s]
         last_s = self.curve[before[-1]].time_s
-        together = [number for number in before if self.curve[number].time_s == last_s]
-        return max(together, key=lambda number: self.curve[number].total) if len(together) > 1 else before[-1]
+        latest = [number for number in before if self.curve[number].time_s == last_s]
+        return max(latest, key=lambda number: self.curve[number].total) if len(latest) > 1 else before[-1]
 
     def at(self, number: int | None = None) -> MomentOwners:
         """Return the owners at a point of the curve; at its peak by default.

@@ -3,10 +3,10 @@
 The page (``sheet.html``) fetches nothing and runs nothing: its own policy forbids both. Whatever comes from a
 model or a cluster is text and escaped.
 
-The alternatives to a chosen plan: the frontier's ends and planners that were run, each with why it was not
+The alternatives to a chosen plan are the frontier's ends and planners that were run, each with why it was not
 taken.
 
-The basis of an exploration's figures, and what was chosen about it, in words.
+The assumptions are the basis of the exploration's figures, and what was chosen about it, in words.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def alternatives(
     fastest = exploration.fastest_within(limit_bytes)
     if fastest is not None and fastest != len(exploration.points) - 1:
         named.setdefault(fastest, []).append(f"fastest within {limit}")
-    found = [
+    others = [
         chosen.than_point(other, f"{' and '.join(words)} (point {other + 1})")
         for other, words in sorted(named.items())
         if other != index
@@ -90,11 +90,11 @@ def alternatives(
         if row["planner"] != FRONTIER:
             refusals.setdefault(str(row["planner"]), []).extend(map(str, row["notes"]))
     for planner, notes in refusals.items():
-        found += _planner(chosen, planner, notes)
+        others += _planner(chosen, planner, notes)
     for planner in _BASELINES:
         if planner not in refusals:
-            found += _baseline(chosen, folder, planner)
-    return found
+            others += _baseline(chosen, folder, planner)
+    return others
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ class _Chosen:
 
 def _baseline(chosen: _Chosen, folder: str, planner: str) -> list[_Alternative]:
     """Return the fastest plan of a planner that ran beside the search; nothing if that is the chosen one."""
-    found = chosen.exploration
-    name, ran = planner_title(planner), found.report.get("tried", {}).get(planner)
+    exploration = chosen.exploration
+    name, ran = planner_title(planner), exploration.report.get("tried", {}).get(planner)
     if ran is None:
         line = beside_line(folder, planner)
         return [_Alternative(name, "", None, None, f"not run beside this frontier: {line}")]
     if ran["time_s"] is None:
         return [_Alternative(name, "", None, None, f"found no plan: {ran['refusal']}")]
-    point, its = found.all_points[chosen.index], (ran["memory_bytes"], ran["time_s"])
+    point, its = exploration.all_points[chosen.index], (ran["memory_bytes"], ran["time_s"])
     if (point.memory_bytes, point.time_s) == its:
         return []
     return [chosen.than(f"{name}, its fastest", "", *its)]
@@ -235,7 +235,7 @@ class SheetOptions:
     Attributes:
         model: what people call the model; by default its source.
         folder: the exploration's folder, for commands.
-        again: the folder into which a repeated exploration is written; by default ``folder``.
+        rerun: the folder into which a repeated exploration is written; by default ``folder``.
         memory_bytes: the budget per device; None if there is none but the device's memory.
         headroom: the share of a device's memory that is to stay free.
         tariff: prices that replace those of the cluster, and the currency.
@@ -247,7 +247,7 @@ class SheetOptions:
 
     model: str = ""
     folder: str = "DIR"
-    again: str = ""
+    rerun: str = ""
     memory_bytes: float | None = None
     headroom: float = 0.0
     tariff: Tariff = CLUSTERS_OWN
@@ -301,7 +301,7 @@ class _Sheet:
 
     def text(self) -> str:
         """Return the whole page."""
-        found, point = self.exploration, self.point
+        exploration, point = self.exploration, self.point
         fits, size = point.memory_bytes <= self.limit_bytes, format_bytes(self.limit_bytes)
         verdict = (
             f"Fits {self.limit} of {size}: uses {share_words(point.memory_bytes / self.limit_bytes)} of it."
@@ -309,12 +309,14 @@ class _Sheet:
             else f"Does not fit {self.limit} of {size}: "
             f"{format_bytes(point.memory_bytes - self.limit_bytes)} too much."
         )
-        title, print_of = f"{self.model} on {found.cluster['name']}", fingerprint(found)
-        drawn = sorted({*shown_points(found, _MOST_DRAWN), *({self.index} & {*range(len(found.points))})})
+        title, print_of = f"{self.model} on {exploration.cluster['name']}", fingerprint(exploration)
+        drawn = sorted(
+            {*shown_points(exploration, _MOST_DRAWN), *({self.index} & {*range(len(exploration.points))})}
+        )
         return filled(
             _TEMPLATE,
             title=title,
-            point=found.title(self.index),
+            point=exploration.title(self.index),
             made=f"{self.options.made or datetime.now():%Y-%m-%d %H:%M}",
             version=__version__,
             fingerprint=print_of,
@@ -325,9 +327,9 @@ class _Sheet:
             fit="fits" if fits else "over",
             verdict=verdict,
             facts=_table(self._chosen(fits=fits)),
-            picture=Html(draw_frontier(found, title=title, indices=drawn, chosen=self.index)),
-            plans=counted(len(found.points), "plan"),
-            thinned=f" {len(drawn):,} are drawn." if len(drawn) < len(found.points) else "",
+            picture=Html(draw_frontier(exploration, title=title, indices=drawn, chosen=self.index)),
+            plans=counted(len(exploration.points), "plan"),
+            thinned=f" {len(drawn):,} are drawn." if len(drawn) < len(exploration.points) else "",
             spent="device-hours" if self.row.rates.per_hour is None else "cost",
             amount=self.amount.words,
             alternatives=Html("".join(self._alternatives())),
@@ -335,13 +337,13 @@ class _Sheet:
             proven=_table(self._proven()),
             assumptions=_table(self._assumptions()),
             notes=self._notes(),
-            place=run_place(found, self.options.folder),
+            place=run_place(exploration, self.options.folder),
             commands=self._commands(),
             versions=_table(self._versions(print_of)),
         )
 
     def _chosen(self, *, fits: bool) -> list[Fact]:
-        known, options = dict(self.facts), self.options
+        facts, options = dict(self.facts), self.options
         if options.detail is not None:
             size = format_bytes(self.limit_bytes)
             why = looked_up(
@@ -351,9 +353,9 @@ class _Sheet:
                 detail=options.detail,
                 limit=f"{self.limit}, {size},",
             )
-            known["what binds"] = Fact("what binds", why.binding.sentence)
+            facts["what binds"] = Fact("what binds", why.binding.sentence)
         names = ["mesh", "micro-batches", "memory", "time", "host", *LISTED_NAMES, "what binds", "figures"]
-        return named(known, *names, *(["planner"] if self.point.planner != FRONTIER else []))
+        return named(facts, *names, *(["planner"] if self.point.planner != FRONTIER else []))
 
     def _alternatives(self) -> Iterator[str]:
         for other in alternatives(
@@ -387,9 +389,9 @@ class _Sheet:
         return [*rate_facts(self.row, self.options.amount), price]
 
     def _proven(self) -> list[Fact]:
-        own = [one for one in self.options.verified if one.is_of(self.exploration, self.index)]
-        runs = [_ran_words(one, self.exploration.cluster) for one in own] or [
-            "not yet: nothing is measured of this plan; the last command does it"
+        own = [run for run in self.options.verified if run.is_of(self.exploration, self.index)]
+        runs = [_ran_words(run, self.exploration.cluster) for run in own] or [
+            "not yet: nothing about this plan was measured; the last command does it"
         ]
         return [self.facts["proven"], *(Fact("run", words) for words in runs)]
 
@@ -415,8 +417,8 @@ class _Sheet:
 
     def _commands(self) -> Html:
         folder = self.options.folder
-        found = commands_for(self.exploration, folder, self.options.again or folder, self.index)
-        return Html("".join(f"<p>{escape(one.title)}</p><code>{escape(one.line)}</code>" for one in found))
+        commands = commands_for(self.exploration, folder, self.options.rerun or folder, self.index)
+        return Html("".join(f"<p>{escape(c.title)}</p><code>{escape(c.line)}</code>" for c in commands))
 
     def _versions(self, print_of: str) -> list[Fact]:
         return [
@@ -427,15 +429,15 @@ class _Sheet:
         ]
 
 
-def _ran_words(one: Verified, cluster: Mapping[str, Any]) -> str:
-    if one.error:
-        return f"did not run: {one.error} ({one.checked_on})"
-    parts = ran_parts(one, cluster)
-    if one.loss_difference is None:
-        parts.append("collectives as predicted" if one.ok else "collectives not as predicted")
+def _ran_words(run: Verified, cluster: Mapping[str, Any]) -> str:
+    if run.error:
+        return f"did not run: {run.error} ({run.checked_on})"
+    parts = ran_parts(run, cluster)
+    if run.loss_difference is None:
+        parts.append("collectives as predicted" if run.ok else "collectives not as predicted")
     else:
-        parts.append("numbers as of the unsplit model" if one.ok else "numbers differ from the unsplit model")
-    return f"{'; '.join(parts)} ({one.checked_on})"
+        parts.append("numbers as of the unsplit model" if run.ok else "numbers differ from the unsplit model")
+    return f"{'; '.join(parts)} ({run.checked_on})"
 
 
 def _table(facts: Sequence[Fact]) -> Html:

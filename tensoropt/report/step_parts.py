@@ -4,12 +4,13 @@ This is the one place that decides what takes most of a step: the page, the comm
 and the notebook all read these parts. They add up to the step; if devices have different loads, to the step
 of the busiest one.
 
-The seconds of each group of operators, read off a step's timeline: the source of all figures per
+The seconds of each group of operators are read off the step's timeline, the source of all figures per
 operator.
 
-A step as a Chrome trace (the "Trace Event Format"), which chrome://tracing and ui.perfetto.dev open.
+A step can be written as a Chrome trace (the "Trace Event Format"), which chrome://tracing and ui.perfetto.dev
+open.
 
-The rows about one point: its parts, and what dominates it in words.
+:class:`Detail` has the rows about one point, its parts, and what dominates it in words.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ KINDS = {
     "cross_entropy_loss": "cross entropy", "nll_loss": "cross entropy", "mse_loss": "squared error",
     "lstm": "LSTM", "gru": "GRU",
 }  # fmt: skip
-"""What people call operators; others are called by the name of their call."""
+"""The names of operators for people, by call; other operators have the name of their call."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,17 @@ def summed(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
     Modules count as equal if their paths differ only in numbers: ``h.0.mlp.c_fc`` and ``h.11.mlp.c_fc``.
     Without modules, as in ONNX files, groups are summed by kind.
     """
-    told = [one for one in computed if one.seconds > 0]
-    found: dict[str, list[float]] = {}
-    for title, one in zip(titles(told), told, strict=True):
-        found.setdefault(title, []).append(one.seconds)
-    rows = [(title, len(seconds), sum(seconds)) for title, seconds in found.items()]
+    timed = [group for group in computed if group.seconds > 0]
+    seconds_of: dict[str, list[float]] = {}
+    for title, group in zip(titles(timed), timed, strict=True):
+        seconds_of.setdefault(title, []).append(group.seconds)
+    rows = [(title, len(seconds), sum(seconds)) for title, seconds in seconds_of.items()]
     return sorted(rows, key=lambda row: -row[2])
 
 
 def titles(computed: Sequence[Computed]) -> list[str]:
     """Return, for each group, the title of the part in which it is summed."""
-    keys = [(_alike(one.module), one.kind) for one in computed]
+    keys = [(_alike(group.module), group.kind) for group in computed]
     names, counts = _short_names([module for module, _ in keys]), Counter(keys)
     return [_title(kind, names[module], counts[module, kind]) for module, kind in keys]
 
@@ -147,13 +148,13 @@ def _short_names(modules: Sequence[str]) -> dict[str, str]:
         len({path[common] for path in paths.values()}) == 1 < len(paths)
     ):
         common += 1
-    found = {"": "", _ROOT: ""}
+    names = {"": "", _ROOT: ""}
     tails = {module: _tail(path) for module, path in paths.items()}
     for module, path in paths.items():
         tail = tails[module]
         unique = tail and sum(1 for other in tails.values() if other == tail) == 1
-        found[module] = tail if unique else ".".join(path[common:])
-    return found
+        names[module] = tail if unique else ".".join(path[common:])
+    return names
 
 
 def _tail(path: Sequence[str]) -> str:
@@ -246,10 +247,8 @@ def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], b
     Args:
         only: the parts to consider; all by default.
     """
-    told = [part for part in parts if only is None or only(part)]
-    words = [
-        f"{part.title}, {100 * part.share:.0f} %" for part in told[:most] if part.share >= _LEAST_NAMED / 2
-    ]
+    chosen = [p for p in parts if only is None or only(p)]
+    words = [f"{p.title}, {100 * p.share:.0f} %" for p in chosen[:most] if p.share >= _LEAST_NAMED / 2]
     return "; ".join(words)
 
 
@@ -272,15 +271,15 @@ def waiting_by_links(
     cluster = Cluster.from_dict(exploration.cluster)
     mesh = mesh_of(cluster, space.mesh.shape, space.mesh.names)
     names = {level.name: level.link.name for level in cluster.levels}
-    found = {}
+    waits = {}
     for lane, seconds in lanes.items():
         axes = tuple(mesh.names.index(name) for name in lane.removeprefix("link ").split("+"))
         levels = link_levels(cluster, mesh, axes)
         links = ", ".join(f"{level} links ({names[level]})" for level in levels)
         # Computation that is slower beside collectives counts as computation, and rounding remains: the parts
         # are scaled to what the simulator says is waited for.
-        found[f"{links} over {_axes_words(lane)}"] = seconds * point.exposed_s / total
-    return tuple(sorted(found.items(), key=lambda item: -item[1]))
+        waits[f"{links} over {_axes_words(lane)}"] = seconds * point.exposed_s / total
+    return tuple(sorted(waits.items(), key=lambda item: -item[1]))
 
 
 def _axes_words(lane: str) -> str:
@@ -342,11 +341,11 @@ def _is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
 
 def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> dict[str, Spent]:
     """Return group -> its seconds, for the groups in ``names`` that have any."""
-    found: dict[str, Spent] = {}
+    by_group: dict[str, Spent] = {}
     for event in timeline:
         if not _is_of_group(event, names):
             continue
-        spent = found.setdefault(event.group, Spent())
+        spent = by_group.setdefault(event.group, Spent())
         if not event.is_computing:
             spent.communication_s += event.duration_s
         elif event.copies:
@@ -355,20 +354,20 @@ def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> 
             spent.backward_s += event.duration_s
         else:
             spent.forward_s += event.duration_s
-    return found
+    return by_group
 
 
 def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
     """Return what a device computes beside groups' own operators, in seconds by title."""
-    found = {COPIES: sum(one.copies_s for one in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
+    seconds = {COPIES: sum(g.copies_s for g in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
     for event in timeline:
         if event.is_computing:
             if event.phase == _AGAIN:
-                found[RECOMPUTATION] += event.duration_s
+                seconds[RECOMPUTATION] += event.duration_s
             elif not _is_of_group(event, spent):
                 title = COPIES if event.copies or event.phase != _OPTIMIZER else OPTIMIZER_TITLE
-                found[title] += event.duration_s
-    return found
+                seconds[title] += event.duration_s
+    return seconds
 
 
 class _Anchor(Protocol):
@@ -383,11 +382,11 @@ class _Anchor(Protocol):
 
 def computed_by(spent: Mapping[str, Spent], anchor_of: Callable[[str], _Anchor]) -> list[Computed]:
     """Return what each group's operators compute, without copies."""
-    found = []
-    for name, one in spent.items():
+    computed = []
+    for name, took in spent.items():
         anchor = anchor_of(name)
-        found.append(Computed(anchor.module, kind_of(anchor.target), one.forward_s + one.backward_s))
-    return found
+        computed.append(Computed(anchor.module, kind_of(anchor.target), took.forward_s + took.backward_s))
+    return computed
 
 
 _MICRO = 1e6
@@ -405,9 +404,9 @@ def _chrome_trace(
             dict.fromkeys(sorted((e.lane for e in events), key=lambda lane: lane != "compute"))
         )
     }
-    found: list[dict[str, Any]] = [_named("process_name", 0, f"device ({title})")]
-    found += [_named("thread_name", number, lane) for lane, number in lanes.items()]
-    found += [
+    records: list[dict[str, Any]] = [_named("process_name", 0, f"device ({title})")]
+    records += [_named("thread_name", number, lane) for lane, number in lanes.items()]
+    records += [
         {
             "name": e.name, "cat": e.phase, "ph": "X", "pid": _DEVICE, "tid": lanes[e.lane],
             "ts": e.start_s * _MICRO, "dur": e.duration_s * _MICRO, "args": {"group": e.group},
@@ -416,12 +415,12 @@ def _chrome_trace(
     ]  # fmt: skip
     for at in memory:
         sizes = {k: v for k, v in vars(at).items() if k != "time_s"}
-        found.append({"name": "memory", "ph": "C", "pid": _DEVICE, "ts": at.time_s * _MICRO, "args": sizes})
-    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"overlap": assumption}}
+        records.append({"name": "memory", "ph": "C", "pid": _DEVICE, "ts": at.time_s * _MICRO, "args": sizes})
+    return {"traceEvents": records, "displayTimeUnit": "ms", "otherData": {"overlap": assumption}}
 
 
-def _named(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": _DEVICE, "tid": thread, "args": {"name": name}}
+def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": _DEVICE, "tid": thread, "args": {"name": name}}
 
 
 def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -550,17 +549,17 @@ class Detail:
     def _time_words(self) -> str:
         step = self.step
         share = 100 / (step.time_s or 1.0)
-        told = [f"{share * step.compute_s:.0f} % compute{self._most_of(COMPUTING)}"]
+        shares = [f"{share * step.compute_s:.0f} % compute{self._most_of(COMPUTING)}"]
         if step.exposed_s:
-            told.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._most_of(WAITING)}")
+            shares.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._most_of(WAITING)}")
         if step.idle_s > 1e-3 * step.time_s:
             waits = "idle"
             if is_host_bound(step):
                 # A place of a pipeline waits for others, too.
                 waits = "idle, or waiting for the host" if self.places else "waiting for the host"
-            told.append(f"{share * step.idle_s:.0f} % {waits}")
+            shares.append(f"{share * step.idle_s:.0f} % {waits}")
         where = "on the busiest device " if self.places else ""
-        text = f"A step of {format_seconds(step.time_s)} is {where}" + ", ".join(told)
+        text = f"A step of {format_seconds(step.time_s)} is {where}" + ", ".join(shares)
         if step.hidden_s > 1e-6 * step.time_s:  # less is rounding
             text += f"; {format_seconds(step.hidden_s)} of communication are hidden"
         return text + "."
@@ -568,8 +567,8 @@ class Detail:
     def _most_of(self, key: str) -> str:
         """Name the largest part of a kind with its share of the step, in brackets; "" if there is only
         one."""
-        told = [part for part in self.parts if part.key == key and part.title not in _WHOLES]
-        words = largest_words(told).replace("waiting for ", "")
+        parts = [part for part in self.parts if part.key == key and part.title not in _WHOLES]
+        words = largest_words(parts).replace("waiting for ", "")
         return f" (most of all {words} of the step)" if words else ""
 
     def _memory_words(self) -> str:

@@ -20,21 +20,21 @@ from tensoropt.units import format_bytes, format_seconds
 def timing_words(exploration: Exploration) -> str:
     """Say what was timed; if nothing was, say why not, and what the figures rest on instead."""
     report = exploration.report
-    known, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
-    pieces = f"{known} distinct pieces of work"
+    measured, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
+    pieces = f"{measured} distinct pieces of work"
     if report.get("median_spread") is not None:
         pieces += f", median spread {100 * report['median_spread']:.0f} %"
     if failed:
         pieces += f", {failed} failed, see the notes"
-    if known and report.get("timed_now", True):
+    if measured and report.get("timed_now", True):
         return f"timed: {pieces}"
     # If timing was not wanted, its absence does not mean that the device is absent.
     refused = exploration.settings.get("measure") == "never"
     absent = f"{report.get('device', 'the device')} is not here"
     reason = "timing was refused (--measure never)" if refused else absent
-    bases = [f"the profile store, which knows {pieces}"] if known else []
+    bases = [f"the profile store, which knows {pieces}"] if measured else []
     bases += ["a fit to what it knows"] if report.get("fit") else []
-    bases += [] if known or report.get("fit") else ["data sheets"]
+    bases += [] if measured or report.get("fit") else ["data sheets"]
     return f"nothing was timed: {reason}; figures are of {' and '.join(bases)}"
 
 
@@ -65,7 +65,7 @@ def summary_lines(exploration: Exploration) -> list[str]:
     if unknown:
         lines.append(f"operators without a rule (kept whole): {', '.join(unknown)}")
     discovered = report.get("operators_discovered") or {}
-    lines += [f"discovered rule for {target}: splits {found}" for target, found in discovered.items()]
+    lines += [f"discovered rule for {target}: splits {dims}" for target, dims in discovered.items()]
     if not unknown and not discovered:
         lines.append("every operator has a rule")
     if "split_share_of_flops" in report:
@@ -95,24 +95,24 @@ def summary_lines(exploration: Exploration) -> list[str]:
 def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
     """Say how many strategies were found, simulated and left out."""
     simulated = report["points_before_judging"]
-    found = report.get("points_found", simulated)
+    count = report.get("points_found", simulated)
     unbeaten = report.get("points_unbeaten", shown)
-    of = f"all {simulated:,}" if found <= simulated else f"{simulated:,} of {found:,}"
+    of = f"all {simulated:,}" if count <= simulated else f"{simulated:,} of {count:,}"
     rest = f"; {shown:,} of these stand for all" if unbeaten > shown else ""
     return f"simulated: {of} strategies that the search found; {unbeaten:,} are beaten by none{rest}"
 
 
 def point_lines(row: FigureRow) -> list[str]:
     """Return one point in words."""
-    point, known = row.point, facts(row)
+    point, named_facts = row.point, facts(row)
     words = worded(point, "compute {compute_s}, communication {communication_s}")
-    known["time"] = Fact("time", words, source=source_words(point.sources))
+    named_facts["time"] = Fact("time", words, source=source_words(point.sources))
     return [
         worded(point, f"{row.found.title(row.index)}: {{memory_bytes}} per device, {{time_s}} per step"),
         f"  {row.name}",
         f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
-        f"{known['split by'].words}",
-        *fact_lines(named(known, "memory", "allocator", "time", "host", *LISTED_NAMES)),
+        f"{named_facts['split by'].words}",
+        *fact_lines(named(named_facts, "memory", "allocator", "time", "host", *LISTED_NAMES)),
     ]
 
 

@@ -1,7 +1,6 @@
 """The reasons why a plan is not faster: what binds it, lower bounds, and what each change would gain.
 
-The bottleneck of a step: computation, the links that are waited for, idle devices, the host, or the
-budget.
+The bottleneck of a step is computation, the links that are waited for, idle devices, the host, or the budget.
 """
 
 from __future__ import annotations
@@ -97,12 +96,12 @@ def binding(
     }
     share = 100 * waits[key] / (point.time_s or 1.0)
     sentence = f"{words[key]} binds: {share:.0f} % of a step of {format_seconds(point.time_s)}."
-    told = [
+    sentences = [
         sentence,
         _largest(parts, key),
         _budget_words(exploration, index, memory_bytes, within, limit),
     ]
-    return _Binding(parts, key, " ".join(filter(None, told)))
+    return _Binding(parts, key, " ".join(filter(None, sentences)))
 
 
 def _largest(parts: Sequence[Part], key: str) -> str:
@@ -126,9 +125,9 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
     said = limit[:1].upper() + limit[1:]
     points, point = exploration.points, exploration.all_points[index]
     best, fastest = points[within], points[-1]
-    told = []
+    sentences = []
     if best.time_s < point.time_s * (1 - 1e-9):
-        told.append(
+        sentences.append(
             f"Point {within + 1} fits {format_bytes(memory_bytes)} and is faster: "
             f"{_faster(point.time_s, best)}."
         )
@@ -137,14 +136,14 @@ def _budget_words(exploration: Exploration, index: int, memory_bytes: float, wit
             f"the frontier's fastest plan needs {format_bytes(fastest.memory_bytes)} and takes "
             f"{_faster(point.time_s, fastest)}."
         )
-        told.append(f"{said} binds, too: {more}" if limit else f"No memory budget is set; {more}")
-    elif not told:
-        told.append(
+        sentences.append(f"{said} binds, too: {more}" if limit else f"No memory budget is set; {more}")
+    elif not sentences:
+        sentences.append(
             f"{said} does not bind: no plan of the frontier is faster, whatever it needs."
             if limit
             else "No plan of the frontier is faster, whatever memory it needs."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _faster(before_s: float, point: Point) -> str:
@@ -187,13 +186,13 @@ class Why:
     def __repr__(self) -> str:
         return "\n".join(why_lines(self))
 
-    def answered(self, key: str, title: str, found: Exploration) -> Lever:
+    def answered(self, key: str, title: str, changed: Exploration) -> Lever:
         """Return what an exploration with a change says about this point's budget."""
-        return explored_lever(key, title, found, self.memory_bytes, self.unchanged_s)
+        return explored_lever(key, title, changed, self.memory_bytes, self.unchanged_s)
 
     def with_explored(self, lever: Lever, note: str = "") -> Why:
         """Return the same with the answer of an explored change in place of the question."""
-        deeper = tuple(lever if one.key == lever.key else one for one in self.deeper)
+        deeper = tuple(lever if other.key == lever.key else other for other in self.deeper)
         if lever not in deeper:
             deeper = (*deeper, lever)
         return replace(self, deeper=deeper, notes=(*self.notes, *([note] if note else [])))
@@ -272,7 +271,7 @@ def looked_up(
         try:
             detail = detail_of(exploration, index)
         except TensorOptError as error:
-            notes.append(f"operators and links are not told apart: {error}")
+            notes.append(f"operators and links are not distinguished: {error}")
     return Why(
         point=index,
         title=exploration.title(index),
@@ -353,12 +352,12 @@ def why_lines(why: Why) -> list[str]:
         "at least",
         _levers(why, why.bounds),
         "",
-        f"what would buy, within {format_bytes(why.memory_bytes)} unless it says otherwise",
+        f"what would make it faster, within {format_bytes(why.memory_bytes)} unless stated otherwise",
         _levers(why, why.levers),
         *([OF_SIMULATED] if any(lever.how == SIMULATED for lever in why.levers) else []),
     ]
     if why.deeper:
-        lines += ["", "with a search of its own", _levers(why, why.deeper)]
+        lines += ["", "with a separate search", _levers(why, why.deeper)]
         lines += [lever.command for lever in why.deeper if lever.command]
     return [*lines, *(f"note: {note}" for note in why.notes)]
 

@@ -3,10 +3,9 @@
 The hull's lines are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is another, once a search
 has shown that nothing lies below it; and bounds for parts of the strategies can be combined.
 
-Pruning targets: a staircase close above the convex hull of the known strategies, by which a pass is
-pruned.
-
-Pruning is only as good as the known strategies. If they leave wide corners, as at a lean end where a
+A pruning target is a staircase close above the convex hull of the known strategies, by which a pass is
+pruned. Pruning is only as good as the known strategies, the incumbents. If they leave wide corners, as at a
+lean end where a
 thousandth of the memory is worth a fifth of the time, most of a large table survives. A pass that is pruned
 by a *target*, a staircase below the known strategies, costs little, and its results are real: the next pass
 is pruned by them. A target rules nothing out permanently, because the last pass is pruned by known strategies
@@ -33,7 +32,7 @@ class Bound(Protocol):
     """A bound that no strategy can beat."""
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) a time that no strategy within each of these budgets can beat; inf if none fits."""
+        """Return (n,) a time that no strategy within each of these budgets can beat; inf if none fits."""
         ...
 
 
@@ -46,7 +45,7 @@ class Staircase:
     time: Floats
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) the time of the last step within each budget; inf below the first."""
+        """Return (n,) the time of the last step within each budget; inf below the first."""
         return np.append(np.inf, self.time)[np.searchsorted(self.memory, memory, side="right")]
 
 
@@ -57,7 +56,7 @@ class Highest:
     parts: Sequence[Bound]
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) the highest of the parts' bounds."""
+        """Return (n,) the highest of the parts' bounds."""
         return np.max([part.bounds(memory) for part in self.parts], axis=0)
 
 
@@ -68,23 +67,24 @@ class Lowest:
     parts: Sequence[Bound]
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) the lowest of the parts' bounds."""
+        """Return (n,) the lowest of the parts' bounds."""
         return np.min([part.bounds(memory) for part in self.parts], axis=0)
 
 
-def lowered(known: Points, epsilon: float) -> Staircase:
-    """The staircase below which only those strategies lie that are faster than the known ones by more than
-    the share ``epsilon``, within their memory."""
-    return Staircase(known.memory, known.time / (1.0 + epsilon * (1.0 - ROUNDING)))
+def lowered(incumbents: Points, epsilon: float) -> Staircase:
+    """Return the staircase below which only those strategies lie that are faster than the known ones by more
+    than the share ``epsilon``, within their memory."""
+    return Staircase(incumbents.memory, incumbents.time / (1.0 + epsilon * (1.0 - ROUNDING)))
 
 
 _SAMPLES = 1024
 """The points of a target along the hull, in addition to those of the known strategies; an assumption."""
 
 
-def pruning_target(known: Points, distance: float) -> Staircase:
-    """The known staircase, lowered to ``distance`` (relative, of memory and of time) above its hull."""
-    hull = _lower_hull(known)
+def pruning_target(incumbents: Points, distance: float) -> Staircase:
+    """Return the known staircase, lowered to ``distance`` (relative, of memory and of time) above its
+    hull."""
+    hull = _lower_hull(incumbents)
     with np.errstate(divide="ignore"):
         # Zeros have no logarithm; 1e-12 of the largest cost replaces them (an assumption, which only affects
         # the spacing of samples).
@@ -92,38 +92,38 @@ def pruning_target(known: Points, distance: float) -> Staircase:
     span = np.maximum(np.ptp(logs, axis=0), 1e-300)
     along = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(logs, axis=0) / span).max(axis=1))])
     spots = np.interp(np.linspace(0.0, along[-1], _SAMPLES), along, hull[:, 0])
-    memory = np.unique(np.concatenate([spots, known.memory]))
-    time = known.time[np.searchsorted(known.memory, memory, side="right") - 1]
+    memory = np.unique(np.concatenate([spots, incumbents.memory]))
+    time = incumbents.time[np.searchsorted(incumbents.memory, memory, side="right") - 1]
     # Close above the hull in time, and close in memory: the former binds at the flat end, the latter at the
     # steep end.
     for stretch, scale in ((1.0, 1.0 + distance), (1.0 / (1.0 + distance), 1.0)):
         above = scale * np.interp(memory * stretch, hull[:, 0], hull[:, 1], left=np.inf)
         time = np.minimum(time, above)
-    time = np.maximum(time, known.time[-1])
+    time = np.maximum(time, incumbents.time[-1])
     kept = np.append(True, np.diff(time) < 0)
     return Staircase(memory[kept], time[kept])
 
 
-def looseness(known: Points) -> float:
-    """How far the known strategies are from their hull: the mean over corners, relative.
+def looseness(incumbents: Points) -> float:
+    """Return how far the known strategies are from their hull: the mean over corners, relative.
 
     Of a corner's distances along memory and along time, the larger counts.
     """
-    hull = _lower_hull(known)
-    memory, time = known.memory[1:], known.time[:-1]
+    hull = _lower_hull(incumbents)
+    memory, time = incumbents.memory[1:], incumbents.time[:-1]
     if not len(memory):
         return 0.0
     below = np.interp(memory, hull[:, 0], hull[:, 1])
     before = np.interp(time, hull[::-1, 1], hull[::-1, 0])
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.maximum(time / below, memory / before) - 1.0
-    return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else 0.0
+        distances = np.maximum(time / below, memory / before) - 1.0
+    return float(distances[np.isfinite(distances)].mean()) if np.isfinite(distances).any() else 0.0
 
 
-def _lower_hull(known: Points) -> Floats:
-    """(n, 2) the vertices of the lower convex hull, memory ascending (Andrew's monotone chain)."""
+def _lower_hull(incumbents: Points) -> Floats:
+    """Return (n, 2) the vertices of the lower convex hull, memory ascending (Andrew's monotone chain)."""
     hull: list[tuple[float, float]] = []
-    for m, t in zip(known.memory.tolist(), known.time.tolist(), strict=True):
+    for m, t in zip(incumbents.memory.tolist(), incumbents.time.tolist(), strict=True):
         while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (t - hull[-2][1]) <= (
             hull[-1][1] - hull[-2][1]
         ) * (m - hull[-2][0]):

@@ -3,12 +3,11 @@
 Every entry of a step's table is computed independently, so the result does not depend on how entries are
 distributed: the bytes are the same for any number of threads.
 
-Exact pruning: which partial points can still reach the frontier.
-
-A partial point p at a table entry e is completed by something outside e. The outside messages say
-``weight_m * memory + weight_t * time >= outside[e, w]`` for every completion, which is a convex region H. The
-known strategies (the upper staircase) leave room only below and left of their inner corners. So p survives
-iff some corner u and some h in H have ``p + h <= u``, that is, iff its time is at most
+Pruning is exact: every partial point that can still reach the frontier is kept. A partial point p at a table
+entry e is completed by something outside e. The outside messages say ``weight_m * memory + weight_t * time >=
+outside[e, w]`` for every completion, which is a convex region H. The known strategies (the upper staircase)
+leave room only below and left of their inner corners. So p survives iff some corner u and some h in H have
+``p + h <= u``, that is, iff its time is at most
 
     limit(memory) = max over corners u of  u.time - H(u.memory - memory)
 
@@ -63,7 +62,8 @@ class Corners:
 
 
 def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
-    """Corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays exact)."""
+    """Return corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays
+    exact)."""
     m = np.append(memory[1:], np.inf)
     t = time.copy()
     if time[-1] * hull.weight_t[-1] <= hull.value[-1]:
@@ -96,7 +96,7 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
 
 @njit(cache=True, nogil=True)
 def reachable(inside, outside, height, roof):
-    """Whether any strategy through an entry can still reach the frontier (all lines, some corner).
+    """Return whether any strategy through an entry can still reach the frontier (all lines, some corner).
 
     A line above the ``roof`` of neighbouring corners rules all of them out at once.
     """
@@ -137,7 +137,7 @@ def reachable(inside, outside, height, roof):
 
 @njit(cache=True, nogil=True)
 def envelope(values, weight_m, weight_t, slope, level, start):
-    """The upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
+    """Return the upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
 
     Every value is lowered by :data:`SLACK` of *itself*: the sums through an entry can be many decades above
     the line's least value, and so can their rounding. Writes the lines in use, steepest first, to ``slope``
@@ -172,7 +172,7 @@ def envelope(values, weight_m, weight_t, slope, level, start):
 
 @njit(cache=True, nogil=True)
 def least_time(x, size, slope, level, start):
-    """The height of the envelope at memory ``x``."""
+    """Return the height of the envelope at memory ``x``."""
     low = 0
     high = size
     while high - low > 1:
@@ -279,11 +279,11 @@ def fill_limits(
 
 @njit(cache=True, nogil=True)
 def reachable_entries(inside, outside, height, roof):
-    """(entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
-    found = np.empty(inside.shape[0], np.bool_)
+    """Return (entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
+    reachable_rows = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
-        found[e] = reachable(inside[e], outside[e], height, roof)
-    return found
+        reachable_rows[e] = reachable(inside[e], outside[e], height, roof)
+    return reachable_rows
 
 
 INLINE_WORK = 20_000
@@ -349,7 +349,7 @@ class Messages:
         return Messages(inside, outside, corners, np.concatenate(parts))
 
     def pairs(self, program: Program) -> int:
-        """The number of pairs of entries that a pass has to examine."""
+        """Return the number of pairs of entries that a pass has to examine."""
         first = program.base[program.leaves :]
         if not len(first):
             return 0
@@ -521,17 +521,17 @@ class ProgramRunner:
                 ends = [size * i // parts for i in range(parts + 1)]
                 spans = list(pairwise(ends))
                 if parts == 1:
-                    found = [_step_entries(0, size, *index, *points, *rest, most, sums - made)]
+                    results = [_step_entries(0, size, *index, *points, *rest, most, sums - made)]
                 else:
                     given = (*index, *points, *rest, most, sums - made)
                     jobs = [pool.submit(_step_entries, a, b, *given) for a, b in spans]
-                    found = [j.result() for j in jobs]
+                    results = [j.result() for j in jobs]
                 # A part that stops has made more than is left for all parts together, so this does not depend
                 # on how the entries are distributed.
-                made += sum(f[5] for f in found)
+                made += sum(f[5] for f in results)
                 if made > sums:
                     raise TooManySumsError(f"a pass takes more than {sums} sums")
-                tables.append(_joined(found))
+                tables.append(_joined(results))
                 # Only now is it known how many points survive.
                 used += _BYTES_PER_POINT * len(tables[-1].memory)
                 if used > allowance:
@@ -539,7 +539,7 @@ class ProgramRunner:
                         f"after {n + 1} of {len(self.program.steps)} tables the frontiers take "
                         f"{format_bytes(used)}, more than half of the free memory; set epsilon or max_points"
                     )
-                thinned = thinned or any(f[4] for f in found)
+                thinned = thinned or any(f[4] for f in results)
         return Pass(tuple(tables), thinned)
 
 

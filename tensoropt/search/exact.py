@@ -65,11 +65,11 @@ class SearchSettings:
     thorough: bool = True
 
     def with_rivals(self, sources: list[Source]) -> Frontier:
-        """The frontier over ``sources`` and the rivals."""
+        """Return the frontier over ``sources`` and the rivals."""
         return merge([*sources, *([] if self.rivals is None else [self.rivals])])
 
     def after(self, sources: list[Source]) -> SearchSettings:
-        """The settings of a search that need not return what ``sources`` beat."""
+        """Return the settings of a search that need not return what ``sources`` beat."""
         return replace(self, rivals=self.with_rivals(sources)) if sources else self
 
 
@@ -97,23 +97,24 @@ def build_program(reduced: ReducedGraph, order: Order) -> Program:
 
 
 def lines_that_fit(program: Program, wanted: int) -> int:
-    """The number of lines for which the messages of a program fit in their share of memory."""
+    """Return the number of lines for which the messages of a program fit in their share of memory."""
     # 16 bytes: an inside and an outside message, each a float64, for every entry and line. HullSearch makes
     # at least four lines: the two ends, and the two next to them.
     return max(4, min(wanted, _MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
-    """Strategies that follow directly from the scalar problems: hull vertices and the mixes between them."""
+    """Return strategies that follow directly from the scalar problems: hull vertices and the mixes between
+    them."""
     return [VertexSource(reduced, hull), MixSource(reduced, hull, mix_neighbours(reduced, hull.picks))]
 
 
 def useful_classes(
-    program: Program, search: HullSearch, hull: Hull, known: Points
+    program: Program, search: HullSearch, hull: Hull, incumbents: Points
 ) -> dict[int, NDArray[np.bool_]]:
-    """The classes, by operator, through which some strategy can still reach the frontier."""
+    """Return the classes, by operator, through which some strategy can still reach the frontier."""
     inside, outside = search.messages()
-    corners = corners_of(hull, known.memory, known.time, CORNERS)
+    corners = corners_of(hull, incumbents.memory, incumbents.time, CORNERS)
     roof, of_leaf = corners.roof, {}
     # Operators that are alike share a leaf, whose outside message is the least over its uses: a class is left
     # out only if it is useless to all of them.
@@ -125,8 +126,8 @@ def useful_classes(
 
 
 def track_exactly(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """The whole frontier of a graph whose ``order`` fixes nothing, except what ``max_points`` leaves out;
-    None if no strategy is possible."""
+    """Return the whole frontier of a graph whose ``order`` fixes nothing, except what ``max_points`` leaves
+    out; None if no strategy is possible."""
     program = build_program(reduced, order)
     # Bounds take a scalar pass per line, which does not pay off for small graphs.
     if few_sums(program):
@@ -147,8 +148,8 @@ def track_exactly(reduced: ReducedGraph, order: Order, settings: SearchSettings)
         log.debug("%d entries before narrowing", program.entries)
         # With fewer classes another order may be cheaper, but it could also fix operators; the given one
         # fixes none and stays possible.
-        again = greedy_order(reduced, 0.1)
-        program = build_program(reduced, order if again.fixed else again)
+        reordered = greedy_order(reduced, 0.1)
+        program = build_program(reduced, order if reordered.fixed else reordered)
     search = HullSearch(program, flatten(program), settings.threads)
     hull = search.find_hull(lines_that_fit(program, LINES))
     if hull is None:
@@ -159,7 +160,7 @@ def track_exactly(reduced: ReducedGraph, order: Order, settings: SearchSettings)
 
 
 def few_sums(program: Program) -> bool:
-    """Whether a pass without pruning makes so few sums that bounds would take longer."""
+    """Return whether a pass without pruning makes so few sums that bounds would take longer."""
     leaves = program.reduced.leaves
     options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
     mean = max(float(options.mean()), 1.0)
@@ -170,7 +171,7 @@ def few_sums(program: Program) -> bool:
 
 
 def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of a small graph, which is cheaper to compute than bounds to prune it by."""
+    """Return the frontier of a small graph, which is cheaper to compute than bounds to prune it by."""
     latest = PassSource(program, ProgramRunner(program, settings.threads).run_pass(None, 0))
     if not len(latest.memory):
         return None
@@ -183,7 +184,7 @@ def _passes(
     """Run passes, each pruned by all strategies known before it, until nothing is missing."""
     inside, outside = search.messages()
     engine = ProgramRunner(program, settings.threads)
-    known = settings.with_rivals(sources)
+    incumbents = settings.with_rivals(sources)
 
     def below(goal: Points) -> Messages:
         corners = corners_of(hull, goal.memory, goal.time, CORNERS)
@@ -191,18 +192,18 @@ def _passes(
 
     # Many pairs remain if the frontier is steep: so few lines then miss half of its vertices, and no corner
     # is narrow. More vertices cost less than a pass over those pairs.
-    if not search.complete and below(known).pairs(program) > _MANY_PAIRS:
+    if not search.complete and below(incumbents).pairs(program) > _MANY_PAIRS:
         more = search.find_hull(lines_that_fit(program, MORE_LINES))
         assert more is not None, "the hull had lines before"
         hull = more
         inside, outside = search.messages()
         sources = [*seeds(program.reduced, hull), *sources]
-        known = settings.with_rivals(sources)
-    log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(known, hull))
+        incumbents = settings.with_rivals(sources)
+    log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(incumbents, hull))
     for points in _sizes(settings):
-        if gaps(known, hull)[1] == 0.0:
+        if gaps(incumbents, hull)[1] == 0.0:
             break
-        messages, is_targeted = below(known), False
+        messages, is_targeted = below(incumbents), False
         # All passes except the last only look for strategies to prune by, so they may be skipped, thinned, or
         # pruned by a target. The last may not, or it would prove nothing.
         if points != (settings.max_points or 0):
@@ -211,13 +212,13 @@ def _passes(
                 continue
             targeted, most = messages, pairs // 2  # a target must halve the work to be worth a pass
             for share in _CLOSENESS:  # as far above the hull as is affordable
-                targeted = below(pruning_target(known, share * looseness(known)))
+                targeted = below(pruning_target(incumbents, share * looseness(incumbents)))
                 if targeted.pairs(program) <= min(most, _MANY_PAIRS):
                     break
             is_targeted = targeted.pairs(program) <= most
             if is_targeted:
                 messages = targeted
-            elif gaps(known, hull)[0] <= TIGHT:
+            elif gaps(incumbents, hull)[0] <= TIGHT:
                 continue  # known strategies are tight enough to prune by
         log.debug("%d pairs of entries to look at", messages.pairs(program))
         try:
@@ -227,34 +228,34 @@ def _passes(
             log.warning(note)
             return SearchResult(tuple(sources), merge(sources), hull, False, (note,))
         latest = PassSource(program, result)
-        found = f"{result.points} points, {len(latest.time)} at the root"
-        log.debug("%s pass, %d points per entry: %s", "targeted" if is_targeted else "plain", points, found)
+        size = f"{result.points} points, {len(latest.time)} at the root"
+        log.debug("%s pass, %d points per entry: %s", "targeted" if is_targeted else "plain", points, size)
         # Only points that known strategies beat were dropped, and the known strategies lie within their own
         # corners and survive: this pass alone has the whole frontier, and earlier sources add nothing.
         if not (is_targeted or result.thinned):
             return SearchResult((latest,), merge([latest]), hull, True)
         sources = [latest, *sources]
-        known = settings.with_rivals(sources)
-    return SearchResult(tuple(sources), merge(sources), hull, gaps(known, hull)[1] == 0.0)
+        incumbents = settings.with_rivals(sources)
+    return SearchResult(tuple(sources), merge(sources), hull, gaps(incumbents, hull)[1] == 0.0)
 
 
 def _sizes(settings: SearchSettings) -> list[int]:
-    """The points per table entry of the coming passes, 0 for all: a small pass often closes a gap."""
+    """Return the points per table entry of the coming passes, 0 for all: a small pass often closes a gap."""
     most = settings.max_points
     return [*((COARSE_POINTS,) if most is None or most > COARSE_POINTS else ()), most or 0]
 
 
-def gaps(known: Points, bound: Bound) -> tuple[float, float]:
-    """(mean, worst) over budgets: how much faster, at most, another strategy could be (relative).
+def gaps(incumbents: Points, bound: Bound) -> tuple[float, float]:
+    """Return (mean, worst) over budgets: how much faster, at most, another strategy could be (relative).
 
     A worst gap of 0 proves that nothing is missing: whatever fits a budget is no faster than what is known.
     """
-    leanest = known.memory[:1]
+    leanest = incumbents.memory[:1]
     if np.isfinite(bound.bounds(np.where(leanest > 0, np.nextafter(leanest, 0), -1.0))).any():
         return np.inf, np.inf  # a leaner strategy may exist
     # The gap of a point is widest just below the memory of the next one, which does not fit yet.
-    budgets = np.append(np.nextafter(known.memory[1:], 0), np.inf)
+    budgets = np.append(np.nextafter(incumbents.memory[1:], 0), np.inf)
     lower = bound.bounds(budgets)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(known.time <= lower, 0.0, known.time / lower - 1.0)
-    return float(found.mean()), float(found.max(initial=0.0))
+        shares = np.where(incumbents.time <= lower, 0.0, incumbents.time / lower - 1.0)
+    return float(shares.mean()), float(shares.max(initial=0.0))

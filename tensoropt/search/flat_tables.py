@@ -49,7 +49,7 @@ class FlatTables:
 
     @classmethod
     def of(cls, graph: CostGraph) -> FlatTables:
-        """The tables of a graph; ``ValueError`` for costs that are negative or NaN."""
+        """Return the tables of a graph; ``ValueError`` for costs that are negative or NaN."""
         of_array: dict[int, FlatTable] = {}
         of_content: dict[bytes, FlatTable] = {}
 
@@ -65,8 +65,8 @@ class FlatTables:
         return cls(graph, nodes, edges)
 
     def blocked(self) -> str | None:
-        """The first operator or edge that alone makes every strategy impossible, in words; None if there is
-        none."""
+        """Return the first operator or edge that alone makes every strategy impossible, in words; None if
+        there is none."""
         for name, table in zip(self.graph.names, self.nodes, strict=True):
             if len(table.memory) == 0:
                 return (
@@ -88,13 +88,13 @@ class FlatTables:
     def check_sums(self) -> None:
         """Raise ``ValueError`` if the costs of a strategy could add up to more than the search can hold."""
         tables = [*self.nodes, *self.edges]
-        for what in ("memory", "time"):
+        for cost in ("memory", "time"):
             # The largest cost in every table: no strategy can cost more, though perhaps none costs as much.
-            largest = [float(getattr(table, what).max(initial=0.0)) for table in tables]
+            largest = [float(getattr(table, cost).max(initial=0.0)) for table in tables]
             if sum(largest) > MOST_COST:
                 raise ValueError(
-                    f"the costs in {what} of {len(tables)} operators and edges can add up to "
-                    f"{sum(largest):.3g}; sums must stay below {MOST_COST:.3g}; give {what} in a larger unit"
+                    f"the costs in {cost} of {len(tables)} operators and edges can add up to "
+                    f"{sum(largest):.3g}; sums must stay below {MOST_COST:.3g}; give {cost} in a larger unit"
                 )
 
 

@@ -4,16 +4,13 @@ are bounds, its vertices strategies.
 It is found chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices, the
 weights normal to their chord either prove that nothing lies below it or give a new vertex between them.
 
-The scalar problem min(weight_t * time + weight_m * memory), solved exactly for many weights at once.
-
-One pass up the program gives the least weighted cost of every table entry, and one pass down the least cost
-of everything *outside* an entry (the two messages of min-sum belief propagation on a junction tree; Aji and
+The scalar problem min(weight_t * time + weight_m * memory) is solved exactly for many weights at once. One
+pass up the program gives the least weighted cost of every table entry, and one pass down the least cost of
+everything *outside* an entry (the two messages of min-sum belief propagation on a junction tree; Aji and
 McEliece 2000). Their sum bounds every strategy through that entry from below. The strategies that result are
 the vertices of the lower convex hull of the frontier.
 
-The number of threads, and the division of work among them.
-
-The kernels release Python's lock, so threads of one process use all cores.
+Work is divided among threads. The kernels release Python's lock, so threads of one process use all cores.
 """
 
 from __future__ import annotations
@@ -95,8 +92,8 @@ def flatten(program: Program) -> _Flat:
 
 @njit(cache=True, nogil=True)
 def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
-    """(entries, W) the least weighted cost of every entry of the leaves; inf if impossible, and for all other
-    entries."""
+    """Return (entries, W) the least weighted cost of every entry of the leaves; inf if impossible, and for
+    all other entries."""
     count = wm.shape[0]
     value = np.full((entries, count), np.inf)
     for e in range(leaf_offsets.shape[0] - 1):
@@ -211,17 +208,20 @@ def descend(
     return memory, time, entry, choice
 
 
-Found = TypeVar("Found")
+PartResult = TypeVar("PartResult")
 
 
 def thread_count(threads: int | None) -> int:
-    """The requested number of threads; by default one per core."""
+    """Return the requested number of threads; by default one per core."""
     # The cores that this process may use; taskset or a container can restrict them.
     return max(1, threads if threads is not None else len(os.sched_getaffinity(0)))
 
 
-def in_parts(function: Callable[[int, int], Found], size: int, threads: int, least: int = 1) -> list[Found]:
-    """``function(first, last)`` for as many parts of ``range(size)`` as there are threads, in their order.
+def in_parts(
+    function: Callable[[int, int], PartResult], size: int, threads: int, least: int = 1
+) -> list[PartResult]:
+    """Return ``function(first, last)`` for as many parts of ``range(size)`` as there are threads, in their
+    order.
 
     Args:
         least: a part smaller than this is not worth a thread.
@@ -257,11 +257,11 @@ class Hull:
     picks: tuple[Indices, ...]
 
     def bound(self, memory: float) -> float:
-        """A time that no strategy within ``memory`` can beat; inf below the least memory."""
+        """Return a time that no strategy within ``memory`` can beat; inf below the least memory."""
         return float(self.bounds(np.array([memory]))[0])
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) :meth:`bound` for many budgets."""
+        """Return (n,) :meth:`bound` for many budgets."""
         with np.errstate(invalid="ignore", divide="ignore"):
             # The ends are exact and need no slack; the lines between them do.
             slack = SLACK * np.abs(self.value[1:-1])
@@ -273,7 +273,7 @@ class Hull:
 
 
 def power_of_two(value: float) -> float:
-    """A power of two above ``value`` and at most twice as large; 1 for 0."""
+    """Return a power of two above ``value`` and at most twice as large; 1 for 0."""
     return 2.0 ** math.frexp(value)[1] if value > 0 else 1.0
 
 
@@ -316,7 +316,7 @@ class HullSearch:
                 return table, None
             return table, descend(*index, *leaf, f.tree, self.program.root, table, *weights)
 
-        found: list[tuple[float, float]] = []
+        costs: list[tuple[float, float]] = []
         n = self.program.inputs
         for table, solution in in_parts(part, len(wm), self.threads, _LINES_PER_THREAD):
             if solution is None:
@@ -329,14 +329,15 @@ class HullSearch:
             for w, point in enumerate(points):
                 # Of strategies with equal costs the first one stays, whatever is solved later.
                 self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
-            found += points
+            costs += points
         self.weight_m += weight_m
         self.weight_t += weight_t
         self._messages = None
-        return found
+        return costs
 
     def find_hull(self, lines: int) -> Hull | None:
-        """Hull from about ``lines`` lines, those of earlier calls included; None if there is no strategy."""
+        """Return a hull from about ``lines`` lines, those of earlier calls included; None if there is no
+        strategy."""
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:
@@ -382,7 +383,7 @@ class HullSearch:
         return True
 
     def _vertices(self) -> list[tuple[float, float]]:
-        """The lower convex hull of the known strategies, memory ascending."""
+        """Return the lower convex hull of the known strategies, memory ascending."""
         hull: list[tuple[float, float]] = []
         for p in sorted(self.points):
             if hull and p[1] >= hull[-1][1]:
@@ -416,14 +417,16 @@ class HullSearch:
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
     def tightened(self, hull: Hull, table: Floats) -> HullSearch:
-        """A search whose lines are those of ``hull``; ``table`` (entries, W) holds their least costs."""
+        """Return a search whose lines are those of ``hull``; ``table`` (entries, W) holds their least
+        costs."""
         other = HullSearch(self.program, self.flat)
         other.order = np.arange(len(hull.value))
         other.tables = [(other.order, table)]
         return other
 
     def messages(self) -> tuple[Floats, Floats]:
-        """(entries, W) the least weighted cost inside and outside every entry, for the sorted lines."""
+        """Return (entries, W) the least weighted cost inside and outside every entry, for the sorted
+        lines."""
         if self._messages is not None:
             return self._messages
         f = self.flat

@@ -43,7 +43,7 @@ def _neighbours(reduced: ReducedGraph) -> list[set[int]]:
 
 
 def _most_entangled(neighbours: list[set[int]], alive: list[bool]) -> int:
-    """The operator with the most neighbours; among equals, the one added first."""
+    """Return the operator with the most neighbours; among equals, the one added first."""
     return max((v for v in range(len(alive)) if alive[v]), key=lambda v: (len(neighbours[v]), -v))
 
 
@@ -79,11 +79,11 @@ class _Greedy:
         return size * points
 
     def entries(self, v: int) -> float:
-        """The entries of the table that removing v creates."""
+        """Return the entries of the table that removing v creates."""
         return math.prod(float(self.domains[u]) for u in self.neighbours[v])
 
     def cheapest(self) -> int | None:
-        """The operator to remove next; None if none is left."""
+        """Return the operator to remove next; None if none is left."""
         while self.heap:
             # Entries of the heap are not changed when costs change; outdated ones are recognised by their
             # version and dropped.
@@ -122,7 +122,8 @@ class _Greedy:
         self._touch(around)
 
     def most_in_the_way(self, too_large: Callable[[int, _Greedy], bool]) -> int:
-        """The operator that takes part in most of the tables that would be too large if nothing were fixed.
+        """Return the operator that takes part in most of the tables that would be too large if nothing were
+        fixed.
 
         Greedy w-cutset (Bidyuk and Dechter, "On finding minimal w-cutset", UAI 2004). Ties: the one with the
         fewest classes, which has the fewest assignments; then the one added first.
@@ -170,7 +171,8 @@ def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = _LARGEST_T
 
 
 def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
-    """The paper's eliminations: operators with at most two neighbours, and heuristic ones when stuck.
+    """Return the paper's eliminations: operators with at most two neighbours, and heuristic ones when
+    stuck.
 
     ``linear=False`` (FT-Elimination, section 4.2): branch elimination (one neighbour) before node elimination
     (two), until nothing is left. ``linear=True`` (FT-LDP, Algorithm 3): mark a linear graph, eliminate the
@@ -223,7 +225,7 @@ def _is_linear(chain: list[int], neighbours: list[set[int]]) -> bool:
 
 
 def _mark_linear(reduced: ReducedGraph) -> list[int]:
-    """A longest chain of operators along the edges, in the order in which operators were added."""
+    """Return a longest chain of operators along the edges, in the order in which operators were added."""
     n = len(reduced.domains)
     # Edges are oriented from the operator added first to the other one, so there is no cycle.
     length, before = [1] * n, [-1] * n

@@ -2,16 +2,14 @@
 
 Cai et al., "TensorOpt" (arXiv 2004.10856), section 4. These methods do not prune.
 
-Costs of very different sizes: the frontier is searched in bands, each on a grid fine enough for its
-points.
-
-A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 TB, a grid that holds the largest cost
-is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy of a
-nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses no
-entry beyond it. All strategies below the least cost that a grid resolves are therefore searched a second time
-without the entries beyond it, on a finer grid, and so on: those of too little memory in one search, those of
-too little time in another, whatever the first search gave for them. One search is enough unless the costs
-span more than six decades.
+If costs have very different sizes, the frontier is searched in bands, each on a grid fine enough for its
+points. A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 TB, a grid that holds the
+largest cost is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy
+of a nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses
+no entry beyond it. All strategies below the least cost that a grid resolves are therefore searched a second
+time without the entries beyond it, on a finer grid, and so on: those of too little memory in one search,
+those of too little time in another, whatever the first search gave for them. One search is enough unless the
+costs span more than six decades.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _FINE_POINTS = 1024
 
 
 def _track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -> SearchResult | None:
-    """The frontier by FT-LDP (``linear``) or FT-Elimination; None if no strategy is possible."""
+    """Return the frontier by FT-LDP (``linear``) or FT-Elimination; None if no strategy is possible."""
 
     def plain(p: ReducedGraph, order: Order) -> SearchResult | None:
         return _unpruned(p, order, settings)
@@ -75,8 +73,8 @@ def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchRe
         every, exact = every_assignment(relaxed, solver)
         if not every:
             return None
-        found = SearchResult(tuple(every), merge(every), bounded.hull, exact)
-        return found if exact else heuristic(reduced, order, bounded, every, total)
+        result = SearchResult(tuple(every), merge(every), bounded.hull, exact)
+        return result if exact else heuristic(reduced, order, bounded, every, total)
     sources: list[Source] = []
     tried = preferred_classes(relaxed, order.fixed, bounded.hull.picks)[:ASSIGNMENTS]
     for classes in tried:
@@ -93,8 +91,8 @@ def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchRe
 
 
 RESOLUTION = 4e-10
-"""How far rounding to the grid may move a point, relative to its own size. Of two points that move this far,
-one can wrongly beat the other, so a frontier is accurate to twice this."""
+"""The most that rounding to the grid may move a point, relative to its own size. Of two points that move this
+far, one can wrongly beat the other, so a frontier is accurate to twice this."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,23 +101,23 @@ class BandSearch:
 
     caps: Caps
     reduced: ReducedGraph
-    found: SearchResult
+    result: SearchResult
     first: int
     last: int
 
     @property
     def memory(self) -> Floats:
-        return self.found.frontier.memory[self.first : self.last]
+        return self.result.frontier.memory[self.first : self.last]
 
     @property
     def time(self) -> Floats:
-        return self.found.frontier.time[self.first : self.last]
+        return self.result.frontier.time[self.first : self.last]
 
     @property
     def bound(self) -> Bound:
         """A bound that no strategy can beat, as far as this band can tell."""
-        frontier = self.found.frontier
-        proven = self.found.bound or Staircase(frontier.memory, frontier.time)
+        frontier = self.result.frontier
+        proven = self.result.bound or Staircase(frontier.memory, frontier.time)
         return BandBound(proven, self.caps, self.reduced.memory_tolerance, self.reduced.time_error)
 
 
@@ -138,7 +136,7 @@ class BandBound:
     time_error: float
 
     def bounds(self, memory: Floats) -> Floats:
-        """(n,) a time that no strategy within each of these budgets can beat."""
+        """Return (n,) a time that no strategy within each of these budgets can beat."""
         budgets = memory + self.memory_tolerance
         lower = np.maximum(self.proven.bounds(budgets) - self.time_error, 0.0)
         return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
@@ -147,16 +145,16 @@ class BandBound:
 def search_bands(
     reduced: ReducedGraph, method: str, settings: SearchSettings, caps: Caps = UNLIMITED
 ) -> list[BandSearch]:
-    """The bands from the leanest to the fastest; empty if no strategy is possible within ``caps``."""
-    found = _track(reduced, method, settings)
-    if found is None:
+    """Return the bands from the leanest to the fastest; empty if no strategy is possible within ``caps``."""
+    result = _track(reduced, method, settings)
+    if result is None:
         return []
-    memory, time = found.frontier.memory, found.frontier.time
+    memory, time = result.frontier.memory, result.frontier.time
     # Times descend, but searchsorted needs ascending values.
     first = int(np.searchsorted(-time, -caps.time))
     last = int(np.searchsorted(memory, caps.memory, side="right"))
     if first >= last:
-        return [BandSearch(caps, reduced, found, last, last)]
+        return [BandSearch(caps, reduced, result, last, last)]
     # Rounding moves a point by up to the error, so a point below error / RESOLUTION may move by more than
     # RESOLUTION of itself. The least cost that the grid resolves decides, not the resulting points: one that
     # the grid rounds to zero can hide others.
@@ -167,13 +165,13 @@ def search_bands(
     if lean > first:
         # A strategy at the edge may be off by one error in either direction on both grids.
         inner = replace(caps, memory=min(caps.memory, coarse.memory + 2 * reduced.memory_error))
-        below = _within(reduced, method, settings, found, inner)
+        below = _within(reduced, method, settings, result, inner)
         first = lean if below else first
     if fast < last:
         inner = replace(caps, time=min(caps.time, coarse.time + 2 * reduced.time_error))
-        above = _within(reduced, method, settings, found, inner)
+        above = _within(reduced, method, settings, result, inner)
         last = fast if above else last
-    return [*below, BandSearch(caps, reduced, found, first, max(first, last)), *above]
+    return [*below, BandSearch(caps, reduced, result, first, max(first, last)), *above]
 
 
 def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> SearchResult | None:
@@ -183,14 +181,14 @@ def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> Sear
 
 
 def _within(
-    reduced: ReducedGraph, method: str, settings: SearchSettings, found: SearchResult, caps: Caps
+    reduced: ReducedGraph, method: str, settings: SearchSettings, result: SearchResult, caps: Caps
 ) -> list[BandSearch]:
-    """The bands within ``caps``; empty if leaving entries out makes no grid finer."""
+    """Return the bands within ``caps``; empty if leaving entries out makes no grid finer."""
     inner = reduce_graph(reduced.tables, caps)
     # Only a finer grid can resolve more, and without this check the recursion would not end.
     if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:
         return []
-    memory, time = found.frontier.memory, found.frontier.time
+    memory, time = result.frontier.memory, result.frontier.time
     # One rival is as slow as the cap and leaner than any strategy, another as fast as any and as large as the
     # cap: together they beat everything outside the band, so the search prunes it.
     beyond_m = [max(memory[0] - 2 * reduced.memory_error, 0.0), caps.memory]

@@ -9,7 +9,7 @@ single k: a plain product). Tables are indexed by *classes*, the configurations 
 (placement factoring), so an entry is found by adding strides. Steps with equal inputs are made once
 (identical layers); the *logical* nodes record which variable each use refers to.
 
-The share of this machine's memory that tables may use, and the error raised before they exceed it.
+Tables may use a share of this machine's memory; an error is raised before they exceed it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TableTooLargeError(TensorOptError, MemoryError):
 
 
 def memory_allowance() -> int:
-    """The bytes that tables may use: half of the machine's currently free memory."""
+    """Return the bytes that tables may use: half of the machine's currently free memory."""
     # Half is an assumption: it leaves room for index arrays, messages, and other programs.
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
@@ -76,8 +76,8 @@ class _Logical:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """Tables 0..leaves-1 are the graph's leaves (the last one is the empty product), followed by one per
-    step.
+    """The tables and steps of an elimination. Tables 0..leaves-1 are the graph's leaves (the last one is the
+    empty product), followed by one per step.
 
     ``sizes`` (tables,): entries. ``base`` (tables,): the first entry when all tables are in one array.
     ``root``: the logical node of the whole graph, a table with one entry.
@@ -168,7 +168,7 @@ class ProgramBuilder:
         return self._maps.setdefault(values.tobytes(), values)
 
     def joint(self, maps: list[Indices]) -> tuple[Indices, Indices]:
-        """(class of every value under all ``maps`` together, one representative value per class)."""
+        """Return (class of every value under all ``maps`` together, one representative value per class)."""
         # Maps are interned, so identity is equality; ``_maps`` keeps them alive, so that no id is reused.
         key = tuple(sorted({id(m) for m in maps}))
         if key not in self._joint and any(id(m) in self._identities for m in maps):
@@ -184,7 +184,7 @@ class ProgramBuilder:
         return self._joint[key]
 
     def neighbours(self, v: int) -> set[int]:
-        """The operators that share a factor with ``v``."""
+        """Return the operators that share a factor with ``v``."""
         return {u for f in self.of_operator[v] for u in self.factors[f].scope if u != v}
 
     def join(self, a: int, b: int) -> None:
@@ -204,22 +204,22 @@ class ProgramBuilder:
         current = min(rest, key=lambda f: (self._span([f]), f.weight))
         rest = [f for f in rest if f is not current]
         while rest:
-            known = current
-            factor = min(rest, key=lambda f: (self._span([known, f]), f.weight))
+            product = current
+            factor = min(rest, key=lambda f: (self._span([product, f]), f.weight))
             rest = [f for f in rest if f is not factor]
             current = self._product(current, factor, -1)
         self._add(self._product(current, last if len(mine) > 1 else None, v))
 
     def _span(self, factors: list[_Factor]) -> int:
-        """The entries of the product of some factors."""
+        """Return the entries of the product of some factors."""
         return math.prod(self.reduced.domains[u] for u in {u for f in factors for u in f.scope})
 
     def _product(self, left: _Factor, right: _Factor | None, remove: int) -> _Factor:
         if right is None:
             right = _Factor((), (), (), self._unit(), 0)
-        together = left.scope + tuple(u for u in right.scope if u not in left.scope)
+        union = left.scope + tuple(u for u in right.scope if u not in left.scope)
         # Sorted, so that a product of equal factors has equal index arrays in whichever order they came.
-        scope = tuple(sorted(u for u in together if u != remove))
+        scope = tuple(sorted(u for u in union if u != remove))
         maps, representatives = [], []
         for u in scope:
             m, r = self.joint([f.maps[f.scope.index(u)] for f in (left, right) if u in f.scope])
@@ -261,7 +261,7 @@ class ProgramBuilder:
     def _strides(
         self, factor: _Factor, scope: _Scope, representatives: list[Indices], remove: int, values: Indices
     ) -> tuple[Indices, Indices]:
-        """The entries of a factor for every o and every k; equal queries get the same arrays."""
+        """Return the entries of a factor for every o and every k; equal queries get the same arrays."""
         place = {u: d for d, u in enumerate(factor.scope)}
         key = (
             factor.shape,

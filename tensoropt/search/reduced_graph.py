@@ -48,7 +48,7 @@ class Leaf:
     option: Indices
 
     def only(self, mask: NDArray[np.bool_]) -> Leaf:
-        """The entries that ``mask`` (entries,) keeps."""
+        """Return the entries that ``mask`` (entries,) keeps."""
         sizes = np.diff(self.offsets)
         points = np.repeat(mask, sizes)
         offsets = np.concatenate([[0], np.cumsum(sizes[mask])]).astype(np.int64)
@@ -103,8 +103,8 @@ class ReducedGraph:
 
 
 def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
-    """The reduced graph of a cost graph: costs are snapped, impossible configurations are dropped, and those
-    that agree on every placement are merged.
+    """Return the reduced graph of a cost graph: costs are snapped, impossible configurations are dropped, and
+    those that agree on every placement are merged.
 
     Entries beyond ``caps`` count as impossible; strategies within them keep their costs.
     """
@@ -128,17 +128,17 @@ def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
     memory_error, time_error = (math.fsum(moved[id(t)][i] for t in tables) for i in (0, 1))
 
     leaves: list[Leaf] = []
-    known: dict[object, tuple[int, Indices, Indices]] = {}
+    made: dict[object, tuple[int, Indices, Indices]] = {}
     numbers = {name: number for number, name in enumerate(graph.names)}
     raw_maps: list[list[Indices]] = [[] for _ in flat.nodes]
     edge_leaf = []
     for edge, edge_table in zip(graph.edges, tables[len(flat.nodes) :], strict=True):
         key = id(edge_table)
-        if key not in known:
+        if key not in made:
             leaf, rows, cols = _edge_leaf(edge_table, *snapped[key])
             leaves.append(leaf)
-            known[key] = len(leaves) - 1, rows, cols
-        index, rows, cols = known[key]
+            made[key] = len(leaves) - 1, rows, cols
+        index, rows, cols = made[key]
         edge_leaf.append((index, int(rows.max()) + 1, int(cols.max()) + 1))
         raw_maps[numbers[edge.a]].append(rows[edge.rows])
         raw_maps[numbers[edge.b]].append(cols[edge.cols])
@@ -184,19 +184,19 @@ def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
 
 
 def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> ReducedGraph:
-    """The same graph with fewer classes; ``kept[v]`` (classes of v,) for the operators to narrow."""
+    """Return the same graph with fewer classes; ``kept[v]`` (classes of v,) for the operators to narrow."""
     leaves = list(reduced.leaves)
     node_leaf, domains = list(reduced.node_leaf), list(reduced.domains)
-    known: dict[tuple[int, bytes], int] = {}
+    made: dict[tuple[int, bytes], int] = {}
     shared: dict[bytes, Indices] = {}
     for v, mask in kept.items():
         if mask.all():
             continue
         key = reduced.node_leaf[v], mask.tobytes()
-        if key not in known:
+        if key not in made:
             leaves.append(leaves[key[0]].only(mask))
-            known[key] = len(leaves) - 1
-        node_leaf[v], domains[v] = known[key], int(mask.sum())
+            made[key] = len(leaves) - 1
+        node_leaf[v], domains[v] = made[key], int(mask.sum())
 
     def narrowed(v: int, values: Indices) -> Indices:
         if v not in kept:
@@ -215,7 +215,7 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
 
 
 def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[LeafEdge], list[Leaf]]:
-    """The edges and leaves without the rows and columns of edge tables that no edge uses."""
+    """Return the edges and leaves without the rows and columns of edge tables that no edge uses."""
     leaves = list(leaves)
     of_leaf: dict[int, list[LeafEdge]] = {}
     for e in edges:
@@ -252,9 +252,8 @@ def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[Lea
 
 
 def impossible(reduced: ReducedGraph) -> str:
-    """The reason, in words, that every strategy is impossible, as far as removing unsupported classes can
-    tell (arc consistency; Mackworth, "Consistency in networks of relations", 1977).
-    """
+    """Return the reason, in words, that every strategy is impossible, as far as removing unsupported classes
+    can tell (arc consistency; Mackworth, "Consistency in networks of relations", 1977)."""
     names = reduced.graph.names
     alive = [np.ones(d, bool) for d in reduced.domains]
     changed = True
@@ -279,7 +278,7 @@ def impossible(reduced: ReducedGraph) -> str:
 
 
 def _within(table: FlatTable, caps: Caps) -> FlatTable:
-    """A table without the options beyond ``caps``; the table itself if there are none."""
+    """Return a table without the options beyond ``caps``; the table itself if there are none."""
     kept = (table.memory <= caps.memory) & (table.time <= caps.time)
     if kept.all():
         return table
@@ -288,7 +287,7 @@ def _within(table: FlatTable, caps: Caps) -> FlatTable:
 
 
 def _grid(costs: list[Floats], most: float) -> float:
-    """A power of two such that sums of costs up to ``most`` are multiples of it, below 2**53 of it."""
+    """Return a power of two such that sums of costs up to ``most`` are multiples of it, below 2**53 of it."""
     # Sums beyond a cap are impossible anyway, so the grid need not hold them and can be finer.
     total = min(sum(float(c.max()) for c in costs if len(c)), most)
     return 2.0 ** (math.frexp(total)[1] - _GRID_BITS) if total > 0 else 1.0
@@ -323,7 +322,7 @@ def _edge_leaf(table: FlatTable, memory: Floats, time: Floats) -> tuple[Leaf, In
 
 
 def _node_leaf(table: FlatTable, memory: Floats, time: Floats, maps: list[Indices]) -> tuple[Leaf, Indices]:
-    """One entry per class of possible configurations; returns the leaf and one member of each class."""
+    """Return a leaf with one entry per class of possible configurations, and one member of each class."""
     counts = np.diff(table.offsets)
     possible = np.flatnonzero(counts)
     signature = np.stack(maps, axis=1)[possible] if maps else np.zeros((len(possible), 1), np.int64)
@@ -344,7 +343,7 @@ def _node_leaf(table: FlatTable, memory: Floats, time: Floats, maps: list[Indice
 
 
 def _unique(rows: NDArray[np.generic]) -> tuple[Indices, Indices]:
-    """The first index of every distinct row in order of appearance, and the class of each row."""
+    """Return the first index of every distinct row in order of appearance, and the class of each row."""
     # Not np.unique, which sorts rows: classes are numbered in the caller's order, so that ties go to the
     # first.
     keys: dict[bytes, int] = {}

@@ -1,12 +1,10 @@
 """The result of a search: the frontier, its certificate, and, on demand, the strategy of any point.
 
-Certificates for points from several cost graphs: meshes, micro-batch counts, device counts.
+Certificates also cover points from several cost graphs: meshes, micro-batch counts, device counts.
 
-Recovers the strategies of result points: the eliminations are unrolled in reverse.
-
-Tables record only which k won. The two points of the factors are looked up by their sum, which is exact on
-the dyadic grid; so a point costs 20 bytes instead of 28, and only requested points are rebuilt, all of them
-in one compiled call.
+The strategies of points are recovered by unrolling the eliminations in reverse. Tables record only which k
+won. The two points of the factors are looked up by their sum, which is exact on the dyadic grid; so a point
+costs 20 bytes instead of 28, and only requested points are rebuilt, all of them in one compiled call.
 
 A *pick* (operators + edges, 2) says which entry, and which of its points, every operator and edge uses.
 """
@@ -60,13 +58,13 @@ class ChosenStrategies:
     def of(
         graph: CostGraph, configurations: Indices, options: Indices, edge_options: Indices
     ) -> ChosenStrategies:
-        """The strategies of a graph."""
+        """Return the strategies of a graph."""
         numbers: dict[object, itertools.count[int]] = defaultdict(itertools.count)
         edges = [(e.a, e.b, next(numbers[e.a, e.b])) for e in graph.edges]
         return ChosenStrategies(graph.names, edges, configurations, options, edge_options)
 
     def at(self, rows: Indices) -> ChosenStrategies:
-        """Some of the strategies, in the given order."""
+        """Return some of the strategies, in the given order."""
         return replace(
             self,
             configurations=self.configurations[rows],
@@ -78,18 +76,18 @@ class ChosenStrategies:
         return len(self.configurations)
 
     def strategy(self, row: int) -> dict[str, int]:
-        """The configuration of each operator, by name."""
+        """Return the configuration of each operator, by name."""
         return dict(zip(self.names, self.configurations[row].tolist(), strict=True))
 
     def options_of(self, row: int) -> dict[OptionKey, int]:
-        """The option of each operator, and of each edge under the key (source, target, n-th edge between
-        them)."""
+        """Return the option of each operator, and of each edge under the key (source, target, n-th edge
+        between them)."""
         own = dict(zip(self.names, self.options[row].tolist(), strict=True))
         return {**own, **dict(zip(self.edges, self.edge_options[row].tolist(), strict=True))}
 
 
 def budget(memory: float) -> Floats:
-    """(1,) a memory budget in the form that bounds take; ``ValueError`` if it is NaN."""
+    """Return (1,) a memory budget in the form that bounds take; ``ValueError`` if it is NaN."""
     if np.isnan(memory):
         raise ValueError("the memory budget is NaN; give bytes, or inf for no limit")
     return np.array([memory], dtype=np.float64)
@@ -126,7 +124,7 @@ class TrackedFrontier:
         return f"TrackedFrontier({len(self.memory)} points, {word})"
 
     def lower_bound(self, memory: float) -> float:
-        """A time that no strategy within ``memory`` bytes can beat; inf if none fits.
+        """Return a time that no strategy within ``memory`` bytes can beat; inf if none fits.
 
         Raises ``ValueError`` if ``memory`` is NaN.
         """
@@ -154,7 +152,7 @@ class TrackedFrontier:
             return float(np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0).max(initial=0.0))
 
     def strategies(self, indices: ArrayLike | None = None) -> ChosenStrategies:
-        """The strategies of many points (by default all), rebuilt together."""
+        """Return the strategies of many points (by default all), rebuilt together."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
         wrong = chosen[(chosen < -len(self)) | (chosen >= len(self))]
         if len(wrong):
@@ -162,11 +160,12 @@ class TrackedFrontier:
         return self.unroll(chosen % max(len(self), 1))
 
     def strategy(self, index: int) -> dict[str, int]:
-        """The configuration of every operator at point ``index``; only this point is rebuilt."""
+        """Return the configuration of every operator at point ``index``; only this point is rebuilt."""
         return self._chosen(index).strategy(0)
 
     def options(self, index: int) -> dict[OptionKey, int]:
-        """Option of every operator, and of every edge under the key (source, target, n-th edge of theirs)."""
+        """Return the option of every operator, and of every edge under the key (source, target, n-th edge of
+        theirs)."""
         return self._chosen(index).options_of(0)
 
     def _chosen(self, index: int) -> ChosenStrategies:
@@ -176,14 +175,15 @@ class TrackedFrontier:
 
 
 def least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
-    """(n,) a time that no strategy of any part within ``memory`` can beat."""
+    """Return (n,) a time that no strategy of any part within ``memory`` can beat."""
     return np.min([np.full(len(memory), np.inf), *(part.bounds(memory) for part in parts)], axis=0)
 
 
 def certify(
     parts: Sequence[TrackedFrontier], memory: Floats, time: Floats
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """(gap, exact), each (n,), of strategies with these costs against *all* strategies of all parts.
+    """Return (gap, exact), each (n,), of strategies with these costs against *all* strategies of all
+    parts.
 
     ``gap``: how much faster, at most, any strategy with no more memory could be (time over the bound, minus
     1). ``exact``: it is proven that none is better in either cost, neither faster within that memory nor as
@@ -199,7 +199,7 @@ def certify(
 
 
 def unroll(program: Program, result: Pass, points: Indices) -> Indices:
-    """(n, operators + edges, 2) the picks of these points of the root table."""
+    """Return (n, operators + edges, 2) the picks of these points of the root table."""
     flat = flatten(program)
     counts = np.concatenate([np.diff(table.offsets) for table in result.tables])
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -209,8 +209,8 @@ def unroll(program: Program, result: Pass, points: Indices) -> Indices:
     )
     picks = np.zeros((len(points), program.inputs, 2), np.int64)
     index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k, flat.tree)
-    found = _unroll_points(*index, offsets, memory, time, label, program.root, np.asarray(points), picks)
-    assert found, "a point of a product is the sum of two points"
+    matched = _unroll_points(*index, offsets, memory, time, label, program.root, np.asarray(points), picks)
+    assert matched, "a point of a product is the sum of two points"
     return picks
 
 
@@ -254,7 +254,8 @@ def _unroll_points(
 
 
 def chosen_strategies(reduced: ReducedGraph, picks: Indices) -> ChosenStrategies:
-    """The configurations and options, in the caller's numbering, of picks (n, operators + edges, 2)."""
+    """Return the configurations and options, in the caller's numbering, of picks (n, operators +
+    edges, 2)."""
     graph, count = reduced.graph, len(picks)
     operators = len(graph.names)
     configurations = np.empty((count, operators), np.int64)

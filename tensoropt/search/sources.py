@@ -1,10 +1,9 @@
 """Sources of strategies: hull vertices, crossovers, passes. Each can rebuild any of its points.
 
-Strategies between two hull vertices: the first operators of one, the rest of the other.
-
-With many equal layers the hull has few vertices and long edges, and along an edge almost every prefix mix is
-close to optimal. All cuts of a pair take one cumulative sum, and the resulting points make the upper
-staircase tight before any frontier has been computed. They are real strategies and can be unrolled.
+Crossovers lie between two hull vertices: the first operators of one, the rest of the other. With many equal
+layers the hull has few vertices and long edges, and along an edge almost every prefix mix is close to
+optimal. All cuts of a pair take one cumulative sum, and the resulting points make the upper staircase tight
+before any frontier has been computed. They are real strategies and can be unrolled.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class _Mixes:
 
 
 def mix_neighbours(reduced: ReducedGraph, picks: Sequence[Indices]) -> _Mixes:
-    """All prefix mixes of neighbouring picks, in both directions.
+    """Return all prefix mixes of neighbouring picks, in both directions.
 
     ``picks[i]`` (operators + edges, 2): the class and point of every operator, and the entry and point of
     every edge, sorted by memory of the whole strategy.
@@ -82,14 +81,15 @@ class _Tables:
         self.cols, self.cols_at = _flat([e.cols for e in edges])
 
     def mixed_entries(self, low: Indices, high: Indices) -> Indices:
-        """The entry of every edge whose lower operator has class ``low`` and whose higher one has class
-        ``high``."""
+        """Return the entry of every edge whose lower operator has class ``low`` and whose higher one has
+        class ``high``."""
         forward = self.source < self.target
         i, j = np.where(forward, low, high), np.where(forward, high, low)
         return self.rows[self.rows_at + i] * self.width + self.cols[self.cols_at + j]
 
     def cuts(self, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
-        """(pairs, operators + 1) memory and time for every cut of every pair of picks; inf if impossible.
+        """Return (pairs, operators + 1) memory and time for every cut of every pair of picks; inf if
+        impossible.
 
         Edges across the cut use their option with the least memory.
         """
@@ -111,7 +111,7 @@ class _Tables:
         np.add.at(blocked, (row, self.low + 1), ~possible)
         np.add.at(blocked, (row, self.high + 1), -1.0 * ~possible)
         wall = np.cumsum(blocked, axis=1)[:, : n + 1] > 0
-        found = []
+        sums = []
         for cost in (self.memory, self.time):
             of_node, of_edge = cost[node], cost[edge]
             change = np.zeros(shape)
@@ -120,12 +120,12 @@ class _Tables:
             between = np.where(possible, cost[mixed], 0.0)
             np.add.at(change, (row, self.low + 1), between - of_edge[tails])
             np.add.at(change, (row, self.high + 1), of_edge[heads] - between)
-            found.append(np.where(wall, np.inf, np.cumsum(change, axis=1)[:, : n + 1]))
-        return found[0], found[1]
+            sums.append(np.where(wall, np.inf, np.cumsum(change, axis=1)[:, : n + 1]))
+        return sums[0], sums[1]
 
 
 def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
-    """All maps in one array, and the start of each."""
+    """Return all maps in one array, and the start of each."""
     sizes = [len(m) for m in maps]
     return (
         np.concatenate([np.zeros(0, np.int64), *maps]),
@@ -136,7 +136,7 @@ def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
 def _unmix(
     reduced: ReducedGraph, picks: Sequence[Indices], heads: Indices, tails: Indices, cuts: Indices
 ) -> Indices:
-    """(n, operators + edges, 2) the picks of mixes, each made from a head's pick and a tail's.
+    """Return (n, operators + edges, 2) the picks of mixes, each made from a head's pick and a tail's.
 
     Args:
         picks: those of the strategies that are mixed, each (operators + edges, 2).
@@ -149,33 +149,33 @@ def _unmix(
     used, ends = np.unique(np.concatenate([heads, tails]), return_inverse=True)
     ends = ends.reshape(2, -1)
     given = np.stack([picks[i] for i in used.tolist()])
-    found = np.empty((len(cuts), *given.shape[1:]), np.int64)
+    mixed = np.empty((len(cuts), *given.shape[1:]), np.int64)
     # An edge belongs to its higher end: if that is below the cut, both ends are.
     last = np.concatenate([np.arange(n), np.maximum(source, target)])
     expected = len(cuts), len(last), 2
-    assert found.shape == expected, f"{found.shape} picks for {expected}"
+    assert mixed.shape == expected, f"{mixed.shape} picks for {expected}"
     assert ends.shape == (2, len(cuts)), f"{ends.shape} ends of {len(cuts)} cuts"
-    _mix(given, ends[0], ends[1], cuts, last, found)
+    _mix(given, ends[0], ends[1], cuts, last, mixed)
     cut = cuts[:, None]
     rows, numbers = np.nonzero((source < cut) != (target < cut))
     for number in np.unique(numbers).tolist():
         e, where = reduced.edges[number], rows[numbers == number]
-        entry = e.rows[found[where, e.source, 0]] * e.width + e.cols[found[where, e.target, 0]]
-        found[where, n + number, 0], found[where, n + number, 1] = entry, 0
-    return found
+        entry = e.rows[mixed[where, e.source, 0]] * e.width + e.cols[mixed[where, e.target, 0]]
+        mixed[where, n + number, 0], mixed[where, n + number, 1] = entry, 0
+    return mixed
 
 
 @njit(cache=True, nogil=True)
-def _mix(picks, heads, tails, cuts, last, found):
-    """Fill ``found`` with a head's pick where the ``last`` (operators + edges,) operator of an input is below
+def _mix(picks, heads, tails, cuts, last, mixed):
+    """Fill ``mixed`` with a head's pick where the ``last`` (operators + edges,) operator of an input is below
     the cut, and with a tail's elsewhere."""
-    for m in range(found.shape[0]):
+    for m in range(mixed.shape[0]):
         head, tail, cut = picks[heads[m]], picks[tails[m]], cuts[m]
         for i in range(last.shape[0]):
             if last[i] < cut:
-                found[m, i, 0], found[m, i, 1] = head[i, 0], head[i, 1]
+                mixed[m, i, 0], mixed[m, i, 1] = head[i, 0], head[i, 1]
             else:
-                found[m, i, 0], found[m, i, 1] = tail[i, 0], tail[i, 1]
+                mixed[m, i, 0], mixed[m, i, 1] = tail[i, 0], tail[i, 1]
 
 
 class Source(Protocol):

@@ -57,8 +57,8 @@ def track_frontier(
 
 
 def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> TrackedFrontier:
-    """A first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies between
-    them, and the hull as the bound; for small graphs, the frontier itself.
+    """Return a first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies
+    between them, and the hull as the bound; for small graphs, the frontier itself.
 
     It takes as long as a few scalar problems. Raises what :func:`track_frontier` raises.
     """
@@ -112,7 +112,7 @@ def check_settings(
 
 def _result(bands: list[BandSearch], settings: SearchSettings) -> TrackedFrontier:
     everything = merge(bands)
-    exact = all(band.found.exact for band in bands)
+    exact = all(band.result.exact for band in bands)
     tolerance = np.array([band.reduced.memory_tolerance for band in bands])[everything.origin[:, 0]]
     # The budget from which a bound has to count a point as fitting: its memory minus the most that rounding
     # may have added. It is made ascending from the right, because searchsorted requires it.
@@ -137,26 +137,26 @@ def _result(bands: list[BandSearch], settings: SearchSettings) -> TrackedFrontie
     def unroll(indices: Indices) -> ChosenStrategies:
         return _rebuilt(bands, origin[indices].astype(np.int64))
 
-    notes = tuple(dict.fromkeys(note for band in bands for note in band.found.notes))
+    notes = tuple(dict.fromkeys(note for band in bands for note in band.result.notes))
     return TrackedFrontier(memory, time, exact, notes, unroll, bounds)
 
 
 def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
-    """The strategies of points ``origin`` (n, 2): a band, and the index of a point in it."""
-    found: list[ChosenStrategies] = []
+    """Return the strategies of points ``origin`` (n, 2): a band, and the index of a point in it."""
+    parts: list[ChosenStrategies] = []
     order: list[Indices] = []
     # Points of one source are rebuilt in one call.
     for which in np.unique(origin[:, 0]).tolist():
         band = bands[which]
         own = np.flatnonzero(origin[:, 0] == which)
-        inner = band.found.frontier.origin[band.first + origin[own, 1]]
+        inner = band.result.frontier.origin[band.first + origin[own, 1]]
         for source in np.unique(inner[:, 0]).tolist():
             mine = inner[:, 0] == source
-            found.append(band.found.sources[source].rebuild(inner[mine, 1]))
+            parts.append(band.result.sources[source].rebuild(inner[mine, 1]))
             order.append(own[mine])
     back = np.argsort(np.concatenate(order))
     columns = (
-        np.concatenate([getattr(part, name) for part in found])[back]
+        np.concatenate([getattr(part, name) for part in parts])[back]
         for name in ("configurations", "options", "edge_options")
     )
     return ChosenStrategies.of(bands[0].reduced.graph, *columns)

@@ -11,7 +11,7 @@ the known staircase *lowered* by the gap: if nothing is left below it, that stai
 3. A last pass over all that is left proves the gap. Where it would be too large it is left out; the gap that
    is proven then is the hull's, and a note says so.
 
-Our method if no operator has to be fixed: the whole frontier, or one within the allowed gap.
+This is our method if no operator has to be fixed: the whole frontier, or one within the allowed gap.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ may examine, and for the sums that the last pass may make."""
 _WIDE = 10
 """The factor for the sums that the third thinned pass may make."""
 _CLOSER = 4
-"""Of the pairs of an abandoned pass, the share that the next one examines."""
+"""The divisor for the pairs of an abandoned pass, which gives those that the next one examines."""
 _CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
 """The distances of pruning targets above the hull, as shares of that of the known strategies."""
 LARGE_WORK = 20_000_000
@@ -93,9 +93,9 @@ UNPROVEN = (
 
 
 def _track_within(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """A frontier of a graph whose ``order`` fixes nothing: only strategies at most ``settings.epsilon``
-    faster are missing, or a note says that this is not proven; None if no strategy is possible.
-    """
+    """Return a frontier of a graph whose ``order`` fixes nothing: only strategies at most
+    ``settings.epsilon`` faster are missing, or a note says that this is not proven; None if no strategy is
+    possible."""
     program = build_program(reduced, order)
     if few_sums(program):
         return unpruned(program, settings)
@@ -112,17 +112,18 @@ class _Within:
         self.left_out: list[tuple[Hull, Staircase]] = []
 
     @property
-    def known(self) -> Frontier:
-        """The known strategies so far, and the rivals."""
+    def incumbents(self) -> Frontier:
+        """The incumbents: the known strategies so far, and the rivals."""
         return self.settings.with_rivals(self.sources)
 
     @property
     def goal(self) -> Staircase:
         """The staircase below which a strategy has to lie to be worth finding."""
-        return lowered(self.known, self.settings.epsilon)
+        return lowered(self.incumbents, self.settings.epsilon)
 
     def bound(self, inner: Bound) -> Bound:
-        """The bound of the given graph, where ``inner`` bounds the strategies of the remaining classes."""
+        """Return the bound of the given graph, where ``inner`` bounds the strategies of the remaining
+        classes."""
         for hull, floor in reversed(self.left_out):
             # Classes that were left out lie above the floor, and all strategies of that graph lie above its
             # hull.
@@ -130,9 +131,9 @@ class _Within:
         return inner
 
     def result(self, bound: Bound, *notes: str) -> SearchResult:
-        worst = gaps(self.known, bound)[1]
-        told = notes if worst > self.settings.epsilon else ()
-        return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, told)
+        worst = gaps(self.incumbents, bound)[1]
+        remarks = notes if worst > self.settings.epsilon else ()
+        return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, remarks)
 
     def search(self, program: Program, order: Order) -> SearchResult | None:
         """Narrow, then make passes, until the gap is proven or the effort is spent."""
@@ -149,7 +150,7 @@ class _Within:
             # Those of the same graph's earlier lines are among those of more lines.
             self.sources = [*seeds(program.reduced, hull), *self.sources[seeded:]]
             seeded, bound = 2, self.bound(hull)
-            mean, worst = gaps(self.known, bound)
+            mean, worst = gaps(self.incumbents, bound)
             log.debug("%d lines, gap %.2g in the mean, %.2g at worst", len(hull.value), mean, worst)
             if program.work > LARGE_WORK and worst > 0:
                 return SearchResult(tuple(self.sources), merge(self.sources), bound, False, (TOO_LARGE,))
@@ -176,8 +177,8 @@ class _Within:
         reduced = restrict(program.reduced, classes)
         # With fewer classes another order may be cheaper, but it could also fix operators; the given one
         # fixes none and stays possible.
-        again = greedy_order(reduced, 0.1)
-        return build_program(reduced, order if again.fixed else again)
+        reordered = greedy_order(reduced, 0.1)
+        return build_program(reduced, order if reordered.fixed else reordered)
 
     def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
         """Make thinned passes, then the one that proves the gap."""
@@ -197,7 +198,7 @@ class _Within:
                 return self.result(self.bound(Highest((hull, goal))))
             is_last = points == _MOST_POINTS[-1]
             is_wide = number == len(_TARGETED_PAIRS) - 1
-            if is_wide and (pairs <= _LAST_PAIRS or gaps(self.known, bound)[0] < _FAR):
+            if is_wide and (pairs <= _LAST_PAIRS or gaps(self.incumbents, bound)[0] < _FAR):
                 continue
             sums, last_pairs = self._limits(is_wide=is_wide, is_last=is_last)
             if is_last and pairs > last_pairs:
@@ -229,14 +230,14 @@ class _Within:
             self._add(program, result)
             # Everything below the goal has been found.
             if not (targeted or result.thinned):
-                found = Staircase(self.known.memory, self.known.time)
-                return self.result(self.bound(Highest((hull, Lowest((goal, found))))))
-            if gaps(self.known, bound)[1] <= self.settings.epsilon:
+                staircase = Staircase(self.incumbents.memory, self.incumbents.time)
+                return self.result(self.bound(Highest((hull, Lowest((goal, staircase))))))
+            if gaps(self.incumbents, bound)[1] <= self.settings.epsilon:
                 break
         return self.result(bound, UNPROVEN)
 
     def _limits(self, *, is_wide: bool, is_last: bool) -> tuple[int, int]:
-        """The sums that a pass may make, and the pairs that the last one may examine."""
+        """Return the sums that a pass may make, and the pairs that the last one may examine."""
         each, pairs, last = _THOROUGH if self.settings.thorough else (1, 1, 1)
         return SUMS * (last if is_last else each * _WIDE if is_wide else each), _LAST_PAIRS * pairs
 
@@ -246,23 +247,23 @@ class _Within:
         log.debug("%d points, %d at the root", result.points, len(latest.time))
 
     def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
-        """Messages pruned by a target as far above the hull as is affordable."""
-        known = self.known
-        loose = looseness(known)
+        """Return messages pruned by a target as far above the hull as is affordable."""
+        incumbents = self.incumbents
+        loose = looseness(incumbents)
         # The closer a target, the fewer pairs are left below it: bisection gives the first of the shares that
         # is close enough.
-        first, last, found = 0, len(_CLOSENESS) - 1, None
+        first, last, best = 0, len(_CLOSENESS) - 1, None
         while first < last:
             middle = (first + last) // 2
-            messages = below(pruning_target(known, _CLOSENESS[middle] * loose))
+            messages = below(pruning_target(incumbents, _CLOSENESS[middle] * loose))
             if messages.pairs(program) <= most:
-                last, found = middle, messages
+                last, best = middle, messages
             else:
                 first = middle + 1
-        return found if found is not None else below(pruning_target(known, _CLOSENESS[first] * loose))
+        return best if best is not None else below(pruning_target(incumbents, _CLOSENESS[first] * loose))
 
 
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of a graph whose ``order`` fixes nothing; None if no strategy is possible."""
+    """Return the frontier of a graph whose ``order`` fixes nothing; None if no strategy is possible."""
     track = _track_within if settings.epsilon > 0 else track_exactly
     return track(reduced, order, settings)

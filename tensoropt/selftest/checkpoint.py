@@ -17,8 +17,8 @@ from tensoropt.verify.reference import outputs_difference
 SOURCE = "zoo:gpt-mini"
 _STEPS = 2
 _BOUND = 1e-5
-"""How far losses after loading may be from those without; kernels that sum in no fixed order are allowed
-roundoff. An assumption; on a CPU the losses are the same bits."""
+"""The bound on the difference of losses after loading from those without; kernels that sum in no fixed order
+are allowed roundoff. An assumption; on a CPU the losses are the same bits."""
 
 
 def run(context: CheckContext) -> Outcome:

@@ -13,8 +13,9 @@ from tensoropt.verify.reference import first_step, outputs_difference
 ROWS, _COLUMNS, SHARDS = 384, 1000, 4
 _CHANCE = 0.1
 _LOSS_BOUND = 1e-4
-"""How far the loss of a model with dropout may be from the CPU's, relative. A different mask changes it by
-per cents; other kernels' sums, off by a few units of 6e-8 each, change it by some 1e-6. An assumption."""
+"""The bound on the relative difference of the loss of a model with dropout from the CPU's. A different mask
+changes it by per cents; other kernels' sums, off by a few units of 6e-8 each, change it by some 1e-6. An
+assumption."""
 
 
 def run(context: CheckContext) -> Outcome:
@@ -68,9 +69,9 @@ def _shards_differ(device: torch.device, whole: torch.Tensor) -> int:
     return int((torch.cat(shards) != whole).sum())
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> float:
+def _alike(first: torch.Tensor, second: torch.Tensor) -> float:
     chance = _CHANCE**2 + (1 - _CHANCE) ** 2
-    return abs(float((one == other).double().mean()) - chance)
+    return abs(float((first == second).double().mean()) - chance)
 
 
 def _dropped(kept: torch.Tensor) -> float:

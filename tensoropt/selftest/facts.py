@@ -41,10 +41,10 @@ def run(context: CheckContext) -> Outcome:
                 real.append(Facts.from_record(record))
             figures += compared(f"{short_name(spec)}, {spec.compute_dtype}", fake, real)
             other += [
-                f"{short_name(spec)}, {spec.compute_dtype}, {work.describe()}: {one.kept_bytes} kept, "
-                f"{another.kept_bytes} by the device"
-                for work, one, another in zip(works, fake, real, strict=True)
-                if one.kept_bytes != another.kept_bytes
+                f"{short_name(spec)}, {spec.compute_dtype}, {work.describe()}: {faked.kept_bytes} kept, "
+                f"{observed.kept_bytes} by the device"
+                for work, faked, observed in zip(works, fake, real, strict=True)
+                if faked.kept_bytes != observed.kept_bytes
             ]
     return Outcome.of(figures, unlike=other[:_MOST_NAMED], unlike_count=len(other))
 
@@ -66,8 +66,8 @@ def compared(name: str, fake: Iterable[Facts], real: Iterable[Facts]) -> list[Bo
     }
     fake, real = list(fake), list(real)
     return [
-        Bounded.share(f"{name}: {what}", off(sum(map(size, fake)), sum(map(size, real))), _BOUND)
-        for what, size in kinds.items()
+        Bounded.share(f"{name}: {kind}", off(sum(map(size, fake)), sum(map(size, real))), _BOUND)
+        for kind, size in kinds.items()
     ]
 
 

@@ -61,10 +61,10 @@ def _why_not(context: CheckContext) -> str:
 
 def built_for_cuda() -> bool:
     """Return whether the installed PyTorch is built for CUDA, without importing it."""
-    found = importlib.util.find_spec("torch")
-    assert found is not None
-    assert found.origin is not None
-    return runpy.run_path(str(Path(found.origin).with_name("version.py"))).get("cuda") is not None
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py"))).get("cuda") is not None
 
 
 def _misplaced(seen: dict[str, Any]) -> list[str]:

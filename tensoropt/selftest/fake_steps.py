@@ -26,22 +26,22 @@ ON_THE_CPU = {
 }
 """Operators that may return a CPU tensor in a step on CUDA, and why."""
 _RECOMPUTE = 0.3
-"""How often a repeated block of a random strategy is recomputed; an assumption."""
+"""The probability that a repeated block of a random strategy is recomputed; an assumption."""
 
 
 class MadeOnTheCpu(TorchDispatchMode):
-    """Records the operators that return a tensor on the CPU although no operand is there."""
+    """A mode that records the operators that return a tensor on the CPU although no operand is there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operators: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        results = [v for v in torch.utils._pytree.tree_leaves(found) if isinstance(v, torch.Tensor)]
+        result = func(*args, **(kwargs or {}))
+        results = [v for v in torch.utils._pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
         if any(value.device.type == "cpu" for value in results):
             self.operators.add(str(func))
-        return found
+        return result
 
 
 def watched_random(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> dict[str, Any]:
@@ -81,8 +81,8 @@ def watched(
                 of_device.append(issued(step.engine, step))
                 if device == "cuda":
                     with MadeOnTheCpu() as noted:
-                        found = tracked_memory(step)
-                        tracked = max(tracked, found["peak"] - found["constants"])
+                        memory = tracked_memory(step)
+                        tracked = max(tracked, memory["peak"] - memory["constants"])
                     made |= noted.operators
     return {
         "alike": sent["cpu"] == sent["cuda"],

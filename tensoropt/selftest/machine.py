@@ -21,7 +21,7 @@ def machine(device: str) -> dict[str, Any]:
 
     from tensoropt.cluster import available_cores
 
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "tensoropt": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -39,7 +39,7 @@ def machine(device: str) -> dict[str, Any]:
         },
         "device": device,
     }
-    return found | ({"gpu": gpu()} if device == "cuda" else {})
+    return facts | ({"gpu": gpu()} if device == "cuda" else {})
 
 
 def gpu() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def gpu() -> dict[str, Any]:
 
     by_nvml = _nvml()  # first: what is used of the GPU is then not yet this process's
     properties = torch.cuda.get_device_properties(0)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "name": properties.name,
         "count": torch.cuda.device_count(),
         "capability": f"{properties.major}.{properties.minor}",
@@ -58,7 +58,7 @@ def gpu() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "nccl": _nccl(),
     }
-    return found | by_nvml
+    return facts | by_nvml
 
 
 def _nccl() -> str | None:
@@ -91,13 +91,13 @@ def _nvml() -> dict[str, Any]:
         }
     except Exception as error:
         return {"nvml": f"does not answer ({type(error).__name__})"}
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for name, question in ask.items():
         try:
-            found[name] = question()
+            facts[name] = question()
         except pynvml.NVMLError:  # a GPU need not know all of it
-            found[name] = None
-    return found
+            facts[name] = None
+    return facts
 
 
 def _text(value: str | bytes) -> str:

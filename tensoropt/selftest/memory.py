@@ -56,27 +56,27 @@ def _of_gpu(spec: ModelSpec) -> list[Bounded]:
     step = _ready(loaded)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(0)
-    found = tracked_memory(step)
-    between = sum(found[kind] for kind in ("parameters", "gradients", "optimizer"))
+    memory = tracked_memory(step)
+    between = sum(memory[kind] for kind in ("parameters", "gradients", "optimizer"))
     # What lies on the GPU beside the step: inputs, constants, libraries' workspaces.
-    beside = before - between
-    name, allocated = short_name(spec), found["allocated"]
+    outside = before - between
+    name, allocated = short_name(spec), memory["allocated"]
     return [
         Bounded.share(
             f"{name}: tracked, against the allocator",
-            off(found["peak"] - found["constants"] + beside, allocated),
+            off(memory["peak"] - memory["constants"] + outside, allocated),
             _BOUND["cuda"],
         ),
         Bounded.share(
             f"{name}: predicted, against the allocator",
-            off(predicted_peak(loaded, capability) + beside, allocated),
+            off(predicted_peak(loaded, capability) + outside, allocated),
             _BOUND["cuda"],
         ),
         Bounded(f"{name}: the allocator's peak", allocated, unit="bytes"),
-        Bounded(f"{name}: taken from the GPU", found["reserved"], unit="bytes"),
+        Bounded(f"{name}: taken from the GPU", memory["reserved"], unit="bytes"),
         Bounded(f"{name}: in use on the GPU beside that", _not_pytorchs(), unit="bytes"),
-        Bounded(f"{name}: beside the step", beside, unit="bytes"),
-        Bounded(f"{name}: of it, inputs and constants", found["inputs_and_constants"], unit="bytes"),
+        Bounded(f"{name}: beside the step", outside, unit="bytes"),
+        Bounded(f"{name}: of it, inputs and constants", memory["inputs_and_constants"], unit="bytes"),
     ]
 
 
@@ -90,11 +90,11 @@ def _not_pytorchs() -> int:
 def _of_cpu(spec: ModelSpec, folder: Path) -> list[Bounded]:
     loaded = load_model(spec)
     step = _ready(loaded)
-    found = tracked_memory(step)
-    between = sum(found[kind] for kind in ("parameters", "gradients", "optimizer"))
+    memory = tracked_memory(step)
+    between = sum(memory[kind] for kind in ("parameters", "gradients", "optimizer"))
     allocated = allocated_above(step, folder)
     predicted = predicted_peak(loaded, None)
-    name, tracked = short_name(spec), found["peak"] - found["constants"]
+    name, tracked = short_name(spec), memory["peak"] - memory["constants"]
     return [
         Bounded.share(
             f"{name}: tracked, against the allocator", off(tracked, between + allocated), _BOUND["cpu"]

@@ -41,14 +41,14 @@ def run(context: CheckContext) -> Outcome:
 
 
 def _float32(spec: ModelSpec) -> list[Bounded]:
-    found = module_difference(0, 1, spec, 0)
-    assert found is not None  # models that draw numbers are not among the small ones
-    name, differences = short_name(spec), found.differences
+    findings = module_difference(0, 1, spec, 0)
+    assert findings is not None  # models that draw numbers are not among the small ones
+    name, differences = short_name(spec), findings.differences
     loss, gradient = (math.nan if x is None else x for x in (differences.loss, differences.gradient))
     return [
         Bounded(f"{name}, float32: loss", loss, LOSS_TOLERANCE),
         Bounded(f"{name}, float32: gradients", gradient, GRADIENT_TOLERANCE),
-        Bounded(f"{name}, float32: values that are NaN or infinite", sum(found.not_finite.values()), 0),
+        Bounded(f"{name}, float32: values that are NaN or infinite", sum(findings.not_finite.values()), 0),
     ]
 
 
@@ -73,12 +73,12 @@ def _module_gradients(
         loss = loss_of(model(*args, **kwargs))
     loss.backward()
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    found = {}
+    gradients = {}
     for tensor in loaded.captured.graph.parameters:
         gradient = parameters[str(tensor.key)].grad
         if gradient is not None:
-            found[tensor.name] = gradient
-    return found
+            gradients[tensor.name] = gradient
+    return gradients
 
 
 def distance(got: Gradients, exact: Gradients) -> float:

@@ -1,11 +1,9 @@
 """The outcome of a check: figures, each with the most it may be, or the reason why there are none.
 
-One check in a process of its own: a kernel's fault or a hang ends this process and not the work of the
-others.
+Each check runs in a separate process, so that a kernel's fault or a hang ends only that process. ``python -m
+tensoropt.selftest.outcome FUNCTION DEVICE FOLDER`` writes ``FOLDER/outcome.json``.
 
-``python -m tensoropt.selftest.outcome FUNCTION DEVICE FOLDER`` writes ``FOLDER/outcome.json``.
-
-The models that checks run: models that need no other package, in sizes for a core and for a GPU.
+The models that checks run need no other package, and have sizes for a core and for a GPU.
 """
 
 from __future__ import annotations
@@ -143,10 +141,8 @@ class Outcome:
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """Return the outcome that :meth:`to_dict` wrote; its inverse."""
         figures = tuple(
-            Bounded(
-                one["what"], math.nan if one["value"] is None else one["value"], one["bound"], one["unit"]
-            )
-            for one in data["figures"]
+            Bounded(f["what"], math.nan if f["value"] is None else f["value"], f["bound"], f["unit"])
+            for f in data["figures"]
         )
         return cls(data["state"], figures, data["reason"], tuple(data["notes"]), dict(data["details"]))
 

@@ -26,12 +26,12 @@ from tensoropt.selftest.timing import in_turns, over, unless_busy
 
 _BOUND = {"cuda": 0.03, "cpu": 0.15}
 _COMPILED_BOUND = {"cuda": 0.01, "cpu": 0.15}
-"""The relative bounds: the goal for a GPU; on a core of a machine that others use, what its unsteadiness
-allows."""
+"""The relative bounds: for a GPU the goal, for a core of a machine that others use the noise of its
+timings."""
 ROUNDS = 12
 _WARM_UP = 3
 _COMPILED = 1
-"""How many of the timed models are compiled, the smallest first: each takes a minute or so."""
+"""The number of timed models that are compiled, the smallest first: each takes a minute or so."""
 
 _Step = Callable[[], object]
 _Wrap = Callable[[nn.Module], Any]
@@ -72,8 +72,8 @@ def why_not_compiled(context: CheckContext) -> str:
 def _of(
     specs: Sequence[ModelSpec], context: CheckContext, bound: float, wrap: _Wrap = lambda model: model
 ) -> Outcome:
-    found = [_compared(spec, context, bound, wrap) for spec in specs]
-    return Outcome.of([figure for figures in found for figure in figures], _WORDS)
+    compared = [_compared(spec, context, bound, wrap) for spec in specs]
+    return Outcome.of([figure for figures in compared for figure in figures], _WORDS)
 
 
 def _compared(spec: ModelSpec, context: CheckContext, bound: float, wrap: _Wrap) -> list[Bounded]:

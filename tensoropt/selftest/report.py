@@ -113,7 +113,7 @@ class SelftestReport:
             if names:
                 lines.append(f"{words}: {', '.join(names)}")
         if not counts["passed"]:
-            lines.append("no check passed, so that this says nothing of the machine")
+            lines.append("no check passed, so this says nothing about the machine")
         return "\n".join(lines)
 
     def _table(self) -> str:
@@ -190,14 +190,14 @@ def without_private(value: Any) -> Any:
     if isinstance(value, str):
         return _cleaned(value)
     if isinstance(value, Mapping):
-        return {_cleaned(str(key)): without_private(one) for key, one in value.items()}
+        return {_cleaned(str(key)): without_private(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_private(one) for one in value]
+        return [without_private(part) for part in value]
     return value
 
 
 def _cleaned(text: str) -> str:
-    text = _PATH.sub(lambda found: f"{_PRIVATE}/{Path(found.group()).name}", text)
+    text = _PATH.sub(lambda match: f"{_PRIVATE}/{Path(match.group()).name}", text)
     for name in _names():
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", _PRIVATE, text)
     return text

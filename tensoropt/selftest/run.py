@@ -56,7 +56,7 @@ def run_selftest(
     """
     checks, tell = checks_of(None if only is None else list(only)), progress or silent
     if not minutes > 0:
-        raise TensorOptError(f"{minutes:g} minutes are no time for a check; give more than 0")
+        raise TensorOptError(f"{minutes:g} minutes leave no time for a check; give more than 0")
     target = _device(device)
     least = min(check.expected_s[target] for check in checks)
     if least > minutes * 60:
@@ -149,13 +149,13 @@ def _in_process(check: Check, device: str, folder: Path, left_s: float) -> Outco
 
 
 def _environment(device: str) -> dict[str, str]:
-    found = {
+    environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
         "PYTHONFAULTHANDLER": "1",
     }
     # As CPU ranks run.
-    return found | ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if device == "cpu" else {})
+    return environment | ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if device == "cpu" else {})
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

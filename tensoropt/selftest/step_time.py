@@ -48,15 +48,15 @@ def _predicted_and_measured(context: CheckContext) -> Outcome:
                 answer = predict_and_run(
                     subject, predict, cluster, place, pool, Settings(), store, silent, numerics=False
                 )
-            [found] = answer["plans"]
+            [step] = answer["plans"]
             name = short_name(spec)
-            if not found["ok"]:
-                return Outcome.failed(f"{name}: the step cannot be run: {found['error'] or 'it differs'}")
-            errors.append(off(found["time_predicted_s"], found["time_measured_s"]))
+            if not step["ok"]:
+                return Outcome.failed(f"{name}: the step cannot be run: {step['error'] or 'it differs'}")
+            errors.append(off(step["time_predicted_s"], step["time_measured_s"]))
             figures += [
                 Bounded.share(f"{name}: predicted against measured", errors[-1], _BOUND[context.device]),
-                Bounded(f"{name}: predicted", found["time_predicted_s"], unit="s"),
-                Bounded(f"{name}: measured", found["time_measured_s"], unit="s"),
+                Bounded(f"{name}: predicted", step["time_predicted_s"], unit="s"),
+                Bounded(f"{name}: measured", step["time_measured_s"], unit="s"),
             ]
     figures.append(Bounded("median of the errors", statistics.median(errors), unit="share"))
     return Outcome.of(figures, "a step with Adam, batch and all; operators were timed one by one in this run")

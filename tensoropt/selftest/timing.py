@@ -58,12 +58,12 @@ def unless_busy(check: Callable[[CheckContext], Outcome], context: CheckContext)
     """Return the outcome of a check of times; on CPU ranks a failure says nothing if others use the cores as
     well, and then counts as skipped, with its figures."""
     before = share_of_core()
-    found = check(context)
+    outcome = check(context)
     share = min(before, share_of_core())
-    if found.state != "failed" or not found.figures or context.on_gpu or share >= _OWN_CORE:
-        return found
+    if outcome.state != "failed" or not outcome.figures or context.on_gpu or share >= _OWN_CORE:
+        return outcome
     reason = (
         f"times say nothing, as others use this machine's cores: a busy process got {share:.0%} of one "
-        f"({found.reason})"
+        f"({outcome.reason})"
     )
-    return replace(found, state="skipped", reason=reason)
+    return replace(outcome, state="skipped", reason=reason)

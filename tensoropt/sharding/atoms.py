@@ -29,7 +29,7 @@ from tensoropt.sharding.discovery.discover import Discovery, Kept, discover, dis
 
 
 def is_chain(boundaries: Iterable[int]) -> bool:
-    """Whether each boundary divides the next larger one, so that all belong to one factorisation."""
+    """Return whether each boundary divides the next larger one, so that all belong to one factorisation."""
     ordered = sorted(boundaries)
     return all(outer % inner == 0 for inner, outer in pairwise(ordered))
 
@@ -60,29 +60,30 @@ class _Refinement:
 
     def _discover(self, kept: Kept | None) -> dict[str, Discovery]:
         """Discover how operators without a rule split; operators that look alike are run once."""
-        found: dict[str, Discovery] = {}
-        known: dict[str, Discovery] = {}
+        by_operator: dict[str, Discovery] = {}
+        by_signature: dict[str, Discovery] = {}
         for op in self.graph.operators:
             if not self.spaces[op.name].known and op.inputs():
                 key = signature(op, self.graph)
-                if key not in known:
-                    known[key] = discover(op, self.graph, kept)
-                found[op.name] = known[key]
-                self.spaces[op.name] = discovered_space(op, self.graph, known[key])
-        return found
+                if key not in by_signature:
+                    by_signature[key] = discover(op, self.graph, kept)
+                by_operator[op.name] = by_signature[key]
+                self.spaces[op.name] = discovered_space(op, self.graph, by_signature[key])
+        return by_operator
 
     def _positions(self, space: IndexSpace, loop: int) -> list[tuple[tuple[str, int], int]]:
-        """The places where a loop occurs: (tensor dim, product of the loops inside it within that dim)."""
-        found = []
+        """Return the places where a loop occurs: (tensor dim, product of the loops inside it within that
+        dim)."""
+        places = []
         for operand in (*space.reads, *space.writes):
             for dim, loops in enumerate(operand.dims):
                 if loop in loops:
                     inner = math.prod(space.dims[i].size for i in loops[loops.index(loop) + 1 :])
-                    found.append(((operand.tensor, dim), inner))
-        return found
+                    places.append(((operand.tensor, dim), inner))
+        return places
 
     def _inside(self, place: tuple[str, int], inner: int, size: int) -> set[int]:
-        """The boundaries of a loop at this place, as multiples of the loop's own unit."""
+        """Return the boundaries of a loop at this place, as multiples of the loop's own unit."""
         return {b // inner for b in self.boundaries[place] if inner < b < inner * size and b % inner == 0}
 
     def _offer(self, place: tuple[str, int], new: set[int], changed: set[str]) -> bool:
@@ -153,7 +154,7 @@ class _Refinement:
         )
 
     def _refined(self, name: str, atoms: Mapping[str, Atoms]) -> IndexSpace:
-        """The space with one loop per atom; loops that could not be refined keep their dims whole."""
+        """Return the space with one loop per atom; loops that could not be refined keep their dims whole."""
         space = self.spaces[name]
         new_dims: list[LoopDim] = []
         parts: dict[int, list[int]] = {}
@@ -197,12 +198,12 @@ class _Refinement:
 
 
 def _factors_dims(space: IndexSpace) -> bool:
-    """Whether it only moves elements, splitting dims or merging them."""
+    """Return whether it only moves elements, splitting dims or merging them."""
     return space.cheap and any(len(loops) > 1 for o in (*space.reads, *space.writes) for loops in o.dims)
 
 
 def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
-    """The atom sizes, outermost first, of a dim with these boundaries."""
+    """Return the atom sizes, outermost first, of a dim with these boundaries."""
     if size <= 1:
         return (0,) * (size == 0)
     marks = sorted({size, *boundaries, 1}, reverse=True)
@@ -212,7 +213,8 @@ def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
 def _uneven_dims(
     graph: OperatorGraph, spaces: Mapping[str, IndexSpace], atoms: Mapping[str, Atoms]
 ) -> set[tuple[str, int]]:
-    """The tensor dims that may be cut unevenly: whole parameter dims, and the dims derived from them.
+    """Return the tensor dims that may be cut unevenly: whole parameter dims, and the dims derived
+    from them.
 
     The seeds are parameter dims indexed by a loop that allows it (vocabularies, output features); they spread
     through loops that also allow it.

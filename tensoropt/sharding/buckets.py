@@ -35,14 +35,15 @@ class Bucket:
 
 
 def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
-    """The mesh's own axes over which the gradient of a parameter with this storage is a partial sum."""
+    """Return the mesh's own axes over which the gradient of a parameter with this storage is a
+    partial sum."""
     # Axis 0 is the micro-batch axis: contributions along it are accumulated in place, one after another, and
     # never sent.
     return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
-    """The trained parameters in the order in which backward completes their gradients.
+    """Return the trained parameters in the order in which backward completes their gradients.
 
     One with several users (a tied embedding) is complete after the first user's backward, which comes last.
     """
@@ -55,7 +56,7 @@ def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """The buckets of a strategy, in the order in which backward completes them."""
+    """Return the buckets of a strategy, in the order in which backward completes them."""
     gradients = []
     for name in arrival_order(strategy.graph):
         stored = strategy.stored[name]
@@ -68,7 +69,8 @@ def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tup
 def _fill_buckets(
     gradients: Iterable[tuple[str, tuple[int, ...], str, int]], limit_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
-    """The buckets of gradients given in their order of arrival, as (parameter, axes, dtype, elements)."""
+    """Return the buckets of gradients given in their order of arrival, as (parameter, axes, dtype,
+    elements)."""
     given = tuple(gradients)
     # One all-reduce has one group and one type, so there is one open bucket for each pair of these.
     keys: dict[tuple[tuple[int, ...], str], int] = {}
@@ -86,9 +88,9 @@ def _fill_buckets(
 
 
 def bucket_numbers(keys: Indices, sizes: Indices, limit_bytes: int) -> Indices:
-    """(n, gradients) the bucket in which each gradient is reduced, for n strategies. Buckets are numbered in
-    the order in which they are closed; those still open at the end follow in the order in which they were
-    opened.
+    """Return (n, gradients) the bucket in which each gradient is reduced, for n strategies. Buckets are
+    numbered in the order in which they are closed; those still open at the end follow in the order in which
+    they were opened.
 
     All ranks compute the same numbers, because they have to issue the same collectives in the same order. The
     code consists of loops over numbers only, so that the simulator can compile it for many strategies.

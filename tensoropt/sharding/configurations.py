@@ -50,11 +50,11 @@ class Configuration:
         return tuple(str(s.label) for s in self.strategies[1:])
 
     def layout(self, tensor: str) -> Layout:
-        """The layout in which the group sees a tensor that it reads, uses or writes."""
+        """Return the layout in which the group sees a tensor that it reads, uses or writes."""
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
-        """The loop that an operator of the group splits on each axis, or a negative code."""
+        """Return the loop that an operator of the group splits on each axis, or a negative code."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property
@@ -74,12 +74,13 @@ class Configuration:
     def placed(
         self, op_name: str, atoms: AtomGraph, mesh: AxisSizes, coordinate: tuple[int, ...] | None
     ) -> OperatorShard:
-        """One rank's part of an operator of the group; the largest part without a coordinate."""
+        """Return one rank's part of an operator of the group; the largest part without a coordinate."""
         return OperatorShard(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
 
 
 def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: AxisSizes) -> bool:
-    """Whether every loop is divisible by the axes that split it (or may be cut unevenly by one axis)."""
+    """Return whether every loop is divisible by the axes that split it (or may be cut unevenly by one
+    axis)."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
         for size, strategy in zip(mesh, strategies, strict=True):
@@ -109,7 +110,7 @@ def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], m
 def enumerate_configurations(
     atoms: AtomGraph, group: Group, mesh: AxisSizes, micro: AxisStrategy
 ) -> tuple[Configuration, ...]:
-    """All configurations of a group on a mesh; the unsplit one is always among them.
+    """Return all configurations of a group on a mesh; the unsplit one is always among them.
 
     An atom inside another splittable atom of the same loop is left out if the outer one alone is divisible by
     the whole mesh: the inner one could only reduce locality.
@@ -129,37 +130,38 @@ def enumerate_configurations(
             if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
                 continue
         kept.append(strategy)
-    found = []
+    configurations = []
     # All combinations, not only those that differ beyond the order of axes, because axes differ in their
     # links.
     for choice in itertools.product(kept, repeat=len(mesh) - 1):
         strategies = (micro, *choice)
         if fits(atoms, group, strategies, mesh):
-            found.append(Configuration(group, strategies))
-    return tuple(found)
+            configurations.append(Configuration(group, strategies))
+    return tuple(configurations)
 
 
 class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
-    """The reason why a model cannot be run in micro-batches."""
+    """A model cannot be run in micro-batches; the message says why."""
 
 
 def batch_placements(graph: GroupGraph) -> dict[str, int]:
-    """The placement of each input on the micro-batch axis: its first dim if that is the batch, else whole."""
+    """Return the placement of each input on the micro-batch axis: its first dim if that is the batch, else
+    whole."""
     batch = batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
 
 def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
-    """The strategy of each group that follows the batch dim, as on an axis that splits it in time.
+    """Return the strategy of each group that follows the batch dim, as on an axis that splits it in time.
 
     Raises:
         MicroBatchRefused: an operator mixes samples (or is not understood), keeps batch statistics, or is a
             mean over targets that are made from parameters; or a buffer's new value depends on the batch.
     """
     _check_targets(graph.atoms.graph)
-    found = _BatchFollowing(graph).choose()
-    _check_buffers(graph, found)
-    return found
+    strategies = _BatchFollowing(graph).choose()
+    _check_buffers(graph, strategies)
+    return strategies
 
 
 def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None:
@@ -169,7 +171,7 @@ def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None
     decay, a power iteration). If it depends on the batch, each micro-batch would compute a different one.
     """
     source = graph.atoms.graph
-    placed = {name: code for one in micro.values() for name, code in one.placements.items()}
+    placed = {name: code for strategy in micro.values() for name, code in strategy.placements.items()}
     varies = {name for name, code in batch_placements(graph).items() if code != REPLICATE}
     made_by: dict[str, Operator] = {}
     for op in source.operators:
@@ -210,7 +212,7 @@ def _check_targets(source: OperatorGraph) -> None:
 
 
 def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
-    """The strategy of each group that follows the batch dim over devices: data parallelism.
+    """Return the strategy of each group that follows the batch dim over devices: data parallelism.
 
     The statistics of a batch norm are reduced over the devices, so it is not refused here.
 

@@ -71,7 +71,8 @@ class StoredPin:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Operators whose groups split the same dim on every mesh axis; see :func:`common_words`."""
+    """A requirement that the groups of operators split the same dim on every mesh axis; see
+    :func:`common_words`."""
 
     name: str
     operators: tuple[str, ...]
@@ -83,7 +84,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKinds:
-    """The device kinds on which operators can run, best first; patterns."""
+    """The device kinds on which operators can run, as patterns, best first."""
 
     name: str
     operators: str
@@ -96,8 +97,8 @@ class DeviceKinds:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePin:
-    """Plans that cut the model into this many stages, in sequence on as many parts of the devices; with 1,
-    plans without a pipeline.
+    """A requirement that plans cut the model into this many stages, in sequence on as many parts of the
+    devices; with 1, that they have no pipeline.
 
     Attributes:
         schedule: the schedule in which micro-batches pass them; None for the search's own.
@@ -146,14 +147,14 @@ def constraints_from_dict(data: object) -> Constraints:
     pins: list[Pin] = []
     stored: list[StoredPin] = []
     for name, entry in _entries(data, "pin"):
-        found = _pin(name, entry)
-        (pins if isinstance(found, Pin) else stored).append(found)  # type: ignore[arg-type]
-    together = [_together(name, entry) for name, entry in _entries(data, "together")]
+        entry_pin = _pin(name, entry)
+        (pins if isinstance(entry_pin, Pin) else stored).append(entry_pin)  # type: ignore[arg-type]
+    tied = [_together(name, entry) for name, entry in _entries(data, "together")]
     devices = [_device_kinds(name, entry) for name, entry in _entries(data, "devices")]
     pipeline = _pipeline(data["pipeline"]) if "pipeline" in data else None
-    if not (pins or stored or together or devices or pipeline):
+    if not (pins or stored or tied or devices or pipeline):
         raise ConstraintError(f"there are no constraints; give at least one under {_listed(_SECTIONS)}")
-    return Constraints(tuple(pins), tuple(stored), tuple(together), tuple(devices), pipeline, dict(data))
+    return Constraints(tuple(pins), tuple(stored), tuple(tied), tuple(devices), pipeline, dict(data))
 
 
 def _entries(data: Mapping[str, Any], section: str) -> Iterable[tuple[str, Any]]:
@@ -210,14 +211,16 @@ def _pipeline(entry: Any) -> PipelinePin:
         raise ConstraintError(f"{name}: 'schedule' is the name of one, such as 1f1b, not {_kind(schedule)}")
     cuts = _texts(name, entry["cuts"], "cuts") if "cuts" in entry else ()
     if stages == 1 and (schedule or cuts):
-        raise ConstraintError(f"{name}: one stage is no pipeline, so that it has neither schedule nor cuts")
+        raise ConstraintError(f"{name}: one stage is not a pipeline, so it has neither a schedule nor cuts")
     return PipelinePin(stages, schedule, cuts)
 
 
 def _axes(name: str, entry: Mapping[str, Any]) -> Axes:
     axes = entry.get("axes")
     if not isinstance(axes, Mapping) or not axes:
-        raise ConstraintError(f"{name}: 'axes' says what is on each mesh axis, for example {{gpu: batch}}")
+        raise ConstraintError(
+            f"{name}: 'axes' gives the dim or storage on each mesh axis, for example {{gpu: batch}}"
+        )
     return {str(axis): _texts(name, wanted, f"axes, {axis}") for axis, wanted in axes.items()}
 
 
@@ -235,11 +238,11 @@ def _text(name: str, entry: Mapping[str, Any], key: str) -> str:
 
 
 def _texts(name: str, value: Any, key: str = "operators") -> tuple[str, ...]:
-    found = (value,) if isinstance(value, str) else value
-    texts = isinstance(found, Sequence) and all(isinstance(one, str) and one for one in found)
-    if not texts or not found:
+    texts = (value,) if isinstance(value, str) else value
+    valid = isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
+    if not valid or not texts:
         raise ConstraintError(f"{name}: '{key}' is a text or a list of texts, not {_kind(value)}")
-    return tuple(found)
+    return tuple(texts)
 
 
 def _mapping(name: str, entry: Any) -> None:
@@ -247,10 +250,10 @@ def _mapping(name: str, entry: Any) -> None:
         raise ConstraintError(f"{name} is a mapping of fields, not {_kind(entry)}")
 
 
-def _fields(entry: Mapping[str, Any], where: str, known: Sequence[str]) -> None:
+def _fields(entry: Mapping[str, Any], where: str, allowed: Sequence[str]) -> None:
     for key in entry:
-        if key not in known:
-            raise ConstraintError(f"{where} has no field '{key}'; {suggest(str(key), known)}")
+        if key not in allowed:
+            raise ConstraintError(f"{where} has no field '{key}'; {suggest(str(key), allowed)}")
 
 
 def _kind(value: object) -> str:
@@ -293,36 +296,36 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
     notes: list[str] = []
     pins = []
     for pin in constraints.pins:
-        found = tuple(op for op in _leading(pin, pin.operators, graph) if _has_dims(pin, op, graph, notes))
-        if found:
-            pins.append((pin, found))
+        ops = tuple(op for op in _leading(pin, pin.operators, graph) if _has_dims(pin, op, graph, notes))
+        if ops:
+            pins.append((pin, ops))
     stored = tuple((pin, _parameters(pin, graph)) for pin in constraints.stored)
-    together = []
+    tied = []
     batch = _batch_dims(graph) if constraints.together else {}
     for entry in constraints.together:
         groups = _groups(entry, graph)
         if len(groups) > 1 and _share_labels(entry, groups, graph, batch, notes):
-            together.append((entry, groups))
+            tied.append((entry, groups))
     # Sharding keeps nothing of these; only a pattern that matches nothing is refused.
     for kinds in constraints.devices:
         _leading(kinds, kinds.operators, graph)
-    return Matched(constraints, tuple(pins), stored, tuple(together), tuple(notes), batch)
+    return Matched(constraints, tuple(pins), stored, tuple(tied), tuple(notes), batch)
 
 
 def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ...]:
-    """The groups that an entry without dims applies to.
+    """Return the groups that an entry without dims applies to.
 
     Raises:
         ConstraintError: a pattern matches nothing.
     """
     if isinstance(entry, Together):
         return _groups(entry, graph)
-    found = _leading(entry, entry.operators, graph)
-    return tuple(dict.fromkeys(graph.group_of[op.name].name for op in found))
+    operators = _leading(entry, entry.operators, graph)
+    return tuple(dict.fromkeys(graph.group_of[op.name].name for op in operators))
 
 
 def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
-    """The operators that a pattern applies to, one per group."""
+    """Return the operators that a pattern applies to, one per group."""
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
@@ -342,10 +345,10 @@ def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Opera
 def _parameters(pin: StoredPin, graph: GroupGraph) -> tuple[str, ...]:
     used = {n for g in graph.groups for n in (*g.parameters, *g.shared)}
     keys = {t.name: t.key or t.name for t in graph.atoms.graph.parameters if t.name in used}
-    found = tuple(n for n, key in keys.items() if fnmatchcase(key, pin.parameters))
-    if not found:
+    names = tuple(n for n, key in keys.items() if fnmatchcase(key, pin.parameters))
+    if not names:
         raise ConstraintError(f"{pin} matches no parameter; {suggest(pin.parameters, keys.values())}")
-    return found
+    return names
 
 
 def _has_dims(pin: Pin, op: Operator, graph: GroupGraph, notes: list[str]) -> bool:
@@ -365,7 +368,7 @@ def _has_dims(pin: Pin, op: Operator, graph: GroupGraph, notes: list[str]) -> bo
 def _groups(entry: Together, graph: GroupGraph) -> tuple[str, ...]:
     operators = {op.name: op for p in entry.operators for op in _leading(entry, p, graph)}
     if len(operators) < 2:
-        raise ConstraintError(f"{entry} speaks of {next(iter(operators))} only; name two or more operators")
+        raise ConstraintError(f"{entry} applies to {next(iter(operators))} only; name two or more operators")
     return tuple(dict.fromkeys(graph.group_of[name].name for name in operators))
 
 
@@ -393,7 +396,8 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Shared terms of groups that are kept together: per group the dim that all of them call :data:`BATCH`.
+    """Return the shared terms of groups that are kept together: per group the dim that all of them call
+    :data:`BATCH`.
 
     Nothing is renamed if dims with the same name suffice. Operators of different kinds (a projection and its
     attention) have in common what follows the batch. None: they have nothing in common.
@@ -412,12 +416,13 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Whether a label is what was requested: itself, its dim (``rows.1``), or the dim's name (``rows``)."""
+    """Return whether a label is what was requested: itself, its dim (``rows.1``), or the dim's name
+    (``rows``)."""
     return wanted in (str(label), label.dim, label.loop)
 
 
 def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
-    """The meaning of a group's strategy for an operator: for followers, a dim of their own."""
+    """Return the meaning of a group's strategy for an operator: for followers, a dim of their own."""
     if op.name == graph.group_of[op.name].name:
         return strategy.label
     choice = strategy.choices[op.name]
@@ -427,7 +432,7 @@ def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
 
 
 def stored_as(code: int, wanted: str) -> bool:
-    """Whether the stored placement ``code`` is what was requested: ``S(n)``, ``sharded`` or ``R``."""
+    """Return whether the stored placement ``code`` is what was requested: ``S(n)``, ``sharded`` or ``R``."""
     if wanted == "sharded":
         return code >= 0
     # `R` says where the parameter is stored. Whether its gradient is reduced in backward or in a bucket is

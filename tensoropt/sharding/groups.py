@@ -8,10 +8,9 @@ group, are what the search sees.
 A group is described per mesh axis by its list of :class:`AxisStrategy`; a configuration is one strategy per
 axis.
 
-The labels of a group's behaviour on one mesh axis, as in plans and constraints: ``rows.1@S(0)``.
+Labels name a group's behaviour on one mesh axis, as in plans and constraints: ``rows.1@S(0)``.
 
-The reduction of an activation's gradient, overlapped with the product that computes the weight's gradient.
-
+The reduction of an activation's gradient can overlap with the product that computes the weight's gradient.
 The backward of a linear operator computes two products: the gradient of its input, and that of its weight. A
 resharding reduces the first one on its way back; the second one does not depend on it, so it is computed
 while the first is being sent. Megatron-LM does this (``LinearWithGradAccumulationAndAsyncCommunication``;
@@ -68,7 +67,7 @@ class Label:
         return self.loop not in _NO_LOOP
 
     def resolved(self, code: int) -> Label:
-        """The same split, with its partial sum converted to the placement ``code``."""
+        """Return the same split, with its partial sum converted to the placement ``code``."""
         return replace(self, resolve=code)
 
     @classmethod
@@ -90,7 +89,7 @@ _NO_LOOP = frozenset(label.loop for label in (WHOLE, PASSED_ON, PARTIAL_GRADIENT
 
 
 _MAX_ATOMS_PER_LOOP = 2
-"""How many atoms of one original loop may be split: the outermost, and one inside it, so that two atoms
+"""The most atoms of one original loop that may be split: the outermost, and one inside it, so that two atoms
 together can fill a mesh axis that is larger than the number of key/value heads."""
 
 
@@ -193,7 +192,7 @@ class GroupGraph:
         return Counter(name for group in self.groups for name in group.shared)
 
     def learns(self, name: str, group: str) -> bool:
-        """Whether a group gives a gradient to a tensor that it reads.
+        """Return whether a group gives a gradient to a tensor that it reads.
 
         A parameter that is trained elsewhere gets none from a use under ``torch.no_grad``, or from one that
         does not lead to the loss.
@@ -293,7 +292,7 @@ class _Grouping:
         return True
 
     def _adds_loops(self, space: IndexSpace, draft: _Draft) -> bool:
-        """Whether a chain made from parameters only meets a dim that it does not have.
+        """Return whether a chain made from parameters only meets a dim that it does not have.
 
         This is a position bias that meets the batch: following would keep the result whole forever.
         """
@@ -307,7 +306,7 @@ class _Grouping:
         return any(space.dims[loop].splittable for loop in written - fed)
 
     def _follow(self, strategy: AxisStrategy, op: Operator, draft: _Draft) -> AxisStrategy | None:
-        """The strategy extended to ``op``, or None if ``op`` cannot follow it."""
+        """Return the strategy extended to ``op``, or None if ``op`` cannot follow it."""
         space = self.atoms.spaces[op.name]
         choice = None
         for operand in space.reads:
@@ -340,23 +339,23 @@ class _Grouping:
     # -- strategies -------------------------------------------------------------------------------
 
     def _passes_partial(self, op: Operator, space: IndexSpace) -> bool:
-        """Whether a partial sum may pass: a parameter among the operands would be added many times."""
+        """Return whether a partial sum may pass: a parameter among the operands would be added many times."""
         kinds = {self.graph.tensors[o.tensor].kind for o in space.reads}
         return space.linear and kinds == {"activation"}
 
     def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
-        """The placement of each tensor under a choice. None if one tensor would need two placements at once,
-        or if a tensor that no operator makes (a parameter, an input) would have to be a partial sum."""
-        found: dict[str, int] = {}
+        """Return the placement of each tensor under a choice. None if one tensor would need two placements at
+        once, or if a tensor that no operator makes (a parameter, an input) would have to be a partial sum."""
+        placements: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:
                 tensor = self.graph.tensors[operand.tensor]
                 code = canonical(tensor, operand_placement(space, operand, choice, written=written))
-                if found.setdefault(operand.tensor, code) != code:
+                if placements.setdefault(operand.tensor, code) != code:
                     return None
                 if code == PARTIAL and not written and tensor.kind != "activation" and not operand.added:
                     return None
-        return found
+        return placements
 
     def _anchor_strategies(self, op: Operator) -> list[AxisStrategy]:
         space = self.atoms.spaces[op.name]
@@ -381,7 +380,7 @@ class _Grouping:
         return strategies
 
     def _resolved(self, strategy: AxisStrategy, output: str) -> list[AxisStrategy]:
-        """The ways to reduce a partial output inside the group: to R, or to a shard of each dim."""
+        """Return the ways to reduce a partial output inside the group: to R, or to a shard of each dim."""
         codes, position = [REPLICATE], 0
         for dim in self.atoms.atoms[output]:
             codes += [position + i for i in range(min(len(dim), _MAX_ATOMS_PER_LOOP))]
@@ -440,7 +439,7 @@ class _Grouping:
 
 
 def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
-    """The loop that an operand with placement ``code`` forces; None if it is not splittable."""
+    """Return the loop that an operand with placement ``code`` forces; None if it is not splittable."""
     if code == PARTIAL_GRAD:
         return PARTIAL_GRAD
     if code < 0:
@@ -454,7 +453,7 @@ def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
 
 
 def _ways(strategies: Iterable[AxisStrategy]) -> set[str]:
-    """The original loops that a set of strategies can split (partial outputs may be lost freely)."""
+    """Return the original loops that a set of strategies can split (partial outputs may be lost freely)."""
     return {s.label.loop for s in strategies if s.label != PASSED_ON}
 
 
@@ -477,7 +476,7 @@ def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
 
 
 def batch_inputs(graph: OperatorGraph) -> tuple[str, ...]:
-    """The inputs whose first dim has the length of the first input's: the batch."""
+    """Return the inputs whose first dim has the length of the first input's: the batch."""
     inputs = [graph.tensors[name] for name in graph.inputs]
     batch = next((t.shape[0] for t in inputs if t.shape), 0)
     # With a batch of one, every dim of size 1 would be mistaken for it, and there is nothing to split.
@@ -485,16 +484,16 @@ def batch_inputs(graph: OperatorGraph) -> tuple[str, ...]:
 
 
 def _input_independent(atoms: AtomGraph) -> frozenset[str]:
-    """The operators that read nothing of the batch (position embeddings, weight arithmetic)."""
+    """Return the operators that read nothing of the batch (position embeddings, weight arithmetic)."""
     graph = atoms.graph
     dependent = set(batch_inputs(graph))
-    found = set()
+    independent = set()
     for op in graph.operators:
         if dependent.intersection(op.inputs()):
             dependent.update(op.outputs)
         else:
-            found.add(op.name)
-    return frozenset(found)
+            independent.add(op.name)
+    return frozenset(independent)
 
 
 def group_operators(atoms: AtomGraph) -> GroupGraph:
@@ -525,7 +524,8 @@ class LinearProduct:
 
 
 def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
-    """The linear operator of each activation whose backward gives both its gradient and that of a weight.
+    """Return the linear operator of each activation whose backward gives both its gradient and that of a
+    weight.
 
     Of several readers it is the first one, which backward reaches last, when the gradients of the others
     already exist.
@@ -537,7 +537,7 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
     for group in graph.groups:
         for name in group.reads:
             readers.setdefault(name, []).append(group)
-    leaving, found = {*source.outputs, *source.mutations.values()}, {}
+    leaving, products = {*source.outputs, *source.mutations.values()}, {}
     for name, groups in readers.items():
         product = reader_product(source, groups[0], name)
         if product is None or name in leaving or not source.tensors[name].requires_grad:
@@ -546,12 +546,13 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
         # Groups come in the order of their anchors; an operator that joined one of them may come earlier than
         # a later anchor.
         if all(source.places[other] > source.places[product.operator] for other in others):
-            found[name] = product
-    return found
+            products[name] = product
+    return products
 
 
 def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProduct | None:
-    """The linear operator of a group that is the only reader of a tensor there; None if there is none."""
+    """Return the linear operator of a group that is the only reader of a tensor there; None if there
+    is none."""
     product = _linear_product(source, group.anchor, group.name)
     if product is None or product.read != name:
         return None
@@ -559,14 +560,15 @@ def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProd
 
 
 def _linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearProduct | None:
-    """The operands of a linear operator whose weight is a trained parameter; None for any other operator."""
+    """Return the operands of a linear operator whose weight is a trained parameter; None for any other
+    operator."""
     places = spec_of(op.target).linear
     # Other arguments scale its operands.
     if places is None or set(op.kwargs) - {"bias"}:
         return None
     arguments = (*op.args, *op.kwargs.values())
     operands = [arguments[place] if place < len(arguments) else None for place in places[:3]]
-    read, weight, bias = (one.name if isinstance(one, Ref) else "" for one in operands)
+    read, weight, bias = (operand.name if isinstance(operand, Ref) else "" for operand in operands)
     if not read or not weight:
         return None
     tensors = source.tensors
@@ -580,14 +582,15 @@ def _linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearPr
 
 
 def is_one_reduction(backward: Sequence[Step], mesh: Sequence[int]) -> bool:
-    """Whether a gradient takes a single step on its way back, which sums it over several ranks."""
+    """Return whether a gradient takes a single step on its way back, which sums it over several ranks."""
     if len(backward) != 1 or backward[0].kind not in ("all_reduce", "reduce_scatter"):
         return False
     return any(axis > 0 and mesh[axis] > 1 for axis in backward[0].axes)
 
 
 def takes_over_hub(own: tuple[Sequence[Step], Sequence[Step]], *, again: bool, inside: bool) -> bool:
-    """Whether the first reader of a hub can return the hub's whole gradient to where the hub was made.
+    """Return whether the first reader of a hub can return the hub's whole gradient to where the hub
+    was made.
 
     Args:
         own: the (forward, backward) steps from the hub to this reader.

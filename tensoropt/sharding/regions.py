@@ -5,16 +5,13 @@ second time, including reshardings, and what it would have kept is alive only wh
 (Chen et al., arXiv 1604.06174, section 4). A region is a whole block because a part of one saves nothing at
 the peak: when the block's backward begins, all of its intermediate results are alive in either case.
 
-The blocks of a model whose parameters are gathered together, ahead of their use.
+Blocks are the parts of a model whose parameters are gathered together, ahead of their use. While a block
+computes, the parameters of the next one are gathered, and in backward the gradients of the previous one are
+scattered (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2; as PyTorch's FSDP prefetches, Zhao et al., VLDB
+2023, section 3.3.2). Blocks belong to the graph and are the same for each of its strategies, so the moments
+at which a step gathers are known before anything is chosen.
 
-While a block computes, the parameters of the next one are gathered, and in backward the gradients of the
-previous one are scattered (ZeRO, Rajbhandari et al., SC 2020, section 7.2.2; as PyTorch's FSDP prefetches,
-Zhao et al., VLDB 2023, section 3.3.2). Blocks belong to the graph and are the same for each of its
-strategies, so the moments at which a step gathers are known before anything is chosen.
-
-Parts of a step that backward recomputes instead of keeping their intermediate tensors (Chen et al., arXiv
-1604.06174).
-
+:func:`recomputed` runs a part of a step that backward recomputes instead of keeping its intermediate tensors.
 This is what ``torch.utils.checkpoint`` does, for code that draws no numbers from PyTorch's generators, issues
 the same calls each time and is never stopped early. ``torch.utils.checkpoint`` handles all other cases as
 well, with several Python calls for every saved tensor: with it, a step of a small transformer on two CPU
@@ -71,7 +68,7 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 
 
 def region_of(regions: Iterable[Region]) -> dict[str, Region]:
-    """The region of each group, by group name."""
+    """Return the region of each group, by group name."""
     return {name: region for region in regions for name in region.groups}
 
 
@@ -84,14 +81,14 @@ def _path(group: Group) -> list[str]:
 
 
 def _block(group: Group, depth: int) -> str:
-    """The module path up to its number ``depth`` (from 0), or "" if it has fewer numbers."""
+    """Return the module path up to its number ``depth`` (from 0), or "" if it has fewer numbers."""
     path = _path(group)
     numbers = [i for i, part in enumerate(path) if part.isdigit()]
     return ".".join(path[: numbers[depth] + 1]) if len(numbers) > depth else ""
 
 
 def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
-    found: list[Region] = []
+    regions: list[Region] = []
     times: dict[str, int] = {}
     # Neighbours only: a block that runs a second time later is a separate region, because otherwise
     # everything between the two runs would have to be inside.
@@ -104,18 +101,18 @@ def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
             continue
         times[name] = times.get(name, 0) + 1
         label = name if times[name] == 1 else f"{name}#{times[name]}"
-        found.append(Region(label, tuple(g.name for g in groups)))
-    return tuple(found)
+        regions.append(Region(label, tuple(g.name for g in groups)))
+    return tuple(regions)
 
 
 def _has_backward(graph: GroupGraph, groups: Sequence[Group]) -> bool:
-    """Whether gradients reach a block; one with frozen parameters below all others keeps nothing."""
+    """Return whether gradients reach a block; one with frozen parameters below all others keeps nothing."""
     return any(graph.atoms.graph.tensors[name].requires_grad for g in groups for name in g.writes)
 
 
 def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
-    """Whether no operator outside the groups both needs one of their results and feeds another (a convex
-    part)."""
+    """Return whether no operator outside the groups both needs one of their results and feeds another (a
+    convex part)."""
     atoms = graph.atoms.graph
     inside = {op.name for g in groups for op in g.operators}
     # Nothing before the first of them reads their results, and nothing after the last feeds them: in a model
@@ -135,7 +132,8 @@ def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
 
 
 def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> float:
-    """The bytes that groups write, unsplit: outside the regions, out of them, and inside the largest."""
+    """Return the bytes that groups write, unsplit: outside the regions, out of them, and inside the
+    largest."""
     tensors = graph.atoms.graph.tensors
     written = {g.name: sum(tensors[n].bytes for n in g.writes) for g in graph.groups}
     inside = {name: region.name for region in regions for name in region.groups}
@@ -180,7 +178,7 @@ class Blocks:
     last: tuple[str | None, ...]
 
     def neighbours(self, group: str) -> Neighbours | None:
-        """The neighbours of a group's block; None for a block that backward does not begin."""
+        """Return the neighbours of a group's block; None for a block that backward does not begin."""
         block = self.of[group]
         if self.last[block] is None:
             return None
@@ -215,8 +213,8 @@ def find_blocks(graph: GroupGraph) -> Blocks:
 
 
 def needs_kept(graph: GroupGraph, group: Group) -> bool:
-    """Whether a group's backward reads anything but the gradient: not so for sums and moves, nor for one that
-    never runs, such as that of a counter."""
+    """Return whether a group's backward reads anything but the gradient: not so for sums and moves, nor for
+    one that never runs, such as that of a counter."""
     made = (graph.atoms.graph.tensors[name] for op in group.operators for name in op.outputs)
     if not any(tensor.requires_grad for tensor in made):
         return False

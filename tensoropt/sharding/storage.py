@@ -11,8 +11,7 @@ scattered.
 S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
 section 5; the data that a step sends: section 7.
 
-Uses of one parameter that share a gathering, and those whose gradients are summed and scattered at once.
-
+Several uses of one parameter can share a gathering, and their gradients can be summed and scattered at once.
 A tied parameter has uses in several groups. Those of one block that read it in the same way have one gathered
 copy; each other block gathers its own, which would otherwise have to stay alive in between. Gradients of uses
 that read it in the same way are added up, whatever their blocks, and scattered once, behind the block that
@@ -88,7 +87,7 @@ class Turn(NamedTuple):
 
 
 def alone(*, wanted: bool) -> Turn:
-    """The turn of a use that is the only one."""
+    """Return the turn of a use that is the only one."""
     return Turn(frees_again=not wanted, gathers_back=wanted, frees_back=wanted)
 
 
@@ -105,11 +104,11 @@ def turns(uses: Sequence[UsePlace]) -> list[Turn]:
             gathered.setdefault((use.block, use.layout, use.again, use.learns), []).append(number)
         if use.behind:
             summed.setdefault(use.layout, []).append(number)
-    found = [alone(wanted=use.wanted) for use in uses]
+    shares = [alone(wanted=use.wanted) for use in uses]
     for members in gathered.values():
         wanting = [number for number in members if uses[number].wanted]
         for number in members:
-            found[number] = found[number]._replace(
+            shares[number] = shares[number]._replace(
                 gathers=number == members[0],
                 frees=number == members[-1],
                 frees_again=number == members[-1] and not wanting,
@@ -118,8 +117,8 @@ def turns(uses: Sequence[UsePlace]) -> list[Turn]:
             )
     for members in summed.values():
         for before, number in enumerate(reversed(members)):
-            found[number] = found[number]._replace(before=before, scatters=number == members[0])
-    return found
+            shares[number] = shares[number]._replace(before=before, scatters=number == members[0])
+    return shares
 
 
 _Both = tuple[tuple[Step, ...], tuple[Step, ...]]
@@ -127,7 +126,7 @@ _Both = tuple[tuple[Step, ...], tuple[Step, ...]]
 
 
 class Gather(Enum):
-    """How often a parameter that is stored sharded is gathered."""
+    """The times at which a parameter that is stored sharded is gathered."""
 
     EACH_USE = "each use"
     AHEAD = "ahead of each use"
@@ -135,7 +134,7 @@ class Gather(Enum):
 
 
 class Reduce(Enum):
-    """How often a gradient is brought to where its parameter is stored."""
+    """The times at which a gradient is brought to where its parameter is stored."""
 
     EACH_MICRO_BATCH = "each micro-batch"
     LAST_MICRO_BATCH = "last micro-batch"
@@ -245,7 +244,7 @@ class Way:
         return self.unsharded and self.back == self.source
 
     def steps(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> _Both:
-        """The steps of every use; no backward steps without a gradient."""
+        """Return the steps of every use; no backward steps without a gradient."""
         forward = edge_steps(atoms, mesh, self.source, self.use)[0] if self.source != self.use else ()
         # Not the backward of the way forward: with an unsharded copy, the value comes from the copy and the
         # gradient may go to the shard.
@@ -253,9 +252,9 @@ class Way:
         return forward, backward if learns else ()
 
     def goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Whether a use is gathered ahead: one all-gather brings the parameter, one reduce-scatter its
-        gradient back, and both can be combined with those of other parameters. All other ways stay
-        unchanged."""
+        """Return whether a use is gathered ahead: one all-gather brings the parameter, one reduce-scatter its
+        gradient back, and both can be combined with those of other parameters. All other ways stay unchanged.
+        """
         if not self.ahead or self.unsharded:
             return False
         forward, backward = self.steps(atoms, mesh, learns=learns)
@@ -263,8 +262,8 @@ class Way:
         return back and _is_one("all_gather", forward, atoms, mesh)
 
     def copy_goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Whether an unsharded copy is gathered ahead of its first use in the first micro-batch, under the
-        same conditions; a gradient that waits with it is then scattered behind in the last one."""
+        """Return whether an unsharded copy is gathered ahead of its first use in the first micro-batch, under
+        the same conditions; a gradient that waits with it is then scattered behind in the last one."""
         if not self.ahead or not self.unsharded:
             return False
         forward, last = self.once(atoms, mesh, learns=learns)
@@ -272,7 +271,7 @@ class Way:
         return back and _is_one("all_gather", forward, atoms, mesh)
 
     def goes_behind(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Whether the gradient of a use is scattered behind in every micro-batch."""
+        """Return whether the gradient of a use is scattered behind in every micro-batch."""
         if not learns or self.reduced_last:
             return False
         if not self.unsharded:
@@ -281,7 +280,7 @@ class Way:
         return self.ahead and _is_one("reduce_scatter", backward, atoms, mesh)
 
     def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> _Both:
-        """The steps of an unsharded copy that run once per step: its gathering, and the reduction of a
+        """Return the steps of an unsharded copy that run once per step: its gathering, and the reduction of a
         gradient that stayed with it."""
         if not self.unsharded:
             return (), ()
@@ -290,8 +289,8 @@ class Way:
 
 
 def _is_one(kind: StepKind, steps: Sequence[Step], atoms: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
-    """Whether a single collective of this kind is the whole way. Shards are even, or a single axis has cut
-    them, so that only the last ones are smaller: these are sent with padding."""
+    """Return whether a single collective of this kind is the whole way. Shards are even, or a single axis has
+    cut them, so that only the last ones are smaller: these are sent with padding."""
     if [step.kind for step in steps] != [kind]:
         return False
     (step,) = steps
@@ -303,15 +302,15 @@ def _is_one(kind: StepKind, steps: Sequence[Step], atoms: tuple[int, ...], mesh:
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """The words that people see for a stored layout, given by its names: one per mesh axis, followed by
-    ``held`` or ``held/P`` if an unsharded copy serves the whole step, or ``ahead`` if it is gathered ahead of
-    its uses."""
-    told = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
-    return (*names[1:], *(name for name in names[:1] if name in told))
+    """Return the words that people see for a stored layout, given by its names: one per mesh axis, followed
+    by ``held`` or ``held/P`` if an unsharded copy serves the whole step, or ``ahead`` if it is gathered ahead
+    of its uses."""
+    shown = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
+    return (*names[1:], *(name for name in names[:1] if name in shown))
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:
-    """The stored layout of a parameter for which nothing is gathered: that of its use.
+    """Return the stored layout of a parameter for which nothing is gathered: that of its use.
 
     A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
     """
@@ -319,13 +318,13 @@ def stored_layout(tensor: Tensor, use: Layout) -> Layout:
 
 
 def whole_layout(tensor: Tensor, mesh: tuple[int, ...]) -> Layout:
-    """The layout of a parameter that is whole on every device, with its gradient a sum over all: that of a
-    copy that several groups share."""
+    """Return the layout of a parameter that is whole on every device, with its gradient a sum over all: that
+    of a copy that several groups share."""
     return stored_layout(tensor, tuple(PARTIAL_GRAD if size > 1 else REPLICATE for size in mesh))
 
 
 def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, shared: bool) -> Way:
-    """The way of a parameter with this storage to a use.
+    """Return the way of a parameter with this storage to a use.
 
     An unsharded copy has the layout in which its only reader would have the parameter stored, or is whole if
     it has several. A parameter that already has that layout needs no copy.

@@ -3,10 +3,9 @@
 This is where search and executor meet: the search picks a strategy, the cost tables price its
 :meth:`Strategy.edges`, and the executor issues them.
 
-Strategies as plain data: labels and placement names, ready for JSON or for another process.
-
-Only names are written; their meaning comes from the model's graph on the reading side, so a plan for another
-model is refused at the first name that does not fit.
+As plain data, a strategy consists of labels and placement names, ready for JSON or for another process. Only
+names are written; their meaning comes from the model's graph on the reading side, so a plan for another model
+is refused at the first name that does not fit.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Edge:
 
 
 class Scattered(NamedTuple):
-    """How the gradient of a parameter comes to its shard in the backward of a call.
+    """The way in which the gradient of a parameter comes to its shard in the backward of a call.
 
     Attributes:
         sums: the number of sums that are scattered behind, each over the uses that read the parameter in the
@@ -114,15 +113,15 @@ class Strategy:
         return self.mesh[0]
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor with this name."""
+        """Return the tensor with this name."""
         return self.graph.atoms.graph.tensors[name]
 
     def atom_sizes(self, name: str) -> tuple[int, ...]:
-        """The sizes of all atoms of a tensor, outermost first."""
+        """Return the sizes of all atoms of a tensor, outermost first."""
         return self.graph.atoms.atom_sizes(name)
 
     def atoms(self, name: str) -> Atoms:
-        """The sizes of the atoms of each dim of a tensor."""
+        """Return the sizes of the atoms of each dim of a tensor."""
         return self.graph.atoms.atoms[name]
 
     @cached_property
@@ -136,11 +135,12 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """Layout that a reader starts from: that of the materialised hub, or as the producer leaves it."""
+        """Return the layout that a reader starts from: that of the materialised hub, or as the producer
+        leaves it."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
-        """Every resharding of the forward pass, in no particular order; identities are included."""
+        """Yield every resharding of the forward pass, in no particular order; identities are included."""
         for name, materialised in self.hubs.items():
             yield Edge(name, self.made[name], materialised, "", "activation")
         for group in self.graph.groups:
@@ -188,46 +188,46 @@ class Strategy:
         return edge if is_one_reduction(self.steps(edge)[1], self.mesh) else None
 
     def way(self, name: str, group: Group) -> Way:
-        """The way from a parameter's storage to its use in a group."""
+        """Return the way from a parameter's storage to its use in a group."""
         use = self.configurations[group.name].layout(name)
         return way(self.tensor(name), self.stored[name], use, self.mesh, shared=name in self.graph.shared)
 
     def use(self, name: str, group: Group) -> Edge:
-        """The edge that brings a parameter to a group that uses it."""
-        found = self.way(name, group)
-        back = found.back if found.back != found.source else None
-        behind = self._behind.get((name, found.use)) if self._goes_behind(name, group, found) else None
+        """Return the edge that brings a parameter to a group that uses it."""
+        route = self.way(name, group)
+        back = route.back if route.back != route.source else None
+        behind = self._behind.get((name, route.use)) if self._goes_behind(name, group, route) else None
         block = (
-            self.blocks.of[group.name] if behind is not None or self._goes_ahead(name, group, found) else None
+            self.blocks.of[group.name] if behind is not None or self._goes_ahead(name, group, route) else None
         )
-        return Edge(name, found.source, found.use, group.name, "parameter", back, block, behind)
+        return Edge(name, route.source, route.use, group.name, "parameter", back, block, behind)
 
     @cached_property
     def _behind(self) -> Mapping[tuple[str, Layout], int]:
         """The first block of the uses whose gradients are scattered behind, for each parameter and each way
         in which uses read it."""
-        found: dict[tuple[str, Layout], int] = {}
+        first_blocks: dict[tuple[str, Layout], int] = {}
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
-                one = self.way(name, group)
-                if self._goes_behind(name, group, one):
-                    found.setdefault((name, one.use), self.blocks.of[group.name])
-        return found
+                route = self.way(name, group)
+                if self._goes_behind(name, group, route):
+                    first_blocks.setdefault((name, route.use), self.blocks.of[group.name])
+        return first_blocks
 
     @cached_property
     def scattered(self) -> Mapping[str, Scattered]:
-        """How the gradient comes to its shard, for each parameter with a gradient, or a part of one, that is
-        scattered behind."""
-        found: dict[str, Scattered] = {}
+        """The way in which the gradient comes to its shard, for each parameter with a gradient, or a part of
+        one, that is scattered behind."""
+        arrivals: dict[str, Scattered] = {}
         for name, _ in self._behind:
-            found[name] = Scattered(found[name].sums + 1 if name in found else 1)
+            arrivals[name] = Scattered(arrivals[name].sums + 1 if name in arrivals else 1)
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
                 learns = self.graph.learns(name, group.name)
-                if name in found and learns and not self._goes_behind(name, group, self.way(name, group)):
-                    found[name] = found[name]._replace(others=True)
+                if name in arrivals and learns and not self._goes_behind(name, group, self.way(name, group)):
+                    arrivals[name] = arrivals[name]._replace(others=True)
         last = (edge for edge in self.unsharded.values() if edge.block is not None)
-        return found | {edge.tensor: Scattered(1) for edge in last if self.reduced_last(edge.tensor)}
+        return arrivals | {edge.tensor: Scattered(1) for edge in last if self.reduced_last(edge.tensor)}
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -235,13 +235,13 @@ class Strategy:
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
-        """Whether a parameter is gathered ahead of a use."""
+        """Return whether a parameter is gathered ahead of a use."""
         return self._has_neighbours(group, way) and way.goes_ahead(
             *self._asked(name), learns=self.graph.learns(name, group.name)
         )
 
     def _goes_behind(self, name: str, group: Group, way: Way) -> bool:
-        """Whether the gradient of a use is scattered behind."""
+        """Return whether the gradient of a use is scattered behind."""
         return self._has_neighbours(group, way) and way.goes_behind(
             *self._asked(name), learns=self.graph.learns(name, group.name)
         )
@@ -256,7 +256,7 @@ class Strategy:
         return self.tensor(name).requires_grad
 
     def reduced_last(self, name: str) -> bool:
-        """Whether a parameter's gradient stays with its unsharded copy until the last micro-batch."""
+        """Return whether a parameter's gradient stays with its unsharded copy until the last micro-batch."""
         last = Storage.of(self.stored[name]).reduced_last
         return last and self.tensor(name).requires_grad and name in self.unsharded
 
@@ -273,13 +273,13 @@ class Strategy:
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
                 ways.setdefault(name, (group, self.way(name, group)))
-        for name, (group, found) in ways.items():
-            if found.unsharded:
-                ahead = self._has_neighbours(group, found) and found.copy_goes_ahead(
+        for name, (group, route) in ways.items():
+            if route.unsharded:
+                ahead = self._has_neighbours(group, route) and route.copy_goes_ahead(
                     *self._asked(name), learns=self._learns(name)
                 )
                 block = self.blocks.of[group.name] if ahead else None
-                yield Edge(name, found.shard, found.source, "", "unsharded", block=block)
+                yield Edge(name, route.shard, route.source, "", "unsharded", block=block)
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:
@@ -287,15 +287,15 @@ class Strategy:
         return region_of(self.recomputed)
 
     def forwards(self, group: str) -> int:
-        """How often a group's forward runs in one micro-batch of training."""
+        """Return how often a group's forward runs in one micro-batch of training."""
         return 2 if group in self.region_of else 1
 
     def times(self, edge: Edge) -> int:
-        """The number of micro-batches of a step that pass an edge: one for an unsharded copy."""
+        """Return the number of micro-batches of a step that pass an edge: one for an unsharded copy."""
         return 1 if edge.kind == "unsharded" else self.micro_batches
 
     def forwards_of(self, edge: Edge) -> int:
-        """How often an edge's forward steps run in one micro-batch of training.
+        """Return how often an edge's forward steps run in one micro-batch of training.
 
         An edge runs where its result is used; that of a hub runs where the tensor is produced.
         """
@@ -307,7 +307,7 @@ class Strategy:
         return self.forwards(self.graph.group_of[maker.name].name)
 
     def steps(self, edge: Edge) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """The (forward, backward) steps of an edge; no backward steps without a gradient."""
+        """Return the (forward, backward) steps of an edge; no backward steps without a gradient."""
         if not edge.moves:
             return (), ()
         sizes, learns = self.atom_sizes(edge.tensor), self.tensor(edge.tensor).requires_grad
@@ -325,26 +325,28 @@ class Strategy:
     def local_shape(
         self, name: str, layout: Layout, coordinate: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """The shape of a tensor's shard in a layout; that of the largest shard without a coordinate."""
+        """Return the shape of a tensor's shard in a layout; that of the largest shard without a
+        coordinate."""
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
 
 def output_layout(source: Layout) -> Layout:
-    """Layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis unchanged."""
+    """Return the layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis
+    unchanged."""
     # The engine combines the micro-batches' results after the last one.
     return (source[0], *(REPLICATE for _ in source[1:]))
 
 
 def made_again(tensor: Tensor, steps: Iterable[Step], *, unsharded: bool = False) -> bool:
-    """Whether backward makes a used parameter anew from its stored shard instead of keeping it: so for one
-    that had to be gathered, or cast, for the use itself."""
+    """Return whether backward makes a used parameter anew from its stored shard instead of keeping it: so for
+    one that had to be gathered, or cast, for the use itself."""
     # An unsharded copy is cast when it is gathered, once for all uses.
     cast = tensor.master_dtype is not None and not unsharded
     return cast or any(step.kind == "all_gather" for step in steps)
 
 
 def replicated_axes(layout: Layout) -> tuple[int, ...]:
-    """The mesh's own axes on which a parameter is stored whole."""
+    """Return the mesh's own axes on which a parameter is stored whole."""
     return tuple(a for a, code in enumerate(layout) if a > 0 and code in (REPLICATE, PARTIAL_GRAD))
 
 
@@ -390,7 +392,7 @@ def _regions(graph: GroupGraph, names: Sequence[str]) -> tuple[Region, ...]:
     for name in names:
         if name not in available:
             raise PlanError(
-                f"the plan recomputes {name}, which is no repeated block of this model; "
+                f"the plan recomputes {name}, which is not a repeated block of this model; "
                 f"it has: {', '.join(available) or 'none'}"
             )
     return tuple(r for r in available.values() if r.name in names)
@@ -404,24 +406,24 @@ def _mesh(value: Any) -> AxisSizes:
 
 
 def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> Mapping[str, Any]:
-    found = data.get(section)
-    if not isinstance(found, Mapping):
+    entries = data.get(section)
+    if not isinstance(entries, Mapping):
         raise PlanError(f"the plan has no '{section}'; it is not a strategy")
     # A dict for its order: the first difference in the graph's order is the one that is reported.
     names = dict.fromkeys(expected)
     for name in names:
-        if name not in found:
+        if name not in entries:
             raise PlanError(f"the plan says nothing about {name} ({section}); it is for another model")
-    for name in found:
+    for name in entries:
         if name not in names:
             hint = "".join(f" (nearest: {near})" for near in closest(name, names, most=1))
             raise PlanError(f"the plan names {name} ({section}), which this model does not have{hint}")
-    return found
+    return entries
 
 
-def _per_axis(what: str, value: Any, mesh: AxisSizes) -> Sequence[str]:
+def _per_axis(entry: str, value: Any, mesh: AxisSizes) -> Sequence[str]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(mesh):
-        raise PlanError(f"{what}: expected {len(mesh)} names, one per mesh axis, but the plan has {value!r}")
+        raise PlanError(f"{entry}: expected {len(mesh)} names, one per mesh axis, but the plan has {value!r}")
     return value
 
 
@@ -442,27 +444,27 @@ def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes
     return configuration
 
 
-def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: AxisSizes) -> Layout:
+def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSizes) -> Layout:
     sizes = graph.atoms.atom_sizes(name)
     try:
-        layout = tuple(placement_code(n) for n in _per_axis(f"{what} {name}", names, mesh))
+        layout = tuple(placement_code(n) for n in _per_axis(f"{entry} {name}", names, mesh))
     except (ValueError, AttributeError) as error:
-        raise PlanError(f"{what} {name}: {error}") from None
-    if what != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
-        raise PlanError(f"{what} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
+        raise PlanError(f"{entry} {name}: {error}") from None
+    if entry != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
+        raise PlanError(f"{entry} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
     if any(Storage.of((code,)).gather is not Gather.EACH_USE for code in layout[1:]):
         raise PlanError(
-            f"{what} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
+            f"{entry} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
         )
     for code in layout:
         # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
-                f"{what} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
+                f"{entry} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
             )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)
         if code >= 0 and parts > sizes[code]:
             raise PlanError(
-                f"{what} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements"
+                f"{entry} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements"
             )
     return layout

@@ -1,19 +1,17 @@
-"""Users of a storage under another name: readers of views.
+"""Storages with several users: views and their readers, gradients in one storage, new values of buffers.
 
 A group that only takes a part of its input (one step of a sequence, one of three projections) gives a view:
 its readers then keep the whole storage from which it was cut, or the copy that was brought to it. Which
 results are views depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and whether a
 reader of one finds it there depends on where it is put, so both are looked up for each strategy.
 
-The holders of gradient storages. The backward of a sum passes its gradient to both operands, that of a
+Gradients can share a storage. The backward of a sum passes its gradient to both operands, that of a
 concatenation passes slices of it, and the storage lives until the last of them is used up.
 
 Which gradients share a storage depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and
 how long each keeps it depends on what is resharded, so both are looked up for each strategy. A shared storage
 is counted with one tensor: the one whose gradient is passed on, or, if a backward makes several gradients in
 one storage, the first of these. A gradient that is passed on to a single tensor simply becomes that tensor's.
-
-The moments at which new values of buffers replace the old ones.
 
 A buffer's new value exists from the moment when it is made. Buffers are not counted, so from the moment when
 the old value is released, the new one is not counted either.
@@ -66,14 +64,14 @@ class GradientAliases:
         self._found = False
 
     def outlasting(self, group: Group) -> Indices:
-        """1 for each strategy in which the gradient of something that a group writes outlasts its
+        """Return 1 for each strategy in which the gradient of something that a group writes outlasts its
         backward."""
         self._find()
         return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
 
     def storages(self, group: Group, name: str) -> tuple[tuple[int, ...], Column[GradientStorage]]:
-        """(the ends of storages that a tensor's gradients share, by number; for each strategy, the storage of
-        the gradients of the tensor, which ``group`` writes)."""
+        """Return (the ends of storages that a tensor's gradients share, by number; for each strategy, the
+        storage of the gradients of the tensor, which ``group`` writes)."""
         self._find()
         readers = self.schedule.readers.get(name, ())
         shared = [self._end_of.get((reader.name, name)) for reader in readers]
@@ -85,16 +83,16 @@ class GradientAliases:
             *((own,) if own is not None else ()),
             *((outlasting,) if outlasting is not None else ()),
         ]
-        known = self.readings.known.gradients
+        numbering = self.readings.memo.gradients
         if not columns:
-            plain = known.of(GradientStorage())
-            return (), Column(np.full(self.count, plain, dtype=np.int64), known.values)
+            plain = numbering.of(GradientStorage())
+            return (), Column(np.full(self.count, plain, dtype=np.int64), numbering.values)
         # Ends may be -1.
         firsts, which = distinct([column + 1 for column in columns])
         ended = [*(column for _, column in common), *((own,) if own is not None else ())]
         ends = sorted({int(end) for column in ended for end in column[firsts] if end >= 0})
         number = {end: i for i, end in enumerate(ends)} | {-1: -1}
-        found = [
+        storages = [
             GradientStorage(
                 tuple(column is not None and bool(column[row] >= 0) for column in shared),
                 tuple((i, number[int(column[row])]) for i, column in common if column[row] >= 0),
@@ -103,19 +101,19 @@ class GradientAliases:
             )
             for row in firsts
         ]
-        numbers = np.array([known.of(storage) for storage in found], dtype=np.int64)
-        return tuple(ends), Column(numbers[which], known.values)
+        numbers = np.array([numbering.of(storage) for storage in storages], dtype=np.int64)
+        return tuple(ends), Column(numbers[which], numbering.values)
 
     # -- moves ------------------------------------------------------------------------------------
 
     def _sent_back(self, name: str, reader: Group) -> Flags:
-        """Whether a reader's gradient moves to the layout in which the reader found the tensor, per
+        """Return whether a reader's gradient moves to the layout in which the reader found the tensor, per
         strategy."""
         return self._moves_back(name, self._found_at(name), self.readings.read(reader.name, name))
 
     def _hub_left(self, name: str) -> Flags:
-        """Whether a gradient moves from the layout in which readers found the tensor to its writer, per
-        strategy."""
+        """Return whether a gradient moves from the layout in which readers found the tensor to its writer,
+        per strategy."""
         hub = self.readings.hub(name)
         if hub is None:
             return np.zeros(self.count, dtype=bool)
@@ -133,35 +131,36 @@ class GradientAliases:
     # -- relations --------------------------------------------------------------------------------
 
     def _all_relations(self) -> dict[str, dict[_Relation, Flags]]:
-        """The relations of each group, by the tensors' names, and the strategies in which they hold."""
-        known = self.readings.known.once("relations", self._of_configurations)
+        """Return the relations of each group, by the tensors' names, and the strategies in which they
+        hold."""
+        relations_of = self.readings.memo.once("relations", self._of_configurations)
         return {
             name: {relation: flags[self.choices[name]] for relation, flags in relations.items()}
-            for name, relations in known.items()
+            for name, relations in relations_of.items()
         }
 
     def _of_configurations(self) -> dict[str, dict[_Relation, Flags]]:
-        """The relations of each group, and the configurations in which they hold."""
-        known: dict[Hashable, dict[_Relation, Flags]] = {}
-        found = {}
+        """Return the relations of each group, and the configurations in which they hold."""
+        by_look: dict[Hashable, dict[_Relation, Flags]] = {}
+        by_group = {}
         for group in self.graph.groups:
             alike = self.candidates.signature(group)
-            if alike not in known:
-                known[alike] = self._by_configuration(group)
-            if not known[alike]:
+            if alike not in by_look:
+                by_look[alike] = self._by_configuration(group)
+            if not by_look[alike]:
                 continue
             names = {short: name for name, short in group.short_names.items()} | {"": ""}
-            found[group.name] = {
+            by_group[group.name] = {
                 (names[of], tuple(names[member] for member in members)): flags
-                for (of, members), flags in known[alike].items()
+                for (of, members), flags in by_look[alike].items()
             }
-        return found
+        return by_group
 
     def _by_configuration(self, group: Group) -> dict[_Relation, Flags]:
-        """A group's relations by short names, and the configurations in which they hold."""
+        """Return a group's relations by short names, and the configurations in which they hold."""
         written = {group.short_names[name] for name in group.writes}
         looks = self.candidates.facts(group)
-        found: dict[_Relation, Flags] = {}
+        by_relation: dict[_Relation, Flags] = {}
         for number, facts in enumerate(looks):
             members: dict[str, list[str]] = {}
             for read, of in facts.hands_on.items():
@@ -170,8 +169,8 @@ class GradientAliases:
                 members.setdefault(of, [] if of in written else [of]).append(read)
             for of, reads in members.items():
                 relation = (of if of in written else "", tuple(reads))
-                found.setdefault(relation, np.zeros(len(looks), dtype=bool))[number] = True
-        return found
+                by_relation.setdefault(relation, np.zeros(len(looks), dtype=bool))[number] = True
+        return by_relation
 
     # -- lives ------------------------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class GradientAliases:
                 self._follow(group, incoming)
 
     def _lies(self, name: str) -> Indices | None:
-        """The end of the shared storage that contains the gradient coming to a tensor's writer."""
+        """Return the end of the shared storage that contains the gradient coming to a tensor's writer."""
         readers = self.schedule.readers.get(name, ())
         # With several readers, or for a result of the model, the gradient is a sum: a new tensor in a
         # separate storage.
@@ -229,7 +228,7 @@ class GradientAliases:
         self._outlasting[group.name] = outlasts.astype(np.int64)
 
     def _end(self, group: Group, name: str, size: int) -> Indices:
-        """The position at which a tensor that gets its gradient from a group releases the storage.
+        """Return the position at which a tensor that gets its gradient from a group releases the storage.
 
         Args:
             size: elements of the tensor whose gradient the storage was made for; 0 if it was made for
@@ -286,7 +285,7 @@ class _Taken:
     never: bool = False
 
     def until(self, row: int, first: int) -> When | None:
-        """The moment in one strategy; None if it never happens.
+        """Return the moment in one strategy; None if it never happens.
 
         Args:
             first: the number of the first of ``ends`` among the tensor's.
@@ -314,7 +313,7 @@ class NewBuffers:
         return any(group.anchor.target in (ARRIVE, DEPART) for group in self.graph.groups)
 
     def taken(self, name: str) -> _Taken:
-        """The moment at which a tensor replaces a buffer."""
+        """Return the moment at which a tensor replaces a buffer."""
         none = np.full(self.readings.count, -1, dtype=np.int64)
         if name not in self._buffers or self._in_stage or not self.graph.atoms.graph.training:
             return _Taken((), none, never=True)
@@ -337,16 +336,16 @@ class NewBuffers:
                 view = self.readings.keeps(group.name, buffer, name)
                 for reader in self.schedule.readers.get(name, ()) if view.any() else ():
                     reads = self.readings.read(reader.name, name)
-                    kept = np.array([one.kept or one.again for one in reads.values], dtype=bool)[reads.which]
+                    kept = np.array([r.kept or r.again for r in reads.values], dtype=bool)[reads.which]
                     yield reader, view & kept & ~self._moved(group.name, name, reads)
 
     def _moved(self, maker: str, name: str, reads: Column) -> Flags:
-        """Whether a reader of a tensor has its own copy, per strategy."""
+        """Return whether a reader of a tensor has its own copy, per strategy."""
         hub, written = self.readings.hub(name), self.readings.written(maker, name)
         rows = range(self.readings.count)
         sources = [hub.at(row) if hub else written.at(row).layout for row in rows]
-        found = [bool(self.moves.steps(name, sources[row], reads.at(row).layout)[0]) for row in rows]
-        return np.array(found, dtype=bool)
+        moved = [bool(self.moves.steps(name, sources[row], reads.at(row).layout)[0]) for row in rows]
+        return np.array(moved, dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -390,10 +389,10 @@ class ViewAliases:
     @cached_property
     def _views(self) -> Mapping[str, Sequence[tuple[Group, str]]]:
         """The groups that make views of each tensor, and the views."""
-        return self.readings.known.once("views", self._all_views)
+        return self.readings.memo.once("views", self._all_views)
 
     def _all_views(self) -> dict[str, tuple[tuple[Group, str], ...]]:
-        found: dict[str, dict[tuple[str, str], tuple[Group, str]]] = {}
+        views_of: dict[str, dict[tuple[str, str], tuple[Group, str]]] = {}
         for group in self.candidates.graph.groups:
             names = {short: name for name, short in group.short_names.items()}
             # Over all configurations, because readers must have the same numbers in every strategy, so that
@@ -401,13 +400,14 @@ class ViewAliases:
             # views in a strategy.
             pairs = {pair for facts in self.candidates.facts(group) for pair in facts.lies_in.items()}
             for view, of in sorted(pairs):
-                found.setdefault(names[of], {})[group.name, view] = group, names[view]
-        return {name: tuple(views.values()) for name, views in found.items()}
+                views_of.setdefault(names[of], {})[group.name, view] = group, names[view]
+        return {name: tuple(views.values()) for name, views in views_of.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """The views of a tensor; readers are numbered from ``first``, or after the tensor's own readers."""
+        """Return the views of a tensor; readers are numbered from ``first``, or after the tensor's own
+        readers."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
-        free, found = len(readers) if first is None else first, []
+        free, aliases = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):
             through = SOURCE if name in maker.writes else readers.index(maker.name)
             own = self.schedule.readers.get(view, ())
@@ -417,25 +417,25 @@ class ViewAliases:
             leaves = self.schedule.position("forward", "output", maker.name, view) >= 0
             made = ViewAlias(view, maker, through, maker.short_names[name], free, own, leaves, inner)
             free += sum(1 + len(one.readers) for one in made.with_inner())
-            found.append(made)
-        return tuple(found)
+            aliases.append(made)
+        return tuple(aliases)
 
     def columns(self, views: Sequence[ViewAlias]) -> Iterator[Indices]:
         """Yield everything that decides who reads the views, per strategy."""
-        for one in (one for view in views for one in view.with_inner()):
-            yield self.readings.written(one.maker.name, one.name).which
-            for group in one.readers:
-                yield self.readings.read(group.name, one.name).which
-            if (hub := self.readings.hub(one.name)) is not None:
+        for alias in (alias for view in views for alias in view.with_inner()):
+            yield self.readings.written(alias.maker.name, alias.name).which
+            for group in alias.readers:
+                yield self.readings.read(group.name, alias.name).which
+            if (hub := self.readings.hub(alias.name)) is not None:
                 yield hub.which
 
     def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
         """Yield the readers of views, in the order of their numbers; for each view, the hub in which it is
         put comes first."""
-        for one in (one for view in views for one in view.with_inner()):
-            yield Reader(one.maker.name, one.name, materialises=True)
-            for group in one.readers:
-                yield Reader(group.name, one.name)
+        for alias in (alias for view in views for alias in view.with_inner()):
+            yield Reader(alias.maker.name, alias.name, materialises=True)
+            for group in alias.readers:
+                yield Reader(group.name, alias.name)
 
     def users(
         self, views: Sequence[ViewAlias], row: int, orders: Sequence[int], through: int | None = None
@@ -446,26 +446,26 @@ class ViewAliases:
             orders: for each reader's number, its position in forward.
             through: for the views of a view: the reader of the outermost tensor.
         """
-        for one in views:
-            writing = self.readings.written(one.maker.name, one.name).at(row)
-            if writing.lies_in != one.of:
+        for alias in views:
+            writing = self.readings.written(alias.maker.name, alias.name).at(row)
+            if writing.lies_in != alias.of:
                 continue
-            outer = one.through if through is None else through
-            source, hub = writing.layout, self.readings.hub(one.name)
+            outer = alias.through if through is None else through
+            source, hub = writing.layout, self.readings.hub(alias.name)
             if hub is not None:
                 source = hub.at(row)
-            order = orders[one.first]
-            if self.moves.steps(one.name, writing.layout, source)[0]:  # read once, on its way to its hub
-                yield StorageUser(one.first, False, writing.again, True, True, order, through=outer)
+            order = orders[alias.first]
+            if self.moves.steps(alias.name, writing.layout, source)[0]:  # read once, on its way to its hub
+                yield StorageUser(alias.first, False, writing.again, True, True, order, through=outer)
                 continue
-            if one.leaves:
-                yield StorageUser(one.first, False, False, True, False, order, True, outer)
-            for number, group in enumerate(one.readers):
-                read, own = self.readings.read(group.name, one.name).at(row), one.first + 1 + number
-                moved = bool(self.moves.steps(one.name, source, read.layout)[0])
-                inside = self.readings.inside(one.maker.name, group.name)
+            if alias.leaves:
+                yield StorageUser(alias.first, False, False, True, False, order, True, outer)
+            for number, group in enumerate(alias.readers):
+                read, own = self.readings.read(group.name, alias.name).at(row), alias.first + 1 + number
+                moved = bool(self.moves.steps(alias.name, source, read.layout)[0])
+                inside = self.readings.inside(alias.maker.name, group.name)
                 yield StorageUser(own, read.kept, read.again, inside, moved, orders[own], through=outer)
                 # A reader with a copy makes views of its copy, in which the outer storage has no part.
                 if not moved:
-                    inner = [view for view in one.inner if view.through == number]
+                    inner = [view for view in alias.inner if view.through == number]
                     yield from self.users(inner, row, orders, outer)

@@ -36,7 +36,7 @@ from tensoropt.simulate.candidates import BLOCKING, Candidates, Overlap
 from tensoropt.simulate.readings import (
     Column,
     Kind,
-    Known,
+    Memo,
     MomentPlace,
     Readings,
     TiedParameter,
@@ -97,30 +97,31 @@ class Stack:
     Attributes:
         used: (k,) the numbers of the effects that occur in this batch.
         which: (owners, strategies) indices into these.
-        known: for each moment, its positions for exactly these owners, kept for later batches.
+        positions_of: for each moment, its positions for exactly these owners, kept for later batches.
     """
 
     kind: Kind
     owners: Sequence[_Chosen]
     used: Indices
     which: Indices
-    known: dict[When, Indices]
+    positions_of: dict[When, Indices]
 
     def positions(self, place: MomentPlace) -> Indices:
-        """(owners,) the position of a place in the step schedule; -1 for an owner that has no such place."""
+        """Return (owners,) the position of a place in the step schedule; -1 for an owner that has no such
+        place."""
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
         if when.what == "end" and when != FORWARD_END:
-            ends = [one.ends[when.number] if when.number < len(one.ends) else -1 for one in self.owners]
+            ends = [o.ends[when.number] if when.number < len(o.ends) else -1 for o in self.owners]
             return np.array(ends, dtype=np.int64) + after
-        if when not in self.known:
-            self.known[when] = np.array([one.position(when) for one in self.owners], dtype=np.int64)
-        return self.known[when] + after
+        if when not in self.positions_of:
+            self.positions_of[when] = np.array([o.position(when) for o in self.owners], dtype=np.int64)
+        return self.positions_of[when] + after
 
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """All that is known of a tensor before anything is chosen.
+    """The facts about a tensor that do not depend on any choice.
 
     Attributes:
         places: its readers and those of its views, by number.
@@ -146,7 +147,7 @@ class Batch:
     Args:
         choices, options: for each variable and each group, the index that every strategy chose.
         prices: :func:`~tensoropt.costs.prices.free_prices` to track only bytes and collectives.
-        known: results derived earlier for the same candidates and prices; this batch adds to it.
+        memo: results derived earlier for the same candidates and prices; this batch adds to it.
         schedule: the step schedule of the candidates' graph and regions.
 
     Attributes:
@@ -162,26 +163,26 @@ class Batch:
         options: Mapping[str, Indices],
         prices: Prices,
         overlap: Overlap = BLOCKING,
-        known: Known | None = None,
+        memo: Memo | None = None,
         schedule: StepSchedule | None = None,
     ):
         self.candidates, self.prices, self.overlap = candidates, prices, overlap
         self.graph, self.mesh = candidates.graph, candidates.mesh
         self.schedule = schedule or step_schedule(candidates.graph, candidates.regions)
-        self._known = Known() if known is None else known
-        known = self._known
-        self._of_groups: GroupEffects = known.once("group effects", lambda: GroupEffects(prices))
-        self._of_tensors: TensorEffects = known.once("tensor effects", lambda: TensorEffects(prices))
-        self.readings = Readings(candidates, choices, options, self._of_tensors.product, self._known)
+        self._memo = Memo() if memo is None else memo
+        memo = self._memo
+        self._of_groups: GroupEffects = memo.once("group effects", lambda: GroupEffects(prices))
+        self._of_tensors: TensorEffects = memo.once("tensor effects", lambda: TensorEffects(prices))
+        self.readings = Readings(candidates, choices, options, self._of_tensors.product, self._memo)
         self.count = self.readings.count
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
         self.tied = {name: self._tied(name) for name in self.graph.shared}
-        told = candidates, self.schedule, self._of_tensors, self.readings
+        context = candidates, self.schedule, self._of_tensors, self.readings
         # Created before the owners: the lifetime of a tensor's storage depends on who reads its views and
         # gets its gradient.
-        self._views, self._gradients = ViewAliases(*told), GradientAliases(*told)
-        self._new_buffers = NewBuffers(*told)
+        self._views, self._gradients = ViewAliases(*context), GradientAliases(*context)
+        self._new_buffers = NewBuffers(*context)
         by_kind: dict[Hashable, list[_Chosen]] = {}
         self._order: list[_Where] = []
         for kind, chosen in self._chosen():
@@ -193,15 +194,15 @@ class Batch:
         """Yield all owners, each with its kind."""
         for group in self.graph.groups:
             yield self._group(group)
-        for plan in self._known.once("tensors", self._plans):
+        for plan in self._memo.once("tensors", self._plans):
             yield plan.kind, self._tensor(plan)
         for name in self.stored:
             yield self._parameter(name)
 
     def _stack(self, key: Hashable, owners: Sequence[_Chosen]) -> Stack:
         """Derive the effects of all owners of a kind, once per distinct choice of any of them."""
-        kind = self._known.kind(key, self.mesh)
-        columns = [np.concatenate(each) for each in zip(*(one.columns for one in owners), strict=True)]
+        kind = self._memo.kind(key, self.mesh)
+        columns = [np.concatenate(each) for each in zip(*(o.columns for o in owners), strict=True)]
         firsts, which = distinct(columns)
         keys = np.stack(columns)[:, firsts].T.tolist()
         numbers = []
@@ -209,9 +210,7 @@ class Batch:
             owner, row = divmod(first, self.count)
             numbers.append(kind.number(tuple(numbered), partial(owners[owner].make, row)))
         which = which.reshape(len(owners), self.count)
-        return Stack(
-            kind, owners, np.array(numbers), which, kind.positions(tuple(one.where for one in owners))
-        )
+        return Stack(kind, owners, np.array(numbers), which, kind.positions(tuple(o.where for o in owners)))
 
     def part(self, rows: slice) -> Batch:
         """Return some of the strategies, to be simulated by themselves; its readings and owners are not
@@ -226,9 +225,9 @@ class Batch:
     @cached_property
     def _owner_of(self) -> dict[_Where, Owner]:
         return {
-            one.where: Owner(*one.where, one.position, Column(stack.used[which], stack.kind.effects))
+            owner.where: Owner(*owner.where, owner.position, Column(stack.used[which], stack.kind.effects))
             for stack in self.stacks
-            for one, which in zip(stack.owners, stack.which, strict=True)
+            for owner, which in zip(stack.owners, stack.which, strict=True)
         }
 
     @cached_property
@@ -237,7 +236,7 @@ class Batch:
         return tuple(self._owner_of[where] for where in self._order)
 
     def owner(self, kind: str, name: str) -> Owner:
-        """The owner with a kind and name."""
+        """Return the owner with a kind and name."""
         return self._owner_of[kind, name]
 
     def _group(self, group: Group) -> tuple[Hashable, _Chosen]:
@@ -260,8 +259,8 @@ class Batch:
         # Without the group's name, so that equal layers share one kind. Less is sent ahead for the blocks at
         # either end.
         neighbours = self.schedule.blocks.neighbours(group.name)
-        told = tuple(self.tied[name] is not None for name in group.shared)
-        kind = ("group", self.candidates.signature(group), joins, neighbours, told)
+        is_tied = tuple(self.tied[name] is not None for name in group.shared)
+        kind = ("group", self.candidates.signature(group), joins, neighbours, is_tied)
         return kind, _Chosen(("group", group.name), columns, make, self.schedule.of_group(group.name))
 
     def _choice(self, group: Group, number: int, stored: Mapping[str, Layout]) -> Choice:
@@ -279,25 +278,25 @@ class Batch:
 
     def _plan(self, group: Group, name: str) -> _TensorPlan:
         readers, views = self.schedule.readers.get(name, ()), self._views.of(name)
-        places = (*(Reader(one.name, name) for one in readers), *self._views.places(views))
+        places = (*(Reader(part.name, name) for part in readers), *self._views.places(views))
         # The ends of gradient storages are not part of forward's orders.
         resolve = self.schedule.of_tensor(group.name, name, places, ())
         orders = _orders([resolve(reader(number, USED)) for number in range(len(places))])
-        inside = tuple(self.readings.inside(group.name, one.name) for one in readers)
+        inside = tuple(self.readings.inside(group.name, part.name) for part in readers)
         of_views = tuple(
             (
-                *(one.through, one.of, one.first, len(one.inner), one.leaves),
-                tuple(self.readings.inside(one.maker.name, group.name) for group in one.readers),
-                self._look(one.maker, one.name),
+                *(part.through, part.of, part.first, len(part.inner), part.leaves),
+                tuple(self.readings.inside(part.maker.name, group.name) for group in part.readers),
+                self._look(part.maker, part.name),
             )
             for view in views
-            for one in view.with_inner()
+            for part in view.with_inner()
         )
         kind = ("tensor", self._look(group, name), inside, orders, of_views)
         return _TensorPlan(group, name, readers, views, places, orders, inside, kind)
 
     def _look(self, group: Group, name: str) -> Hashable:
-        """The properties of a tensor, besides its readings, that TensorEffects depends on."""
+        """Return the properties of a tensor, besides its readings, that TensorEffects depends on."""
         tensor = self.graph.atoms.graph.tensors[name]
         return (
             self.graph.atoms.atoms[name],
@@ -316,7 +315,7 @@ class Batch:
         one."""
         group, name = plan.group, plan.name
         written, hub = self.readings.written(group.name, name), self.readings.hub(name)
-        read = [self.readings.read(one.name, name) for one in plan.readers]
+        read = [self.readings.read(reader.name, name) for reader in plan.readers]
         ends, gradients = self._gradients.storages(group, name)
         first, taken = len(ends), self._new_buffers.taken(name)
         ends = (*ends, *taken.ends)
@@ -326,7 +325,7 @@ class Batch:
                 name,
                 written.at(row),
                 hub.at(row) if hub else None,
-                tuple(one.at(row) for one in read),
+                tuple(reader.at(row) for reader in read),
                 plan.inside,
                 gradients.at(row),
                 tuple(self._views.users(plan.views, row, plan.orders)),
@@ -337,7 +336,7 @@ class Batch:
         columns = [
             written.which,
             taken.which + 1,
-            *(one.which for one in read),
+            *(reader.which for reader in read),
             *((hub.which,) if hub else ()),
         ]
         columns += [*self._views.columns(plan.views), gradients.which]
@@ -371,11 +370,11 @@ class Batch:
     def _tied(self, name: str) -> TiedParameter | None:
         groups = [group for group in self.graph.groups if name in group.shared]
         chosen = {group.name: self._choices[group.name] for group in groups}
-        told = self._choice, self._of_groups, self._known
-        return tied_parameter(name, self.stored[name], chosen, *told)
+        context = self._choice, self._of_groups, self._memo
+        return tied_parameter(name, self.stored[name], chosen, *context)
 
     def _complete(self, name: str) -> Indices:
-        """The number in ``COMPLETE`` of the moment after which a parameter's gradient is complete, per
+        """Return the number in ``COMPLETE`` of the moment after which a parameter's gradient is complete, per
         strategy."""
         stored, user = self.stored[name], self.schedule.users[name][0]
         if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
@@ -385,14 +384,14 @@ class Batch:
         # If it has several users, the first one in forward completes it.
         neighbours = self.schedule.blocks.neighbours(user)
         pairs = ((stored.at(row), Use(used.at(row), 0, neighbours=neighbours)) for row in firsts.tolist())
-        found = [COMPLETE.index(self._of_groups.complete(name, layout, use)) for layout, use in pairs]
-        return np.array(found, dtype=np.int64)[which]
+        moments = [COMPLETE.index(self._of_groups.complete(name, layout, use)) for layout, use in pairs]
+        return np.array(moments, dtype=np.int64)[which]
 
 
 def _orders(positions: Sequence[int]) -> tuple[int, ...]:
-    """The rank of each position among all positions."""
+    """Return the rank of each position among all positions."""
     ranked = sorted(range(len(positions)), key=positions.__getitem__)
-    found = [0] * len(ranked)
+    ranks = [0] * len(ranked)
     for rank, place in enumerate(ranked):
-        found[place] = rank
-    return tuple(found)
+        ranks[place] = rank
+    return tuple(ranks)

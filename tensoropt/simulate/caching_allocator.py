@@ -14,12 +14,11 @@ lowest address, and cuts off the rest if that is worth it. If no block fits:
 Freed blocks join their free neighbours. Nothing is returned to the device: PyTorch does that only if the
 device has no more memory.
 
-The requests that a strategy's step makes to an allocator, in order, derived from the simulator's effects.
-
-The simulator counts bytes; an allocator serves blocks. Every effect that takes memory is assumed to request
-one block, and every effect that gives memory back ends blocks of the same owner, of equal size if there is
-one. The workspace of a moment is requested when it runs and freed at its end; it includes the results that
-the moment leaves behind. At every moment the requested bytes equal those that the simulator counts.
+The requests of a strategy's step, in order, are derived from the simulator's effects. The simulator counts
+bytes; an allocator serves blocks. Every effect that takes memory is assumed to request one block, and every
+effect that gives memory back ends blocks of the same owner, of equal size if there is one. The workspace of a
+moment is requested when it runs and freed at its end; it includes the results that the moment leaves behind.
+At every moment the requested bytes equal those that the simulator counts.
 
 Assumptions: the sum in an effect (a group's saved tensors, everything alive at the peak of its kernels) is
 one block, although kernels request its parts at different moments; all requests are on one stream; two
@@ -53,12 +52,13 @@ _ROUNDED_SEGMENT_BYTES = 2 * MIB
 
 
 def rounded_bytes(size: int) -> int:
-    """The size that the allocator serves for a request (``round_size``)."""
+    """Return the size that the allocator serves for a request (``round_size``)."""
     return max(-(-size // _LEAST_BYTES), 1) * _LEAST_BYTES
 
 
 def segment_bytes(rounded: int) -> int:
-    """Bytes allocated on the device for a rounded request that no block serves (``get_allocation_size``)."""
+    """Return the bytes allocated on the device for a rounded request that no block serves
+    (``get_allocation_size``)."""
     if rounded <= _SMALL_BYTES:
         return _SMALL_SEGMENT_BYTES
     if rounded < _LEAST_OWN_SEGMENT_BYTES:
@@ -109,7 +109,8 @@ class _Pool:
         del self.blocks[block.key]
 
     def fitting(self, size: int) -> _AllocatorBlock | None:
-        """Smallest free block with that many bytes; one that can grow counts with all that it can grow to."""
+        """Return the smallest free block with that many bytes; one that can grow counts with all that it can
+        grow to."""
         at = bisect_left(self.order, (size, -1))
         if at == len(self.order):
             return None
@@ -200,7 +201,7 @@ class CachingAllocator:
     # -- segments -----------------------------------------------------------------------------------
 
     def _is_worth_cutting(self, pool: _Pool, rest: int) -> bool:
-        """``should_split``."""
+        """Return whether the rest of a block is worth cutting off (``should_split``)."""
         return rest >= _LEAST_BYTES if pool.small or self.expandable else rest > _SMALL_BYTES
 
     def _cut(self, block: _AllocatorBlock, size: int) -> None:
@@ -213,14 +214,14 @@ class CachingAllocator:
         block.pool.add(rest)
 
     def _segment(self, pool: _Pool, size: int) -> _AllocatorBlock:
-        """A native segment."""
+        """Return a native segment."""
         block = _AllocatorBlock(pool, self._next_address, size)
         self._next_address += size
         self.reserved += size
         return block
 
     def _grown(self, pool: _Pool, size: int) -> _AllocatorBlock:
-        """Memory at the end of the pool's pages, joined with the free space before it
+        """Return memory at the end of the pool's pages, joined with the free space before it
         (``try_allocate_expandable_block``)."""
         if pool.unmapped is None:
             pool.unmapped = _AllocatorBlock(pool, self._next_address, self.ADDRESSES, mapped=False)
@@ -321,7 +322,7 @@ class StepRequests:
 
 
 def replayed(batch: Batch, row: int) -> dict[str, float]:
-    """The allocator's peaks in strategy ``row`` of a batch, including the process's own blocks.
+    """Return the allocator's peaks in strategy ``row`` of a batch, including the process's own blocks.
 
     The names are those of :data:`~tensoropt.simulate.recording.ALLOCATOR`; empty for strategies whose process
     memory is not counted.
@@ -336,7 +337,7 @@ def replayed(batch: Batch, row: int) -> dict[str, float]:
 
 
 def step_requests(batch: Batch, row: int) -> StepRequests:
-    """The requests of strategy ``row`` of a batch."""
+    """Return the requests of strategy ``row`` of a batch."""
     count = len(batch.schedule.moments)
     moments = [MomentRequests([], [], [], [], []) for _ in range(count)]
     lasting: list[int] = []

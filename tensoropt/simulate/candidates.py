@@ -4,7 +4,7 @@ of one strategy.
 The simulator receives rows of indices into candidates, so that many strategies share what they have in
 common.
 
-Overlap: the executor's asynchronous collectives, and the links that they share.
+:class:`Overlap` describes the executor's asynchronous collectives, and the links that they share.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Overlap:
     slower: float = 0.0
 
     def links(self, axes: tuple[int, ...]) -> tuple[str, ...]:
-        """The names of the links that a collective over mesh ``axes`` occupies."""
+        """Return the names of the links that a collective over mesh ``axes`` occupies."""
         # Without a cluster nothing is known about levels: each axis then has its own links.
         return self.by_axes.get(axes) or _axis_links(axes)
 
@@ -60,7 +60,7 @@ BLOCKING = Overlap(False, "nothing overlaps")
 
 
 def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
-    """The overlap of the executor on this cluster's devices.
+    """Return the overlap of the executor on this cluster's devices.
 
     Args:
         beside: whether anything overlaps with computation (:func:`~tensoropt.costs.prices.runs_beside`).
@@ -86,7 +86,7 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
 
 
 def link_levels(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[str, ...]:
-    """The names of the link levels that groups along ``axes`` cross, outermost first."""
+    """Return the names of the link levels that groups along ``axes`` cross, outermost first."""
     # Neighbours are sufficient: the ranks of a group ascend, so any level between two of them lies between
     # neighbours.
     crossed = {cluster.crossing_level(a, b).name for group in mesh.groups(axes) for a, b in pairwise(group)}
@@ -111,7 +111,7 @@ class Candidates(Protocol):
         ...
 
     def again(self, group: Group) -> Sequence[bool]:
-        """Whether the group is recomputed in backward, per configuration."""
+        """Return whether the group is recomputed in backward, per configuration."""
         ...
 
     def configurations(self, group: Group) -> Sequence[Configuration]: ...
@@ -121,7 +121,7 @@ class Candidates(Protocol):
     def works(self, group: Group) -> Sequence[Workload]: ...
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
-        """The stored layouts of the group's own parameters."""
+        """Return the stored layouts of the group's own parameters."""
         ...
 
     def hubs(self, name: str) -> Sequence[Layout]: ...
@@ -129,7 +129,7 @@ class Candidates(Protocol):
     def shared(self, name: str) -> Sequence[Layout]: ...
 
     def signature(self, group: Group) -> Hashable:
-        """A key that is equal for groups with the same configurations, facts and works."""
+        """Return a key that is equal for groups with the same configurations, facts and works."""
         ...
 
 
@@ -176,7 +176,8 @@ class TableCandidates:
     def rows(
         self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]
     ) -> tuple[dict[str, Indices], dict[str, Indices]]:
-        """The points of the search, (choice, options) each, as one array per variable: (choices, options)."""
+        """Return the points of the search, (choice, options) each, as one array per variable: (choices,
+        options)."""
         names = [v.key for v in self.tables.variables]
         groups = [g.name for g in self.graph.groups]
         choices = np.array([[c[n] for n in names] for c, _ in chosen], dtype=np.int64)
@@ -231,7 +232,7 @@ class StrategyCandidates:
         return group.name
 
     def row(self) -> tuple[dict[str, Indices], dict[str, Indices]]:
-        """The strategy as rows."""
+        """Return the strategy as rows."""
         zero = np.zeros(1, dtype=np.int64)
         names = [g.name for g in self.graph.groups]
         every = variables(names, self.graph.hubs, self.graph.shared)

@@ -39,9 +39,9 @@ class _Coalesced:
 
 
 def coalesced(batch: Batch) -> list[_Coalesced]:
-    """All coalesced collectives of a batch in issue order: at one moment, first those that are waited for at
-    once, then gathers before scatters, and those of every micro-batch before those of a single one."""
-    found: dict[_Key, tuple[Indices, ...]] = {}
+    """Return all coalesced collectives of a batch in issue order: at one moment, first those that are waited
+    for at once, then gathers before scatters, and those of every micro-batch before those of a single one."""
+    totals: dict[_Key, tuple[Indices, ...]] = {}
     for stack in batch.stacks:
         for (place, kind, axes, dtype), cells in stack.kind.tables.beside.items():
             figures = [of.of(stack.used, stack.kind.tables.count).astype(np.int64) for of in cells]
@@ -51,11 +51,11 @@ def coalesced(batch: Batch) -> list[_Coalesced]:
             of_owners = [figure[stack.which] for figure in figures]
             for position, *of_owner in zip(stack.positions(place).tolist(), *of_owners, strict=True):
                 key = position, place.when.at_once, only, kind, axes, dtype
-                before = found.get(key, (0,) * len(of_owner))
-                found[key] = tuple(a + b for a, b in zip(before, of_owner, strict=True))
-    return [_Coalesced(*key, *of_all) for key, of_all in sorted(found.items(), key=_issued)]
+                before = totals.get(key, (0,) * len(of_owner))
+                totals[key] = tuple(a + b for a, b in zip(before, of_owner, strict=True))
+    return [_Coalesced(*key, *of_all) for key, of_all in sorted(totals.items(), key=_issued)]
 
 
-def _issued(one: tuple[_Key, object]) -> tuple[object, ...]:
-    position, at_once, only, kind, axes, dtype = one[0]
+def _issued(item: tuple[_Key, object]) -> tuple[object, ...]:
+    position, at_once, only, kind, axes, dtype = item[0]
     return position, not at_once, kind, only, axes, dtype

@@ -2,13 +2,11 @@
 
 ``verify`` compares them with what the executor really issues; nothing here queries the executor.
 
-The collectives of one strategy in a step, by sender: a use of a parameter, an operator, a tensor, a copy.
-
+The collectives of one strategy are derived sender by sender: uses of parameters, operators, tensors, copies.
 The simulator uses effects by their moments, which belong to whole groups. The order in which collectives are
 issued depends on single operators and parameters, so effects are derived one by one.
 
-The cost of coming from work to collectives and going back, for all collectives of a step at once.
-
+The cost of coming from work to collectives and going back is computed for all collectives of a step at once.
 The first collective after some work takes longer; the others that follow it find the ranks in step. The work
 after them takes longer, too: of several in a row, the worst counts. The amount of work between two
 collectives does not depend on when they start, so all of this is known before any time is.
@@ -69,15 +67,15 @@ class _Moments:
             self._beside.setdefault(effect.when, []).extend(effect.beside)
 
     def at(self, when: When) -> Sends:
-        """The collectives that the device waits for."""
+        """Return the collectives that the device waits for."""
         return tuple(self._sends.get(when, ()))
 
     def ways(self, forward: When, again: When, back: When) -> Ways:
-        """The collectives that the device waits for at three moments."""
+        """Return the collectives that the device waits for at three moments."""
         return Ways(self.at(forward), self.at(again), self.at(back))
 
     def beside(self, when: When) -> tuple[SharedCollective, ...]:
-        """The parts that are combined with others of the same moment."""
+        """Return the parts that are combined with others of the same moment."""
         return tuple(self._beside.get(when, ()))
 
 
@@ -102,10 +100,10 @@ class StepSends:
     def _choice(self, candidates: StrategyCandidates, group: Group) -> Choice:
         stored = {name: self.strategy.stored[name] for name in (*group.parameters, *group.shared)}
         (configuration,), (work,) = candidates.configurations(group), candidates.works(group)
-        (facts,), (again,) = candidates.facts(group), candidates.again(group)
-        tied = {name: one for name in group.shared if (one := self.batch.tied[name])}
-        turns = {name: one.turns[group.name].at(0) for name, one in tied.items()}
-        return Choice(configuration, work, facts, stored, again, turns)
+        (facts,), (recomputed,) = candidates.facts(group), candidates.again(group)
+        tied = {name: parameter for name in group.shared if (parameter := self.batch.tied[name])}
+        turns = {name: parameter.turns[group.name].at(0) for name, parameter in tied.items()}
+        return Choice(configuration, work, facts, stored, recomputed, turns)
 
     # -- parameters ---------------------------------------------------------------------------------
 
@@ -118,68 +116,68 @@ class StepSends:
             for name, use in self._of_groups.uses(self._choices[group.name]).items()
         }
 
-    def use(self, one: ParameterUse) -> _Moments:
-        """The collectives of a use."""
-        if one not in self._used:
-            self._used[one] = _Moments(self.effects(one))
-        return self._used[one]
+    def use(self, use: ParameterUse) -> _Moments:
+        """Return the collectives of a use."""
+        if use not in self._used:
+            self._used[use] = _Moments(self.effects(use))
+        return self._used[use]
 
-    def effects(self, one: ParameterUse) -> tuple[Effect, ...]:
-        """All effects of a use in a micro-batch."""
-        stored = self.strategy.stored[one.parameter]
-        return self._of_groups.use(one.parameter, stored, self.uses[one]).effects
+    def effects(self, use: ParameterUse) -> tuple[Effect, ...]:
+        """Return all effects of a use in a micro-batch."""
+        stored = self.strategy.stored[use.parameter]
+        return self._of_groups.use(use.parameter, stored, self.uses[use]).effects
 
-    def changes(self, one: ParameterUse) -> bool:
-        """Whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
-        name = one.parameter
-        way = self._of_groups.way(name, self.strategy.stored[name], self.uses[one].layout)
-        back = self._of_groups.use_steps(name, way, self.uses[one])[1]
-        moves = self._of_groups.moves_to_use(name, way, self.uses[one])
-        return moves or bool(back) or (way.back != way.source and self.delivers(one))
+    def changes(self, use: ParameterUse) -> bool:
+        """Return whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
+        name = use.parameter
+        way = self._of_groups.way(name, self.strategy.stored[name], self.uses[use].layout)
+        back = self._of_groups.use_steps(name, way, self.uses[use])[1]
+        moves = self._of_groups.moves_to_use(name, way, self.uses[use])
+        return moves or bool(back) or (way.back != way.source and self.delivers(use))
 
-    def delivers(self, one: ParameterUse) -> bool:
-        """Whether the gradient of a parameter's use comes to a leaf: the one whose gradient the optimizer
-        reads, or a copy that collects gradients until the last micro-batch."""
-        return self._of_groups.gives(one.parameter, self.uses[one])
+    def delivers(self, use: ParameterUse) -> bool:
+        """Return whether the gradient of a parameter's use comes to a leaf: the one whose gradient the
+        optimizer reads, or a copy that collects gradients until the last micro-batch."""
+        return self._of_groups.gives(use.parameter, self.uses[use])
 
-    def leaves_behind(self, one: ParameterUse) -> bool:
-        """Whether the gradient of a use is scattered with others, one block behind backward."""
-        return self._of_groups.hands_over(one.parameter, self.strategy.stored[one.parameter], self.uses[one])
+    def leaves_behind(self, use: ParameterUse) -> bool:
+        """Return whether the gradient of a use is scattered with others, one block behind backward."""
+        return self._of_groups.hands_over(use.parameter, self.strategy.stored[use.parameter], self.uses[use])
 
     @cached_property
     def last_block(self) -> Mapping[tuple[str, Layout], int]:
         """The block that backward reaches last, for each parameter and each way of reading it, among the uses
         whose gradients are scattered together."""
-        found: dict[tuple[str, Layout], int] = {}
-        for one, use in self.uses.items():
-            if self.leaves_behind(one):
-                found.setdefault((one.parameter, use.layout), self.strategy.blocks.of[one.group])
-        return found
+        blocks: dict[tuple[str, Layout], int] = {}
+        for place, use in self.uses.items():
+            if self.leaves_behind(place):
+                blocks.setdefault((place.parameter, use.layout), self.strategy.blocks.of[place.group])
+        return blocks
 
     def arrivals(self, name: str) -> int:
-        """The number of parts in which a parameter's gradient comes to its shard: each sum that is scattered
-        together, and one for those that come by themselves."""
+        """Return the number of parts in which a parameter's gradient comes to its shard: each sum that is
+        scattered together, and one for those that come by themselves."""
         by_itself = any(
-            one.parameter == name and self.delivers(one) and not self.leaves_behind(one) for one in self.uses
+            use.parameter == name and self.delivers(use) and not self.leaves_behind(use) for use in self.uses
         )
         return by_itself + sum(parameter == name for parameter, _ in self.last_block)
 
     @cached_property
     def ahead(self) -> Mapping[int, tuple[ParameterUse, ...]]:
         """The uses that are gathered ahead for each block, in the order of groups."""
-        found: dict[int, list[ParameterUse]] = {}
-        for one, use in self.uses.items():
-            if self._of_groups.goes_ahead(one.parameter, self.strategy.stored[one.parameter], use):
-                found.setdefault(self.strategy.blocks.of[one.group], []).append(one)
-        return {block: tuple(uses) for block, uses in found.items()}
+        by_block: dict[int, list[ParameterUse]] = {}
+        for place, use in self.uses.items():
+            if self._of_groups.goes_ahead(place.parameter, self.strategy.stored[place.parameter], use):
+                by_block.setdefault(self.strategy.blocks.of[place.group], []).append(place)
+        return {block: tuple(uses) for block, uses in by_block.items()}
 
     @cached_property
     def copies(self) -> Mapping[str, _Moments]:
         """The collectives for copies that stay gathered over the step, by parameter, in the order of
         groups."""
-        found = {}
-        for one, use in self.uses.items():
-            name = one.parameter
+        copies = {}
+        for place, use in self.uses.items():
+            name = place.parameter
             if name in self.graph.shared:
                 first = self.batch.schedule.first_users[name]
                 neighbours = self.strategy.blocks.neighbours(first)
@@ -187,34 +185,35 @@ class StepSends:
                 use = Use(whole, 0, neighbours=neighbours)
             effects = self._of_groups.unsharded(name, self.strategy.stored[name], use).effects
             if effects:
-                found[name] = _Moments(effects)
-        return found
+                copies[name] = _Moments(effects)
+        return copies
 
     @cached_property
     def copies_of(self) -> Mapping[int, tuple[str, ...]]:
         """The parameters whose copies are made together for each block, in the order of groups."""
-        found: dict[int, list[str]] = {}
+        by_block: dict[int, list[str]] = {}
         for name in self.copies:
             block = self.strategy.unsharded[name].block
             if block is not None:
-                found.setdefault(block, []).append(name)
-        return {block: tuple(names) for block, names in found.items()}
+                by_block.setdefault(block, []).append(name)
+        return {block: tuple(names) for block, names in by_block.items()}
 
     # -- groups -------------------------------------------------------------------------------------
 
     def inside(self, group: Group) -> tuple[_Moments, Mapping[str, _Moments]]:
-        """The collectives of a group's resolved partial sum, and those of each of its operators."""
+        """Return the collectives of a group's resolved partial sum, and those of each of its operators."""
         choice = self._choices[group.name]
-        found = [_Moments(effects.effects) for effects in self._of_groups.inside(choice)]
-        resolved = found.pop(0) if choice.configuration.resolved is not None else _Moments()
-        return resolved, {op.name: of_op for op, of_op in zip(group.operators, found, strict=True)}
+        moments = [_Moments(effects.effects) for effects in self._of_groups.inside(choice)]
+        resolved = moments.pop(0) if choice.configuration.resolved is not None else _Moments()
+        return resolved, {op.name: of_op for op, of_op in zip(group.operators, moments, strict=True)}
 
     def reads_back(self, group: Group) -> Mapping[str, int]:
-        """The order in which a group's backward first needs each parameter, among all that it needs."""
+        """Return the order in which a group's backward first needs each parameter, among all that it
+        needs."""
         return self._first_runs(group, [run.reads for run in self._choices[group.name].facts.backward_runs])
 
     def made_back(self, group: Group) -> Mapping[str, int]:
-        """The order in which a group's backward has made each parameter's gradient, among all that it
+        """Return the order in which a group's backward has made each parameter's gradient, among all that it
         makes."""
         return self._first_runs(group, [run.made for run in self._choices[group.name].facts.backward_runs])
 
@@ -222,23 +221,23 @@ class StepSends:
         # A run begins with each parameter that is needed, and with each gradient that was made: the first run
         # that has a name gives the order.
         names = {short: name for name, short in group.short_names.items()}
-        found: dict[str, int] = {}
+        first: dict[str, int] = {}
         for number, run in enumerate(runs):
             for short in run:
-                found.setdefault(names[short], number)
-        return found
+                first.setdefault(names[short], number)
+        return first
 
     # -- tensors ------------------------------------------------------------------------------------
 
     def tensor(self, name: str) -> _Moments:
-        """The collectives for an activation and for its gradient."""
+        """Return the collectives for an activation and for its gradient."""
         if name not in self._tensors:
             self._tensors[name] = _Moments(self.batch.owner("tensor", name).effects.at(0).effects)
         return self._tensors[name]
 
     def reader(self, name: str, group: str) -> int:
-        """The number under which a tensor's effects refer to a group that reads it."""
-        return [one.name for one in self.batch.schedule.readers[name]].index(group)
+        """Return the number under which a tensor's effects refer to a group that reads it."""
+        return [reading.name for reading in self.batch.schedule.readers[name]].index(group)
 
 
 Axes = tuple[int, ...]
@@ -253,8 +252,8 @@ def turns(
     work: Floats,
     size: Floats,
 ) -> tuple[Floats, Floats]:
-    """(arriving, leaving), both (k, n): the extra seconds of each collective, and the extra seconds of the
-    preceding work after the collectives before it.
+    """Return (arriving, leaving), both (k, n): the extra seconds of each collective, and the extra seconds of
+    the preceding work after the collectives before it.
 
     Args:
         axes: those of k collectives in the order in which they are issued; None only counts the extra time of
@@ -267,13 +266,13 @@ def turns(
     at_last = np.maximum.accumulate(np.where(sending, work, 0.0), axis=0)
     since = work.copy()
     since[1:] -= at_last[:-1]
-    counts = np.array([one is None for one in axes])
+    counts = np.array([group is None for group in axes])
     worked = (sending | counts[:, None]) & (since > 0)
     # Collectives without work between them form a run. One that comes from work begins the next run.
     run = np.cumsum(worked, axis=0, dtype=np.int64)
     arriving, leaving = np.zeros(work.shape), np.zeros(work.shape)
-    for over in dict.fromkeys(one for one in axes if one is not None):
-        rows = np.array([one == over for one in axes])
+    for over in dict.fromkeys(group for group in axes if group is not None):
+        rows = np.array([group == over for group in axes])
         extra = communication.arriving_s(over, since[rows], size[rows])
         arriving[rows] = np.where(sending[rows], extra, 0.0)
         # The largest of a run so far: numbers of runs in the upper digits make each new run begin at 0.
@@ -281,8 +280,8 @@ def turns(
         largest[rows] += np.where(sending[rows], size[rows], 0.0).astype(np.int64)
         largest = np.maximum.accumulate(largest, axis=0) - run * _RUN
         marked = worked[1:] & (largest[:-1] > 0)
-        found = communication.leaving_s(over, since[1:][marked], largest[:-1][marked])
-        leaving[1:][marked] = np.maximum(leaving[1:][marked], found)
+        slower = communication.leaving_s(over, since[1:][marked], largest[:-1][marked])
+        leaving[1:][marked] = np.maximum(leaving[1:][marked], slower)
     return arriving, leaving
 
 
@@ -302,7 +301,7 @@ class Collective(NamedTuple):
 
 
 def collectives(batch: Batch) -> list[Counter[Collective]]:
-    """The collectives of each strategy of a batch, with their counts in one step."""
+    """Return the collectives of each strategy of a batch, with their counts in one step."""
     times: dict[Collective, Indices] = {}
 
     def add(send: Send, count: Indices | int) -> None:
@@ -319,11 +318,11 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
                 owners = (stack.which == position).sum(axis=0)
                 for once, send in sending:
                     add(send, owners if once else owners * batch.mesh[0])
-    for one in coalesced(batch):
-        for size in np.unique(one.bytes[one.bytes > 0]).tolist():
-            sent = Collective(one.kind, one.axes, size)
+    for shared in coalesced(batch):
+        for size in np.unique(shared.bytes[shared.bytes > 0]).tolist():
+            sent = Collective(shared.kind, shared.axes, size)
             times.setdefault(sent, np.zeros(batch.count, dtype=np.int64))
-            times[sent] += (one.bytes == size) * (1 if one.only else batch.mesh[0])
+            times[sent] += (shared.bytes == size) * (1 if shared.only else batch.mesh[0])
     # Buckets belong to no single owner. They are reduced once per step, however many micro-batches there are.
     issued = all_reductions(batch)
     for number, send in enumerate(issued.sends):
@@ -335,7 +334,7 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 
 
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
-    """The bytes that leave a rank for its collectives, by the algorithms of
+    """Return the bytes that leave a rank for its collectives, by the algorithms of
     :mod:`tensoropt.costs.communication` where these are rings: all of them for a message and a broadcast; for
     other collectives, those meant for the other ranks of its group, twice for a sum.
 
@@ -343,16 +342,16 @@ def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
         sizes: the sizes of the mesh's axes.
     """
     total = 0.0
-    for one, times in issued.items():
-        whole = one.kind in ("send", "broadcast")
-        ranks = 1 if whole else math.prod(sizes[axis] for axis in one.axes)
-        share = 1.0 if whole else (2.0 if one.kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
-        total += times * one.bytes * share
+    for collective, times in issued.items():
+        whole = collective.kind in ("send", "broadcast")
+        ranks = 1 if whole else math.prod(sizes[axis] for axis in collective.axes)
+        share = 1.0 if whole else (2.0 if collective.kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+        total += times * collective.bytes * share
     return total
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
-    """The collectives of one training step (or inference call) of a strategy, with their counts.
+    """Return the collectives of one training step (or inference call) of a strategy, with their counts.
 
     Args:
         facts: by group name, the facts of its configuration (which gathered parameters backward needs).

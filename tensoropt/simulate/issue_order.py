@@ -8,11 +8,10 @@ made again by the first node that needs it: a gathered parameter, or a whole rec
 
 Nothing here queries the executor: ``verify`` compares the result with what it really issues.
 
-The nodes that forward adds to autograd's graph, in order of creation, and what each node sends.
-
-Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator of a
-group that needs a tensor brings it to the group, right before itself; the group's other operators then use
-the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
+Forward adds nodes to autograd's graph; their order of creation, and what each of them sends, are derived
+first. Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator
+of a group that needs a tensor brings it to the group, right before itself; the group's other operators then
+use the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
 where they find it. Backward passes the nodes in reverse.
 """
 
@@ -195,7 +194,7 @@ class _Forward:
             if (use := ParameterUse(name, group.name)) not in self.sends.uses:
                 continue
             gathers = self.sends.use(use).at(GATHER_BACK)
-            readers = [one.name for one in group.operators if name in one.inputs()]
+            readers = [reader.name for reader in group.operators if name in reader.inputs()]
             # It is known how often a group's backward needs a parameter, but not in which of its operators:
             # each gets the same share, and the first one gets the remainder.
             share = len(gathers) // len(readers)
@@ -204,16 +203,17 @@ class _Forward:
             yield from (_GatherBack(send, behind) for send in gathers[: share + rest])
 
     def _delivered(self, group: Group, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The parameters that an operator reads as they are stored, in the order of their gradients."""
-        order, found = self.sends.made_back(group), []
+        """Return the parameters that an operator reads as they are stored, in the order of their
+        gradients."""
+        order, delivered = self.sends.made_back(group), []
         for name in names:
             use = ParameterUse(name, group.name)
             if use in self.sends.uses and not self.sends.changes(use) and self.sends.delivers(use):
-                found.append(name)
-        return tuple(sorted(found, key=lambda name: order.get(name, sys.maxsize)))
+                delivered.append(name)
+        return tuple(sorted(delivered, key=lambda name: order.get(name, sys.maxsize)))
 
     def _learns(self, op: Operator) -> bool:
-        """Whether backward reaches an operator."""
+        """Return whether backward reaches an operator."""
         return any(self.source.tensors[name].requires_grad for name in op.outputs)
 
     def _keeps(self, op: Operator) -> bool:
@@ -225,7 +225,7 @@ class _Forward:
     # -- operands -----------------------------------------------------------------------------------
 
     def _operand(self, name: str, group: Group, region: str | None) -> _Node | None:
-        """The node that provides an operand; None for one that exists before the step."""
+        """Return the node that provides an operand; None for one that exists before the step."""
         kind = self.source.tensors[name].kind
         if kind == "activation" and name not in group.reads:
             return self._made[name]
@@ -280,15 +280,15 @@ def _regions_together(nodes: list[_Node]) -> Iterator[_Node]:
             if missing and first not in done:
                 waiting += [unit(needed) for needed in reversed(missing)]
                 continue
-            together = waiting.pop()
+            ready = waiting.pop()
             if first not in done:
-                done.update(together)
-                yield from together
+                done.update(ready)
+                yield from ready
 
 
 def collectives_in_order(strategy: Strategy, facts: Mapping[str, Facts]) -> tuple[Collective, ...]:
-    """The collectives of one training step (or inference call) of a strategy, in the order in which every
-    rank issues them; they are those that :func:`~tensoropt.simulate.collectives.predicted_collectives`
+    """Return the collectives of one training step (or inference call) of a strategy, in the order in which
+    every rank issues them; they are those that :func:`~tensoropt.simulate.collectives.predicted_collectives`
     counts.
 
     Args:
@@ -327,25 +327,25 @@ class _Step:
 
     def issue(self, sends: Iterable[Send]) -> None:
         """Issue collectives one by one."""
-        self.issued += [Collective(one.kind, one.axes, one.bytes) for one in sends]
+        self.issued += [Collective(send.kind, send.axes, send.bytes) for send in sends]
 
     def issue_together(self, members: Iterable[SharedCollective]) -> None:
         """Issue one collective for all members with the same ranks and type, in the order of the first
         member."""
         sizes: Counter[tuple[str, tuple[int, ...], str]] = Counter()
-        for one in members:
-            sizes[one.send.kind, one.send.axes, one.dtype] += one.send.bytes
+        for member in members:
+            sizes[member.send.kind, member.send.axes, member.dtype] += member.send.bytes
         self.issued += [Collective(kind, axes, size) for (kind, axes, _), size in sizes.items()]
 
     def issue_gathers(self, block: int, when: When) -> None:
         """Issue the gathers of what a block uses, ahead of it."""
         uses = self.sends.ahead.get(block, ())
-        self.issue_together(one for use in uses for one in self.sends.use(use).beside(when))
+        self.issue_together(part for use in uses for part in self.sends.use(use).beside(when))
 
     def issue_copies(self, block: int, when: When) -> None:
         """Issue the gathers of the copies that a block uses, ahead of it."""
         names = self.sends.copies_of.get(block, ())
-        self.issue_together(one for name in names for one in self.sends.copies[name].beside(when))
+        self.issue_together(part for name in names for part in self.sends.copies[name].beside(when))
 
     @property
     def scatters_last(self) -> frozenset[str]:
@@ -461,7 +461,7 @@ class _Backward:
     def _scatter(self, above: int = -1) -> None:
         for block in sorted((number for number in self._left if number > above), reverse=True):
             for_each = [
-                (name, [one for use in uses for one in self.sends.use(use).beside(BACK_NEXT)])
+                (name, [part for use in uses for part in self.sends.use(use).beside(BACK_NEXT)])
                 for (name, _), uses in self._left.pop(block).items()
             ]
             self._scatter_together(for_each)
@@ -474,9 +474,9 @@ class _Backward:
         collective."""
         arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}
         for name, members in gradients:
-            for one in members:
-                arriving.setdefault((one.send.axes, one.dtype), []).append(name)
-        self.step.issue_together(one for _, members in gradients for one in members)
+            for member in members:
+                arriving.setdefault((member.send.axes, member.dtype), []).append(name)
+        self.step.issue_together(member for _, members in gradients for member in members)
         self._scattered += [name for names in arriving.values() for name in names]
 
     def _arrive(self) -> None:

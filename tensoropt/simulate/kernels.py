@@ -70,7 +70,8 @@ def sum_up(rows: Floats) -> None:
 
 
 def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
-    """(strategies, 2) what is kept, and what else is alive, at the peak; the first of several peaks.
+    """Return (strategies, 2) what is kept, and what else is alive, at the peak; the first of several
+    peaks.
 
     Args:
         kept, transient: (moments, strategies) bytes that are alive.
@@ -78,20 +79,20 @@ def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
     """
     shapes = kept.shape, transient.shape, workspace.shape
     assert len(set(shapes)) == 1, f"bytes of several shapes: {shapes}"
-    found = np.zeros((kept.shape[1], 2))
+    totals = np.zeros((kept.shape[1], 2))
     if len(kept):
-        _peaks(kept, transient, workspace, found)
-    return found
+        _peaks(kept, transient, workspace, totals)
+    return totals
 
 
 @njit(cache=True, nogil=True)
-def _peaks(kept: Floats, transient: Floats, workspace: Floats, found: Floats) -> None:
-    for n in range(found.shape[0]):
-        found[n, 0], found[n, 1] = kept[0, n], kept[0, n] + transient[0, n] + workspace[0, n]
+def _peaks(kept: Floats, transient: Floats, workspace: Floats, totals: Floats) -> None:
+    for n in range(totals.shape[0]):
+        totals[n, 0], totals[n, 1] = kept[0, n], kept[0, n] + transient[0, n] + workspace[0, n]
     for moment in range(1, kept.shape[0]):
-        for n in range(found.shape[0]):
+        for n in range(totals.shape[0]):
             total = kept[moment, n] + transient[moment, n] + workspace[moment, n]
-            if total > found[n, 1]:
-                found[n, 0], found[n, 1] = kept[moment, n], total
-    for n in range(found.shape[0]):
-        found[n, 1] -= found[n, 0]
+            if total > totals[n, 1]:
+                totals[n, 0], totals[n, 1] = kept[moment, n], total
+    for n in range(totals.shape[0]):
+        totals[n, 1] -= totals[n, 0]

@@ -44,7 +44,8 @@ class MemoryCurve:
 
 
 def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> MemoryCurve:
-    """The memory curve of one strategy: one point for every moment at which something is computed or needed.
+    """Return the memory curve of one strategy: one point for every moment at which something is computed or
+    needed.
 
     Args:
         facts: by group name, the facts of its configuration.
@@ -54,7 +55,7 @@ def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str)
     recorder = StepRecorder()
     simulator = StepSimulator(batch, recorder)
     simulator.simulate()
-    found: list[_MemoryPoint] = []
+    curve: list[_MemoryPoint] = []
     parameters, gradients, state = (int(x) for x in simulator.lasting[0])
     for at in recorder.moments:
         # Moments at which nothing is needed or computed only repeat the last point.
@@ -62,7 +63,7 @@ def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str)
             continue
         words = at.moment.words
         point = _MemoryPoint(words, parameters, gradients, state, int(at.kept), int(at.transient))
-        if found and found[-1].moment == words:  # parts of one group
-            point = max(found.pop(), point, key=lambda p: p.total)
-        found.append(point)
-    return MemoryCurve(tuple(found))
+        if curve and curve[-1].moment == words:  # parts of one group
+            point = max(curve.pop(), point, key=lambda p: p.total)
+        curve.append(point)
+    return MemoryCurve(tuple(curve))

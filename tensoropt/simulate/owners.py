@@ -67,7 +67,8 @@ class StepOwners:
         self._blocks += self._packed()
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
-        """Owners at one point of the curve, those with the most bytes first; together they give its height.
+        """Return the owners at one point of the curve, those with the most bytes first; together they give
+        its height.
 
         Args:
             point: counted as in :meth:`StepRecorder.memory_at`: 0 is before anything happens.
@@ -106,8 +107,8 @@ class StepOwners:
         return moment % self.last if moment < in_all else moment - in_all + self.last
 
     def _time_s(self, moment: int, position: int, other: int) -> float:
-        """The time at which another position begins in the micro-batch of ``moment``; the step's end comes
-        after all."""
+        """Return the time at which another position begins in the micro-batch of ``moment``; the step's end
+        comes after all."""
         in_all, times = self.last * self.batch.mesh[0], self.recorder.moment_times
         if moment < in_all:
             begins = moment - position
@@ -122,7 +123,7 @@ class StepOwners:
     # -- blocks -------------------------------------------------------------------------------------
 
     def _workspace(self, owner: Owner) -> list[_Block]:
-        """The workspace of one owner's moments."""
+        """Return the workspace of one owner's moments."""
         done: list[_Block] = []
         for effect in owner.effects.at(0).effects:
             at = owner.position(effect.when) + effect.after
@@ -211,7 +212,7 @@ def _matched(changes: Sequence[_Block], tied: Sequence[Collection[str]]) -> list
 def _given_back(
     owed: Sequence[_Block], alive: list[_Block], tied: Sequence[Collection[str]] | None
 ) -> tuple[list[_Block], list[_Block]]:
-    """(changes that still have nothing to end, the blocks that the others have ended)."""
+    """Return (changes that still have nothing to end, the blocks that the others have ended)."""
     left: list[_Block] = []
     done: list[_Block] = []
     for change in owed:
@@ -226,7 +227,8 @@ def _given_back(
 def _ended(
     alive: list[_Block], change: _Block, tied: Sequence[Collection[str]] | None
 ) -> tuple[_Block, ...] | None:
-    """The blocks that a change ends, removed from those that are alive; None if no owner has enough for it.
+    """Return the blocks that a change ends, removed from those that are alive; None if no owner has enough
+    for it.
 
     An owner gives back its own memory: a block of the size, otherwise the oldest first. For a tied parameter,
     one user takes a copy or makes a gradient that another user gives back.
@@ -275,7 +277,8 @@ def _end(alive: list[_Block], change: _Block) -> list[_Block]:
 
 
 def _operator(batch: Batch, owner: Owner) -> str:
-    """The group of operators that an owner belongs to; for a parameter, the first group that uses it."""
+    """Return the group of operators that an owner belongs to; for a parameter, the first group that
+    uses it."""
     if owner.kind == "group":
         return owner.name
     if owner.kind == "parameter":
@@ -285,7 +288,7 @@ def _operator(batch: Batch, owner: Owner) -> str:
 
 
 def _what(owner: Owner, effect: Effect, kind: str) -> str:
-    """A description of an owner's bytes."""
+    """Return a description of an owner's bytes."""
     backward = effect.when.phase not in ("first", "forward", "again")
     if kind == "workspace":
         return "optimizer's temporaries" if effect.when.what == "step" else "workspace"

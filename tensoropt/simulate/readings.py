@@ -1,14 +1,13 @@
 """Views that many strategies have of the tensors: as groups write and read them, and as hubs hold them.
 
-Effects as arrays: for owners that look alike, the effects of each choice at each moment.
+Effects are kept as arrays: for owners that look alike, the effects of each choice at each moment. The
+simulator looks up the figures of many strategies in such a table at once, by the numbers of their choices.
 
-The simulator looks up the figures of many strategies in such a table at once, by the numbers of their
-choices.
+Results that are derived once from candidates, such as numbers of equal values and effects, are kept for all
+their batches.
 
-Results derived once from candidates and kept for all their batches: numbers of equal values, effects.
-
-Parameters that several groups use: the part of their gathering, and of the sum of their gradients, that
-falls to each use, in many strategies at once.
+For parameters that several groups use, the part of their gathering, and of the sum of their gradients, that
+falls to each use is determined for many strategies at once.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Cells:
             self.add(number, value)
 
     def of(self, numbers: Indices, count: int) -> Floats:
-        """(k,) the figures of some numbers; ``count`` numbers have been assigned so far."""
+        """Return (k,) the figures of some numbers; ``count`` numbers have been assigned so far."""
         # Figures are only added for a new number, so a table with that many numbers is up to date.
         if len(self._table) != count:
             self._table = np.zeros(count)
@@ -160,7 +159,7 @@ class _Numbering(Generic[Derived]):
         self._numbers: dict[Derived, int] = {}
 
     def of(self, value: Derived) -> int:
-        """The number of a value."""
+        """Return the number of a value."""
         number = self._numbers.setdefault(value, len(self.values))
         if number == len(self.values):
             self.values.append(value)
@@ -182,7 +181,8 @@ class Kind:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def positions(self, owners: Hashable) -> dict[When, Indices]:
-        """The positions of each moment in the step schedule, one per owner; the caller fills the mapping.
+        """Return the positions of each moment in the step schedule, one per owner; the caller fills the
+        mapping.
 
         Args:
             owners: the owners, in order. They are part of the lookup key, because a batch may have other
@@ -192,7 +192,7 @@ class Kind:
         return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
-        """The number of a choice's effects.
+        """Return the number of a choice's effects.
 
         Args:
             key: everything that they depend on besides the kind.
@@ -204,7 +204,7 @@ class Kind:
         return self._numbers[key]
 
 
-class Known:
+class Memo:
     """The results that batches of the same candidates, schedule and prices share; the batches fill it."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Known:
         return self._found[key]
 
     def kind(self, key: Hashable, mesh: Sequence[int]) -> Kind:
-        """The kind of the owners that agree in ``key``."""
+        """Return the kind of the owners that agree in ``key``."""
         if key not in self.kinds:
             self.kinds[key] = Kind(mesh[0])
         return self.kinds[key]
@@ -241,21 +241,21 @@ class Column(Generic[Value]):
     values: list[Value]
 
     def at(self, row: int) -> Value:
-        """The value of one strategy."""
+        """Return the value of one strategy."""
         return self.values[self.which[row]]
 
 
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """(a row with each distinct combination; for each row, the number of its combination)."""
+    """Return (a row with each distinct combination; for each row, the number of its combination)."""
     # A mixed-radix code of the columns so far, made dense again if the next column's values could overflow
     # it.
     firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
-    for one in columns:
-        base = int(one.max(initial=0)) + 1
+    for column in columns:
+        base = int(column.max(initial=0)) + 1
         if size * base > _LARGEST_CODE:
             firsts, code = np.unique(code, return_index=True, return_inverse=True)[1:]
             size = len(firsts)
-        code, size = code * base + one, size * base
+        code, size = code * base + column, size * base
     return np.unique(code, return_index=True, return_inverse=True)[1:]
 
 
@@ -266,7 +266,7 @@ class Readings:
         choices, options: for each variable and each group, the index that every strategy chose.
         product: for a group's configuration that reads a tensor, the product with which the gradient's
             reduction may overlap.
-        known: that of earlier batches of the same candidates. Equal readings and layouts have equal numbers
+        memo: that of earlier batches of the same candidates. Equal readings and layouts have equal numbers
             in all of them, which keeps the combinations of readers few.
     """
 
@@ -276,66 +276,68 @@ class Readings:
         choices: Mapping[str, Indices],
         options: Mapping[str, Indices],
         product: Callable[[Group, str, Workload, Facts], WeightProduct | None] = lambda *_: None,
-        known: Known | None = None,
+        memo: Memo | None = None,
     ):
         self.candidates, self.choices, self.options = candidates, choices, options
         self.product = product
-        self.known = Known() if known is None else known
+        self.memo = Memo() if memo is None else memo
         self.graph = candidates.graph
         self.count = len(next(iter(choices.values()))) if choices else 1
-        self._region_of = self.known.once("regions of groups", lambda: region_of(candidates.regions))
+        self._region_of = self.memo.once("regions of groups", lambda: region_of(candidates.regions))
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
-        """The way in which a group leaves a tensor that it makes."""
+        """Return the way in which a group leaves a tensor that it makes."""
         return self._reading(group, name, writes=True)
 
     def read(self, group: str, name: str) -> Column[Reading]:
-        """The way in which a group reads a tensor."""
+        """Return the way in which a group reads a tensor."""
         return self._reading(group, name, writes=False)
 
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
-        asked = group_name, name, writes
-        if asked not in self._seen:
-            group, known = self.graph.group_of[group_name], self.known
+        query = group_name, name, writes
+        if query not in self._seen:
+            group, memo = self.graph.group_of[group_name], self.memo
             # Equal groups see their tensors in the same way, each under its own name.
             key = ("reading", self.candidates.signature(group), group.short_names[name], writes)
-            numbers = known.once(key, lambda: self._numbers(group, name, writes=writes))
-            self._seen[asked] = Column(numbers[self.choices[group_name]], known.readings.values)
-        return self._seen[asked]
+            numbers = memo.once(key, lambda: self._numbers(group, name, writes=writes))
+            self._seen[query] = Column(numbers[self.choices[group_name]], memo.readings.values)
+        return self._seen[query]
 
     def _numbers(self, group: Group, name: str, *, writes: bool) -> Indices:
-        """The number of the way in which a group writes or reads a tensor, per configuration of the group."""
+        """Return the number of the way in which a group writes or reads a tensor, per configuration of the
+        group."""
         short, candidates = group.short_names[name], self.candidates
-        configurations, again = candidates.configurations(group), candidates.again(group)
-        looks = zip(configurations, candidates.facts(group), again, strict=True)
+        configurations, recomputed = candidates.configurations(group), candidates.again(group)
+        looks = zip(configurations, candidates.facts(group), recomputed, strict=True)
         if writes:
-            found = [
+            readings = [
                 Reading(
                     c.layout(name),
                     short in f.writes_kept,
-                    again,
+                    recomputed,
                     f.lies_in.get(short, ""),
                     f.extents.get(short),
                     given=group.anchor.target == ARRIVE,
                 )
-                for c, f, again in looks
+                for c, f, recomputed in looks
             ]
         else:
-            found = [
+            readings = [
                 Reading(
                     c.layout(name),
                     short in f.reads_kept,
-                    again,
+                    recomputed,
                     extent=f.gradient_extents.get(short),
                     product=self.product(group, name, work, f),
                 )
-                for (c, f, again), work in zip(looks, candidates.works(group), strict=True)
+                for (c, f, recomputed), work in zip(looks, candidates.works(group), strict=True)
             ]
-        return np.array([self.known.readings.of(reading) for reading in found], dtype=np.int64)
+        return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
 
     def keeps(self, group_name: str, buffer: str, view: str = "") -> np.ndarray:
-        """Whether a group's backward, or its second forward, needs a buffer that it reads, per strategy.
+        """Return whether a group's backward, or its second forward, needs a buffer that it reads, per
+        strategy.
 
         Args:
             view: if given, whether this result of the group is a view of the buffer, instead.
@@ -343,29 +345,30 @@ class Readings:
         group, candidates = self.graph.group_of[group_name], self.candidates
         short, result = group.short_names[buffer], group.short_names[view] if view else ""
 
-        def found() -> np.ndarray:
+        def needing() -> np.ndarray:
             looks = zip(candidates.facts(group), candidates.again(group), strict=True)
             if view:
                 return np.array([facts.lies_in_free.get(result) == short for facts, _ in looks], dtype=bool)
-            return np.array([short in facts.free_kept or again for facts, again in looks], dtype=bool)
+            return np.array([short in facts.free_kept or rerun for facts, rerun in looks], dtype=bool)
 
         key = ("keeps", candidates.signature(group), short, result)
-        return np.asarray(self.known.once(key, found)[self.choices[group_name]])
+        return np.asarray(self.memo.once(key, needing)[self.choices[group_name]])
 
     def used(self, group_name: str, name: str) -> Column[Layout]:
-        """The layout in which a group uses a parameter."""
-        group, known = self.graph.group_of[group_name], self.known
-        layouts = known.once(
+        """Return the layout in which a group uses a parameter."""
+        group, memo = self.graph.group_of[group_name], self.memo
+        layouts = memo.once(
             ("use", self.candidates.signature(group), group.short_names[name]),
             lambda: np.array(
-                [known.layouts.of(c.layout(name)) for c in self.candidates.configurations(group)],
+                [memo.layouts.of(c.layout(name)) for c in self.candidates.configurations(group)],
                 dtype=np.int64,
             ),
         )
-        return Column(layouts[self.choices[group_name]], known.layouts.values)
+        return Column(layouts[self.choices[group_name]], memo.layouts.values)
 
     def hub(self, name: str) -> Column[Layout] | None:
-        """The placement in which a tensor with several readers is materialised; None for other tensors."""
+        """Return the placement in which a tensor with several readers is materialised; None for other
+        tensors."""
         if name not in self.graph.hubs:
             return None
         return self._layouts(name, self.candidates.hubs, Variable.of_hub)
@@ -373,22 +376,22 @@ class Readings:
     def _layouts(
         self, name: str, of: Callable[[str], Sequence[Layout]], variable: Callable[[str], Variable]
     ) -> Column[Layout]:
-        known = self.known
+        memo = self.memo
 
         def numbers() -> tuple[Variable, Indices]:
-            return variable(name), np.array([known.layouts.of(layout) for layout in of(name)], dtype=np.int64)
+            return variable(name), np.array([memo.layouts.of(layout) for layout in of(name)], dtype=np.int64)
 
-        chosen, numbered = known.once(("layouts", name), numbers)
-        return Column(numbered[self.choices[chosen]], known.layouts.values)
+        chosen, numbered = memo.once(("layouts", name), numbers)
+        return Column(numbered[self.choices[chosen]], memo.layouts.values)
 
     def inside(self, producer: str, reader: str) -> bool:
-        """Whether a tensor is produced and read in the same region."""
+        """Return whether a tensor is produced and read in the same region."""
         region = self._region_of.get(reader)
         return region is not None and region is self._region_of.get(producer)
 
     def stored(self) -> dict[str, Column[Layout]]:
-        """The stored layout of each parameter."""
-        found: dict[str, Column[Layout]] = {}
+        """Return the stored layout of each parameter."""
+        stored: dict[str, Column[Layout]] = {}
         for group in self.graph.groups:
             if not group.parameters:
                 continue
@@ -396,14 +399,14 @@ class Readings:
             firsts, which = distinct([choices, options])
             numbers = np.array([self._stored(group, int(choices[r]), int(options[r])) for r in firsts])
             for position, name in enumerate(group.parameters):
-                found[name] = Column(numbers[which, position], self.known.layouts.values)
+                stored[name] = Column(numbers[which, position], self.memo.layouts.values)
         for name in self.graph.shared:
-            found[name] = self._layouts(name, self.candidates.shared, Variable.of_parameter)
-        return found
+            stored[name] = self._layouts(name, self.candidates.shared, Variable.of_parameter)
+        return stored
 
     def _stored(self, group: Group, choice: int, option: int) -> list[int]:
-        """The numbers of the layouts in which a group's own parameters are stored."""
-        return [self.known.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]
+        """Return the numbers of the layouts in which a group's own parameters are stored."""
+        return [self.memo.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]
 
 
 _Choose = Callable[[Group, int, Mapping[str, Layout]], Choice]
@@ -429,9 +432,9 @@ def tied_parameter(
     chosen: Mapping[str, Indices],
     choose: _Choose,
     effects: GroupEffects,
-    known: Known,
+    memo: Memo,
 ) -> TiedParameter | None:
-    """The part that falls to each use of a shared parameter; None if each use is independent in all
+    """Return the part that falls to each use of a shared parameter; None if each use is independent in all
     strategies.
 
     Args:
@@ -460,8 +463,8 @@ def tied_parameter(
     numbers, joins = [], []
     for row in firsts.tolist():
         uses = [place(user, int(column[row]), stored.at(row)) for user, column in enumerate(chosen.values())]
-        numbers.append([known.turns.of(turn) for turn in turns(uses)])
+        numbers.append([memo.turns.of(turn) for turn in turns(uses)])
         joins.append(sum(use.learns and not use.behind for use in uses) > 1)
     table = np.array(numbers)[which]
-    columns = {group: Column(table[:, user], known.turns.values) for user, group in enumerate(chosen)}
+    columns = {group: Column(table[:, user], memo.turns.values) for user, group in enumerate(chosen)}
     return TiedParameter(columns, np.array(joins)[which])

@@ -208,12 +208,12 @@ class StepRecorder:
         events, curve = self.events[starts[0] :], self.curve[starts[1] :]
         begun, waits = self._begun[starts[2] :], self.waits[starts[3] :]
         states = self.states[starts[1] :]
-        together = {one: product for one, product in self.together.items() if one >= starts[0]}
+        pairs = {sent: product for sent, product in self.together.items() if sent >= starts[0]}
         for number in range(1, count):
             later = number * loop_s
             self.waits += [wait + number * len(events) for wait in waits]
             before = number * len(events)
-            self.together |= {one + before: product + before for one, product in together.items()}
+            self.together |= {sent + before: product + before for sent, product in pairs.items()}
             self.events += [replace(event, start_s=event.start_s + later) for event in events]
             self.curve += [(time_s + later, kept, transient) for time_s, kept, transient in curve]
             self._begun += [(begun_s + later, host_s) for begun_s, host_s in begun]
@@ -254,7 +254,7 @@ class StepRecorder:
         self.end_s += later(self.end_s)
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
-        """(time, bytes by kind) after every change, beginning with what is alive before the step.
+        """Return (time, bytes by kind) after every change, beginning with what is alive before the step.
 
         Args:
             lasting: bytes by kind that are alive during the whole step.
@@ -267,6 +267,6 @@ class StepRecorder:
 
 
 def _counted(state: tuple[int, int, int], on: int) -> tuple[int, int, int]:
-    """The moments of a point of the curve, in a later micro-batch."""
+    """Return the moments of a point of the curve, in a later micro-batch."""
     kept, transient, workspace = (moment + on if moment >= 0 else moment for moment in state)
     return kept, transient, workspace

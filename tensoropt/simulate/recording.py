@@ -158,32 +158,32 @@ class Recording:
         curve: Iterable[Sequence[float]],
         owners: Iterable[Owned],
     ) -> Recording:
-        """The recording of these rows."""
+        """Return the recording of these rows."""
         plain = [{**asdict(row), "members": list(row.members), "options": list(row.options)} for row in rows]
         return cls(plain, *(list(map(list, each)) for each in (events, curve, owners)))
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Recording:
-        """The recording that :meth:`to_data` wrote, maybe among other things."""
-        return cls(**{one.name: data[one.name] for one in fields(cls) if one.name in data})
+        """Return the recording that :meth:`to_data` wrote, maybe among other things."""
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
 
     def to_data(self) -> dict[str, Any]:
-        """The recording as plain data; nothing of an empty one."""
+        """Return the recording as plain data; nothing of an empty one."""
         return {name: rows for name, rows in vars(self).items() if rows is not None} if self.rows else {}
 
     def operator_rows(self) -> list[OperatorRow]:
-        """The rows of operators, or of stages."""
+        """Return the rows of operators, or of stages."""
         return [
             OperatorRow(**{**row, "members": tuple(row["members"]), "options": tuple(row["options"])})
             for row in self.rows
         ]
 
     def timeline(self) -> tuple[TimelineEvent, ...]:
-        """The events of the step."""
+        """Return the events of the step."""
         return tuple(TimelineEvent(*event) for event in self.events)
 
     def memory_curve(self) -> tuple[MemoryAt, ...]:
-        """The memory of the fullest device or rank."""
+        """Return the memory of the fullest device or rank."""
         return tuple(MemoryAt(*at) for at in self.curve)
 
 
@@ -204,16 +204,18 @@ class TwoQueues(Protocol):
 
 
 def is_host_bound(step: TwoQueues) -> bool:
-    """Whether issuing a step takes the host longer than the device takes to execute it."""
+    """Return whether issuing a step takes the host longer than the device takes to execute it."""
     # A place of a pipeline is also idle while it waits for others.
     return bool(step.host_s and step.idle_s) and step.host_s > _busy_s(step)
 
 
 def _busy_s(step: TwoQueues) -> float:
-    """The seconds in which the device computes or waits for communication, as far as a plan file has them."""
+    """Return the seconds in which the device computes or waits for communication, as far as a plan file has
+    them."""
     return step.compute_s + (step.exposed_s or 0.0)
 
 
 def host_wait_s(step: TwoQueues) -> float:
-    """The seconds in which the device waits for the host that issues its work; 0 unless it is host-bound."""
+    """Return the seconds in which the device waits for the host that issues its work; 0 unless it is
+    host-bound."""
     return min(step.idle_s, step.host_s - _busy_s(step)) if is_host_bound(step) else 0.0

@@ -65,7 +65,7 @@ class _Issued(NamedTuple):
 
 
 def reductions(batch: Batch) -> list[Reductions]:
-    """All reductions of a batch in the order in which they are issued."""
+    """Return all reductions of a batch in the order in which they are issued."""
     issued = all_reductions(batch)
     count = len(issued.rows)
     if not count:
@@ -76,9 +76,9 @@ def reductions(batch: Batch) -> list[Reductions]:
     place = np.arange(count) - np.maximum.accumulate(np.where(begins, np.arange(count), 0))
     order = np.lexsort((issued.rows, place, issued.positions))
     position, place = issued.positions[order], place[order]
-    together = np.flatnonzero((np.diff(position) > 0) | (np.diff(place) > 0)) + 1
+    starts = np.flatnonzero((np.diff(position) > 0) | (np.diff(place) > 0)) + 1
     result = []
-    for part in np.split(order, together):
+    for part in np.split(order, starts):
         distinct, which = np.unique(issued.which[part], return_inverse=True)
         sends = tuple(issued.sends[number] for number in distinct.tolist())
         result.append(Reductions(int(issued.positions[part[0]]), issued.rows[part], sends, which))
@@ -86,13 +86,13 @@ def reductions(batch: Batch) -> list[Reductions]:
 
 
 def reductions_of(batch: Batch, row: int) -> list[Send]:
-    """The reductions of one strategy, in the order in which they are issued."""
+    """Return the reductions of one strategy, in the order in which they are issued."""
     issued = all_reductions(batch.part(slice(row, row + 1)))
     return [issued.sends[number] for number in issued.which.tolist()]
 
 
 def all_reductions(batch: Batch) -> _Issued:
-    """The reductions of every strategy of a batch."""
+    """Return the reductions of every strategy of a batch."""
     arriving = _arriving(batch)
     if arriving is None:
         none = np.zeros(0, dtype=np.int64)
@@ -134,21 +134,21 @@ def all_reductions(batch: Batch) -> _Issued:
 
 
 def _arriving(batch: Batch) -> _Arriving | None:
-    """The gradients that are reduced with others; None if there are none."""
+    """Return the gradients that are reduced with others; None if there are none."""
     if not batch.prices.training:
         return None
     numbers: dict[GradientShare | None, int] = {None: 0}
-    found: dict[str, Indices] = {}
+    shares: dict[str, Indices] = {}
     for stack in batch.stacks:
         if stack.owners[0].where[0] != "parameter":
             continue
         of_used = [stack.kind.tables.shares[number] for number in stack.used.tolist()]
         if any(share is not None for share in of_used):
             table = np.array([numbers.setdefault(share, len(numbers)) for share in of_used])
-            found.update((one.where[1], table[w]) for one, w in zip(stack.owners, stack.which, strict=True))
-    if not found:
+            shares.update((o.where[1], table[w]) for o, w in zip(stack.owners, stack.which, strict=True))
+    if not shares:
         return None
-    names = [name for name in arrival_order(batch.graph) if name in found]
+    names = [name for name in arrival_order(batch.graph) if name in shares]
     # users[name][0] is the first user in forward, and therefore the last to give its part of the gradient.
     users, position = batch.schedule.users, batch.schedule.position
     firsts = [users[name][0] for name in names]
@@ -160,7 +160,7 @@ def _arriving(batch: Batch) -> _Arriving | None:
             [position("optimizer", "reduce", first) for first in firsts],
         ]
     )
-    return _Arriving(positions, list(numbers), np.stack([found[name] for name in names]))
+    return _Arriving(positions, list(numbers), np.stack([shares[name] for name in names]))
 
 
 _bucket_numbers = njit(cache=True, nogil=True)(bucket_numbers)

@@ -160,17 +160,17 @@ def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
     Args:
         recorder: for a batch of one strategy, records everything that happens.
     """
-    part = max(_CELLS // max(len(batch.schedule.moments), 1), 1)
-    if batch.count <= part:
+    size = max(_CELLS // max(len(batch.schedule.moments), 1), 1)
+    if batch.count <= size:
         return StepSimulator(batch, recorder).simulate()
-    parts = [batch.part(slice(start, start + part)) for start in range(0, batch.count, part)]
-    found = [StepSimulator(one).simulate() for one in parts]
-    figures = _joined([{k: v for k, v in vars(one).items() if k != "parts"} for one in found])
-    return StepMetrics(**figures, parts=_StepParts(**_joined([vars(one.parts) for one in found])))
+    parts = [batch.part(slice(start, start + size)) for start in range(0, batch.count, size)]
+    metrics = [StepSimulator(part).simulate() for part in parts]
+    figures = _joined([{k: v for k, v in vars(m).items() if k != "parts"} for m in metrics])
+    return StepMetrics(**figures, parts=_StepParts(**_joined([vars(m.parts) for m in metrics])))
 
 
 def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
-    """The figures of several batches of strategies, joined into those of one batch."""
+    """Return the figures of several batches of strategies, joined into those of one batch."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -255,15 +255,19 @@ class StepSimulator:
     ) -> None:
         count = stack.kind.tables.count
         takes, largest = seconds.of(stack.used, count), size.of(stack.used, count)
-        beside = work.of(stack.used, count)
-        hides = self.batch.overlap.beside and beside.any()
+        overlapped = work.of(stack.used, count)
+        hides = self.batch.overlap.beside and overlapped.any()
         if not largest.any() and not takes.any():
             return
         sending = ((largest > 0) | (takes > 0))[stack.which].any(axis=1)
         owners = np.flatnonzero(sending)
         which = stack.which[owners]
         for position, of_seconds, of_bytes, of_work in zip(
-            stack.positions(place)[owners].tolist(), takes[which], largest[which], beside[which], strict=True
+            stack.positions(place)[owners].tolist(),
+            takes[which],
+            largest[which],
+            overlapped[which],
+            strict=True,
         ):
             at = self.sends.setdefault(position, {})
             beside_work = of_work if hides else None
@@ -277,39 +281,39 @@ class StepSimulator:
         """Lay out collectives of several parameters, which are priced by the total that they send."""
         costs, micro = self.batch.prices.communication, self.batch.mesh[0]
         beginnings = self.batch.schedule.beginnings
-        for one in coalesced(self.batch):
-            sizes, which = np.unique(one.bytes, return_inverse=True)
-            of_size = [costs.time_s(one.kind, one.axes, size) if size else 0.0 for size in sizes.tolist()]
-            seconds, sending = np.array(of_size)[which], one.bytes > 0
+        for call in coalesced(self.batch):
+            sizes, which = np.unique(call.bytes, return_inverse=True)
+            of_size = [costs.time_s(call.kind, call.axes, size) if size else 0.0 for size in sizes.tolist()]
+            seconds, sending = np.array(of_size)[which], call.bytes > 0
             sends = _Sends(
-                one.axes,
+                call.axes,
                 seconds,
-                one.bytes.astype(float),
+                call.bytes.astype(float),
                 sending,
-                ahead=not one.at_once,
-                kind=one.kind,
-                only=one.only,
+                ahead=not call.at_once,
+                kind=call.kind,
+                only=call.only,
             )
-            self.ahead.setdefault(one.position, []).append(sends)
+            self.ahead.setdefault(call.position, []).append(sends)
             # The axes of collectives are numbered without that of the micro-batches.
-            shards = one.bytes // prod(self.batch.mesh[axis + 1] for axis in one.axes)
-            if one.kind == "reduce_scatter" and one.position == self.batch.schedule.last - 1:
-                copied = self.batch.prices.packs & (one.members > 1)
-                alive = one.bytes + shards - np.where(copied, 0, one.staying)
+            shards = call.bytes // prod(self.batch.mesh[axis + 1] for axis in call.axes)
+            if call.kind == "reduce_scatter" and call.position == self.batch.schedule.last - 1:
+                copied = self.batch.prices.packs & (call.members > 1)
+                alive = call.bytes + shards - np.where(copied, 0, call.staying)
                 self.trailing[:, 1] += alive
-                self.trailing[:, 0] += alive * (one.only != "last")
-            if self.batch.prices.packs and one.kind == "reduce_scatter":
+                self.trailing[:, 0] += alive * (call.only != "last")
+            if self.batch.prices.packs and call.kind == "reduce_scatter":
                 # In addition to the gradients, which are released one after another, before there are shards.
                 # Memory that the packed ones of this moment have before them is gone by then.
                 # Packed ones are under way while gradients that stay are alive, until the next block begins.
-                beside = np.where(one.members > 1, one.staying, 0)
-                packed = np.where(one.members > 1, one.bytes - shards - beside, 0)
-                self.workspace[one.position] = np.maximum(self.workspace[one.position], packed)
-                arrived = min((at for at in beginnings if at > one.position), default=one.position + 1)
-                self.transient[one.position] += beside
-                self.transient[arrived] -= beside
-            times = 1 if one.only else micro
-            self.sources[:, SOURCES.index(costs.source(one.kind, one.axes))] += seconds * times
+                staying = np.where(call.members > 1, call.staying, 0)
+                packed = np.where(call.members > 1, call.bytes - shards - staying, 0)
+                self.workspace[call.position] = np.maximum(self.workspace[call.position], packed)
+                arrived = min((at for at in beginnings if at > call.position), default=call.position + 1)
+                self.transient[call.position] += staying
+                self.transient[arrived] -= staying
+            times = 1 if call.only else micro
+            self.sources[:, SOURCES.index(costs.source(call.kind, call.axes))] += seconds * times
 
     def _lay_out_buckets(self, issue: Reductions) -> None:
         """Lay out the buckets of gradients that are complete in some strategies."""
@@ -407,8 +411,8 @@ class StepSimulator:
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
     def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> _StepParts:
-        """The parts of the step; (n,) ``host_bound`` is the factor by which everything is longer if the
-        device waits for the host."""
+        """Return the parts of the step; (n,) ``host_bound`` is the factor by which everything is longer if
+        the device waits for the host."""
         forward, backward, scattering = zip(*self.micro_batches, strict=True)
         # A step of one or two micro-batches has none between, and a step of one has no first, only the last.
         chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
@@ -433,7 +437,7 @@ class StepSimulator:
         )
 
     def _host_seconds(self, micro: int) -> Floats:
-        """(n,) the host's time to issue the step."""
+        """Return (n,) the host's time to issue the step."""
         if not self.host.any():
             return np.zeros(self.batch.count)
         # Not numpy's sum, whose order of additions depends on the number of strategies.
@@ -443,7 +447,7 @@ class StepSimulator:
         return issued[before] * micro + once
 
     def _nothing(self) -> _Sends:
-        """No collective, at a place where only the preceding work is counted."""
+        """Return no collective, at a place where only the preceding work is counted."""
         none = np.zeros(self.batch.count)
         return _Sends(None, none, none, none.astype(bool))
 
@@ -460,23 +464,23 @@ class StepSimulator:
         self._repeat(count, begun)
 
     def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:
-        """The collectives of every moment in order: those of every micro-batch and, for the ``first`` and the
-        ``last`` one, their own and the buckets that are complete."""
+        """Return the collectives of every moment in order: those of every micro-batch and, for the ``first``
+        and the ``last`` one, their own and the buckets that are complete."""
         issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
-        found = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
+        order = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
         for at, ahead in self.ahead.items():
-            found.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in issuing)
+            order.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in issuing)
         if last:
             for at, complete in self.buckets.items():
-                before = found.get(at, [])
+                before = order.get(at, [])
                 # When a block begins, gradients arrive and complete buckets before anything else is sent.
-                found[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
-        return found
+                order[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
+        return order
 
     def _issuing(self, positions: range) -> list[int]:
-        """The moments at which there are collectives, at which they are waited for, or after which buckets
-        are complete."""
+        """Return the moments at which there are collectives, at which they are waited for, or after which
+        buckets are complete."""
         return sorted(at for at in self.beginnings.union(self.issued) if at in positions)
 
     def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
@@ -512,7 +516,8 @@ class StepSimulator:
         return (sends.bucket or sends.ahead) and self.batch.overlap.beside
 
     def _memory(self) -> Floats:
-        """(n, 5) the peak by kind, the first of several; turns ``kept`` and ``transient`` into live bytes."""
+        """Return (n, 5) the peak by kind, the first of several; turns ``kept`` and ``transient`` into live
+        bytes."""
         if self.recorder is not None:
             self.changed = np.stack([self.kept[:, 0], self.transient[:, 0]], axis=1)
         for changes in (self.kept, self.transient):
@@ -522,7 +527,8 @@ class StepSimulator:
         return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:
-        """(n, 6) what a process uses besides tensors, with one communicator per set of axes it sends over."""
+        """Return (n, 6) what a process uses besides tensors, with one communicator per set of axes it sends
+        over."""
         process, kinds = self.batch.prices.process, dict[Axes, dict[str, Flags]]()
         if process.counts_communicators and len(self.batch.mesh) > 1:
             # The communicator of all ranks exists in any case: a job begins and ends with a barrier, which is
@@ -648,8 +654,8 @@ class StepSimulator:
         alive = float(self.kept[position, 0]), float(self.transient[position, 0])
         recorder.memory(begun_s, self.changed[position], float(self.workspace[position, 0]), alive)
         # The work that begins together with a collective is reported separately.
-        beside = (s.beside_work for s in self.issued.get(position, ()) if s.beside_work is not None)
-        for work in beside:
+        works = (s.beside_work for s in self.issued.get(position, ()) if s.beside_work is not None)
+        for work in works:
             if work[0] > 0.0:
                 recorder.work(begun_s, done_s - float(work[0]))
                 begun_s = done_s - float(work[0])
@@ -714,8 +720,8 @@ class StepSimulator:
         slower = self.batch.overlap.slower
         if sends.beside_work is None or not slower:
             return np.zeros(self.batch.count)
-        beside = np.minimum(np.maximum(since, 0.0), sends.seconds / (1.0 + slower))
-        extra = np.where(sends.sending, beside * slower, 0.0)
+        overlapped = np.minimum(np.maximum(since, 0.0), sends.seconds / (1.0 + slower))
+        extra = np.where(sends.sending, overlapped * slower, 0.0)
         if self.recorder is not None:
             now_s = float(self.time[0])
             self.recorder.work(now_s, now_s + float(extra[0]))
@@ -730,7 +736,7 @@ class StepSimulator:
             if sends.sending[0]:
                 self.recorder.ahead(sends.kind, sends.axes or (), start_s, float(sends.seconds[0]))
         elif not sends.bucket:
-            beside = sends.beside_work is not None and bool(sends.sending[0])
-            self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]), beside=beside)
+            overlaps = sends.beside_work is not None and bool(sends.sending[0])
+            self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]), beside=overlaps)
         elif sends.sending[0]:
             self.recorder.reduction(sends.axes or (), start_s, float(sends.seconds[0]))

@@ -126,11 +126,11 @@ class StepSchedule:
         return min((self.position("backward", "compute", name) for name in arrivals), default=-1)
 
     def position(self, phase: Phase, kind: _Kind, group: str, tensor: str = "", part: int = 0) -> int:
-        """The position of a moment; -1 for one that this step does not have."""
+        """Return the position of a moment; -1 for one that this step does not have."""
         return self.index.get(Moment(phase, kind, group, tensor, part), -1)
 
     def computed(self, phase: Phase, group: str, read: str | None = None) -> int:
-        """The position at which a group's operators are done, or those that read a tensor."""
+        """Return the position at which a group's operators are done, or those that read a tensor."""
         if phase == "backward":
             return self.position(phase, "compute", group)
         parts = self.parts[group]
@@ -151,7 +151,7 @@ class StepSchedule:
         return resolve
 
     def _beginning(self, group: str, when: When) -> int:
-        """The position at which the block of a group begins, or the one before or behind it."""
+        """Return the position at which the block of a group begins, or the one before or behind it."""
         blocks = self.blocks
         block = blocks.of[group]
         if when.phase in ("first", "forward"):
@@ -227,26 +227,26 @@ class StepSchedule:
     @cached_property
     def readers(self) -> Mapping[str, tuple[Group, ...]]:
         """The groups that read each activation, in execution order."""
-        found: dict[str, list[Group]] = {}
+        readers: dict[str, list[Group]] = {}
         for group in self.graph.groups:
             for name in group.reads:
-                found.setdefault(name, []).append(group)
-        return {name: tuple(groups) for name, groups in found.items()}
+                readers.setdefault(name, []).append(group)
+        return {name: tuple(groups) for name, groups in readers.items()}
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, str]]:
         """The first and the last group that give each parameter a gradient, which begins to arrive with the
         last one's backward and is complete after the first one's; if no group does, the first and the last
         that use it."""
-        found: dict[str, tuple[str, str]] = {}
+        users: dict[str, tuple[str, str]] = {}
         for idle in (False, True):
             of_kind: dict[str, tuple[str, str]] = {}
             for group in self.graph.groups:
                 for name in (*group.parameters, *group.shared):
                     if self.graph.learns(name, group.name) is not idle:
                         of_kind[name] = (of_kind.get(name, (group.name,))[0], group.name)
-            found = of_kind | found
-        return found
+            users = of_kind | users
+        return users
 
     @cached_property
     def first_users(self) -> Mapping[str, str]:

@@ -115,12 +115,12 @@ _ITS_OWN = GradientStorage()
 
 
 def _given_back(when: When, size: int) -> Effect:
-    """The effect of releasing ``size`` bytes; for an end in backward, when that is over."""
+    """Return the effect of releasing ``size`` bytes; for an end in backward, when that is over."""
     return Effect(when, after=when.phase == "backward" and when.what == "end", transient=-size)
 
 
 class TensorEffects(MoveEffects):
-    """Derives the effects of activations on one mesh."""
+    """The derivation of the effects of activations on one mesh."""
 
     def __init__(self, prices: Prices):
         super().__init__(prices)
@@ -194,22 +194,22 @@ class TensorEffects(MoveEffects):
         makes its inside again and keeps what backward needs. A tensor that lies in another one's storage has
         no storage of its own before it moves.
         """
-        found: list[Effect] = []
+        effects: list[Effect] = []
         # The second forward makes only what is inside the region; views from outside still exist.
         view_users = [user for user in view_users if not at.again or (user.again and user.inside)]
-        beside = [user for user in view_users if user.through == SOURCE]
+        views = [user for user in view_users if user.through == SOURCE]
         present = []
         for user, read in zip(users, reads, strict=True):
             if at.again and not user.again:
                 continue
             of_its_views = [other for other in view_users if other.through == user.number]
             if user.moved:
-                found += self._copy(name, source, read.layout, user, of_its_views, at)
+                effects += self._copy(name, source, read.layout, user, of_its_views, at)
             if user.inside or not at.again:
                 present += [user] if user.moved else [user, *of_its_views]
         # In the second forward only a recomputed group makes the tensor anew.
         if not (write.again or not at.again):
-            return found
+            return effects
         # Such a storage is counted elsewhere: with the tensor in which it lies, or with what the group keeps.
         keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
         size = self.bytes(name, write.layout) if write.extent is None else write.extent
@@ -222,20 +222,20 @@ class TensorEffects(MoveEffects):
         until = None if at.again or later else needed
         if moves:
             # The original is alive during the move; it is workspace if nothing else counts it.
-            workspace = (0 if keeps or beside else size) + self.resharding_bytes(moves, name)
-            found.append(self.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
-            if beside and not keeps:
-                found += self._alive(name, size, at.made, beside, at)
-            found += self._alive(
+            workspace = (0 if keeps or views else size) + self.resharding_bytes(moves, name)
+            effects.append(self.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
+            if views and not keeps:
+                effects += self._alive(name, size, at.made, views, at)
+            effects += self._alive(
                 name, self.bytes(name, source), at.hub, present, at, stays=stays, until=until
             )
         elif not keeps:
-            users = [*present, *beside]
-            found += self._alive(name, size, at.made, users, at, stays=stays, until=until, later=later)
-        return found
+            users = [*present, *views]
+            effects += self._alive(name, size, at.made, users, at, stays=stays, until=until, later=later)
+        return effects
 
     def _made_whole(self, name: str, source: Layout, needed: When | None) -> list[Effect]:
-        """The memory of a buffer's new value that is not made whole."""
+        """Return the memory of a buffer's new value that is not made whole."""
         if not self._whole_later(name, source):
             return []
         whole = output_layout(source)
@@ -244,7 +244,7 @@ class TensorEffects(MoveEffects):
         return [begin, Effect(OUTPUT, after=True, transient=size), _given_back(needed or FORWARD_END, size)]
 
     def _whole_later(self, name: str, source: Layout) -> bool:
-        """Whether a tensor is a buffer's new value that is still to be made whole."""
+        """Return whether a tensor is a buffer's new value that is still to be made whole."""
         mutated = self.training and name in self.graph.atoms.graph.mutations.values()
         return mutated and bool(self.steps(name, source, output_layout(source))[0])
 
@@ -257,8 +257,8 @@ class TensorEffects(MoveEffects):
         of_its_views: Sequence[StorageUser],
         at: _Pass,
     ) -> list[Effect]:
-        """The effects of a reader's own copy: it is made for the reader, and kept if its backward, or that of
-        a reader of a view of it, needs it."""
+        """Return the effects of a reader's own copy: it is made for the reader, and kept if its backward, or
+        that of a reader of a view of it, needs it."""
         begin = reader(user.number, at.read)
         workspace = self.resharding_bytes(self.steps(name, source, layout)[0], name)
         # The reader is a plain user of its own copy: it has not moved from it, and the copy is made in its
@@ -279,38 +279,39 @@ class TensorEffects(MoveEffects):
         until: When | None = None,
         later: bool = False,
     ) -> list[Effect]:
-        """Memory of a storage that has users: alive until the last one, or kept from the first that needs it.
+        """Return the memory of a storage that has users: alive until the last one, or kept from the first
+        that needs it.
 
         Args:
             stays: nothing releases it before forward is over.
             until: the moment when it replaces a buffer, whoever else has it.
             later: a buffer's new value is made from it when everything is computed.
         """
-        found = [Effect(begin, after=True, transient=size)]
+        effects = [Effect(begin, after=True, transient=size)]
         if until is not None:
-            return [*found, _given_back(until, size)]
+            return [*effects, _given_back(until, size)]
         stays = stays or any(user.stays for user in users)
         users = sorted((user for user in users if not user.stays), key=lambda user: user.order)
         # The first keeper: from then on the storage is kept, whoever else reads it. It is given back after
         # the first keeper's backward, which comes last of all.
         keeper = next((user for user in users if self._keeps(user, at)), None)
         if keeper is not None:
-            found.append(Effect(reader(keeper.number, at.used), kept=size, transient=-size))
-            found.append(Effect(reader(keeper.number, USED_BACK), after=True, kept=-size))
+            effects.append(Effect(reader(keeper.number, at.used), kept=size, transient=-size))
+            effects.append(Effect(reader(keeper.number, USED_BACK), after=True, kept=-size))
         elif later:
-            found.append(Effect(OUTPUT, after=True, transient=-size))
+            effects.append(Effect(OUTPUT, after=True, transient=-size))
         elif stays:
-            found.append(Effect(FORWARD_END, transient=-size))
+            effects.append(Effect(FORWARD_END, transient=-size))
         elif users:
             # A reader of a copy releases the original as soon as the copy is made.
             last = reader(users[-1].number, at.read if users[-1].moved else at.used)
-            found.append(Effect(last, after=True, transient=-size))
+            effects.append(Effect(last, after=True, transient=-size))
         else:  # the second forward's result, which nobody in the region reads
-            found.append(Effect(begin, after=True, transient=-size))
-        return found
+            effects.append(Effect(begin, after=True, transient=-size))
+        return effects
 
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
-        """Whether a storage is kept for a user: as the input of a region, or because backward needs it
+        """Return whether a storage is kept for a user: as the input of a region, or because backward needs it
         unchanged."""
         kept = user.kept and self.training
         # Inside a region that runs again nothing "enters": what backward needs of it is kept now.
@@ -328,31 +329,31 @@ class TensorEffects(MoveEffects):
         inside: Sequence[bool],
         gradients: GradientStorage,
     ) -> list[Effect]:
-        """The effects in backward: readers' gradients go to where the tensor was found, are added up there,
-        and go to its writer.
+        """Return the effects in backward: readers' gradients go to where the tensor was found, are added up
+        there, and go to its writer.
 
         Each sum is a new tensor, in addition to the two that are added: while any dispatch mode watches,
         autograd adds nothing in place.
         """
-        beside = self._reduced_beside(name, write, source, reads, inside)
-        found, size, there = [], self.bytes(name, source), 0
+        overlapped = self._reduced_beside(name, write, source, reads, inside)
+        effects, size, there = [], self.bytes(name, source), 0
         elsewhere = gradients.elsewhere or (False,) * len(reads)
         for number, end in gradients.common:
             shared = self._gradient_bytes(name, reads[number])
-            found.append(Effect(reader(number, USED_BACK), after=True, transient=shared))
-            found.append(Effect(storage_end(end), transient=-shared))
+            effects.append(Effect(reader(number, USED_BACK), after=True, transient=shared))
+            effects.append(Effect(storage_end(end), transient=-shared))
         # Backward visits the readers in reverse; the gradients so far wait as one sum, ``there``.
         for number, read in reversed(tuple(enumerate(reads))):
-            if beside and number == 0:
+            if overlapped and number == 0:
                 given = self.bytes(name, write.layout)
                 # The sum of other readers' gradients is added in place, and is released with the node that
                 # adds it.
-                found += [beside, Effect(beside.when, after=True, transient=given - there)]
+                effects += [overlapped, Effect(overlapped.when, after=True, transient=given - there)]
                 there = given
                 continue
             steps, first = self.steps(name, source, read.layout)[1], number == len(reads) - 1
             came = 0 if elsewhere[number] else self._gradient_bytes(name, read)
-            found.append(Effect(reader(number, USED_BACK), after=True, transient=came))
+            effects.append(Effect(reader(number, USED_BACK), after=True, transient=came))
             workspace = self.resharding_bytes(steps, name) if steps else 0
             if not first:
                 # The new sum, in addition to its two operands: the incoming gradient is already alive, and
@@ -360,52 +361,53 @@ class TensorEffects(MoveEffects):
                 workspace = max(workspace, 2 * size - came if steps else size)
             back = reader(number, READ_BACK)
             if steps:
-                found.append(self.moved(back, name, source, read.layout, workspace_bytes=workspace))
+                effects.append(self.moved(back, name, source, read.layout, workspace_bytes=workspace))
             elif workspace:
-                found.append(Effect(back, workspace_bytes=workspace))
+                effects.append(Effect(back, workspace_bytes=workspace))
             after = came if first and not steps else size
-            found.append(Effect(back, after=True, transient=after - there - came))
+            effects.append(Effect(back, after=True, transient=after - there - came))
             there = after
         steps = self.steps(name, write.layout, source)[1]
-        if steps and not beside:
+        if steps and not overlapped:
             workspace = self.resharding_bytes(steps, name)
-            found.append(self.moved(HUB_BACK, name, write.layout, source, workspace_bytes=workspace))
+            effects.append(self.moved(HUB_BACK, name, write.layout, source, workspace_bytes=workspace))
             if reads:
                 given = self.bytes(name, write.layout)
-                found.append(Effect(HUB_BACK, after=True, transient=given - there))
+                effects.append(Effect(HUB_BACK, after=True, transient=given - there))
                 there = given
         if gradients.end >= 0:
-            found.append(Effect(storage_end(gradients.end), transient=-there))
+            effects.append(Effect(storage_end(gradients.end), transient=-there))
         else:
             # From its group's backward on, the gradient is part of what that backward has alive, and is
             # counted there; if it outlasts the backward, that peak leaves it out (``handed``), and it is
             # counted until its end.
-            found.append(Effect(GRADIENT, after=gradients.outlasts, transient=-there))
-        return found
+            effects.append(Effect(GRADIENT, after=gradients.outlasts, transient=-there))
+        return effects
 
     def _reduced_beside(
         self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], inside: Sequence[bool]
     ) -> Effect | None:
-        """The reduction of the whole gradient during the product in the first reader's backward; None if it
-        is reduced separately, if at all (:mod:`tensoropt.sharding.groups`)."""
+        """Return the reduction of the whole gradient during the product in the first reader's backward; None
+        if it is reduced separately, if at all (:mod:`tensoropt.sharding.groups`)."""
         product = reads[0].product if name in self.products else None
         if product is None:
             return None
-        first, found = reads[0], reads[0].layout
+        first, layout = reads[0], reads[0].layout
         if name in self.graph.hubs:
             own = self.steps(name, source, first.layout)
             if not takes_over_hub(own, again=first.again, inside=inside[0]):
                 return None
-            found = source
-        steps = self.steps(name, write.layout, found)[1]
+            layout = source
+        steps = self.steps(name, write.layout, layout)[1]
         if not is_one_reduction(steps, self.mesh):
             return None
-        workspace = self._beside_bytes(name, found, steps, product)
-        moved = self.moved(reader(0, USED_BACK), name, write.layout, found, workspace_bytes=workspace)
+        workspace = self._beside_bytes(name, layout, steps, product)
+        moved = self.moved(reader(0, USED_BACK), name, write.layout, layout, workspace_bytes=workspace)
         return replace(moved, beside_work_s=product.seconds)
 
     def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
-        """The bytes that a reduction has alive besides what its group's backward has alive in any case."""
+        """Return the bytes that a reduction has alive besides what its group's backward has alive in any
+        case."""
         made, size = self.resharding_bytes(steps, name), self.bytes(name, layout)
         if steps[0].kind == "all_reduce":
             # In place, once the gradient has the tensor's layout.
@@ -419,5 +421,5 @@ class TensorEffects(MoveEffects):
         return max(made - product.spare_bytes, 0)
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
-        """The bytes of the storage that contains the gradient given by a reader."""
+        """Return the bytes of the storage that contains the gradient given by a reader."""
         return self.bytes(name, read.layout) if read.extent is None else read.extent

@@ -79,12 +79,13 @@ class Timeline:
         return max((e.end_s for e in self.events), default=0.0)
 
     def on(self, resource: str) -> tuple[_Event, ...]:
-        """The events on a resource, in time order."""
-        found = (self.events[i] for i in self.order)
-        return tuple(e for e in found if resource in e.task.resources)
+        """Return the events on a resource, in time order."""
+        started = (self.events[i] for i in self.order)
+        return tuple(e for e in started if resource in e.task.resources)
 
     def busy(self, resources: Iterable[str]) -> tuple[tuple[float, float], ...]:
-        """The spans (start, end) in which at least one of the resources works, joined where they touch."""
+        """Return the spans (start, end) in which at least one of the resources works, joined where they
+        touch."""
         wanted = set(resources)
         return joined(
             (e.start_s, e.end_s)
@@ -93,25 +94,25 @@ class Timeline:
         )
 
     def memory(self, device: str) -> tuple[tuple[float, Mapping[str, float]], ...]:
-        """(time, bytes by kind) after every change on a device, in time order; the first is the initial
-        state.
+        """Return (time, bytes by kind) after every change on a device, in time order; the first is the
+        initial state.
 
         Memory that ends at a time is given back before anything that starts then takes some.
         """
         return tuple(self._curves.get(device, [(0.0, {})]))
 
     def steps(self, device: str) -> list[list[tuple[str, float]]]:
-        """The (kind, bytes) of each point of a device's memory curve, negative for memory that is given back;
-        the first point is the initial state."""
-        found = [[(kind, size) for where, kind, size in self.initial if where == device]]
+        """Return the (kind, bytes) of each point of a device's memory curve, negative for memory that is
+        given back; the first point is the initial state."""
+        points = [[(kind, size) for where, kind, size in self.initial if where == device]]
         for _, holdings, sign in self._changes():
             changed = [(kind, sign * size) for where, kind, size in holdings if size and where == device]
             if changed:
-                found.append(changed)
-        return found
+                points.append(changed)
+        return points
 
     def peak(self, device: str) -> tuple[float, Mapping[str, float]]:
-        """(time, bytes by kind) when the most is alive; the first of several such times."""
+        """Return (time, bytes by kind) when the most is alive; the first of several such times."""
         return max(self.memory(device), key=lambda point: sum(point[1].values()))
 
     @cached_property
@@ -135,22 +136,22 @@ class Timeline:
         return curves
 
     def _changes(self) -> list[tuple[float, tuple[Holding, ...], int]]:
-        found = []
+        changes = []
         for position, i in enumerate(self.order):
             event = self.events[i]
             # A task without duration must not free before it has allocated, so its frees are sorted among the
             # allocations of its time, by the order in which tasks were started.
             lasting = event.task.duration_s > 0
-            found.append((event.start_s, 1, position, 0, event.task.allocates, 1))
-            found.append((event.end_s, 0 if lasting else 1, position, 1, event.task.frees, -1))
+            changes.append((event.start_s, 1, position, 0, event.task.allocates, 1))
+            changes.append((event.end_s, 0 if lasting else 1, position, 1, event.task.frees, -1))
         # By time, then frees before allocations, then the order of starts, then the allocation before the
         # free of one task.
-        found.sort(key=lambda change: change[:4])
-        return [(change[0], change[4], change[5]) for change in found]
+        changes.sort(key=lambda change: change[:4])
+        return [(change[0], change[4], change[5]) for change in changes]
 
 
 def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The union of spans, as disjoint spans in time order."""
+    """Return the union of spans, as disjoint spans in time order."""
     result: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:
@@ -161,7 +162,7 @@ def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
 
 
 def length_s(spans: Iterable[tuple[float, float]]) -> float:
-    """The total seconds of all spans; overlapping ones count twice (see :func:`joined`)."""
+    """Return the total seconds of all spans; overlapping ones count twice (see :func:`joined`)."""
     return sum(end - start for start, end in spans)
 
 
@@ -206,7 +207,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
 
 
 def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
-    """(number of predecessors, successors) of each task."""
+    """Return (number of predecessors, successors) of each task."""
     waiting: list[int] = []
     successors: list[list[int]] = [[] for _ in tasks]
     for i, task in enumerate(tasks):

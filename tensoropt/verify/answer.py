@@ -48,49 +48,49 @@ def answer_of(
     }
 
 
-def entry_of(executable: Executable, predicted: Prediction, found: RunFindings) -> dict[str, Any]:
+def entry_of(executable: Executable, predicted: Prediction, findings: RunFindings) -> dict[str, Any]:
     """Return the answer about one strategy.
 
     ``ok`` says that its numbers agree up to rounding, its replicas agree, and the collectives it issues are
     those predicted, one by one and in this order. Memory and time are shown beside their predictions and
     decide nothing. None stands for what was not checked.
     """
-    issued = _shown(found.collectives_issued)
+    issued = _shown(findings.collectives_issued)
     expected = predicted.collectives
     if predicted.of_ranks:
         # Each rank is compared with its own prediction, so that one rank's lack is not offset by another.
-        issued = _together([_shown(rows) for rows in found.collectives_of_ranks])
-        expected = _together([predicted.of_ranks[rank] for rank in found.ranks_checked or ()])
+        issued = _together([_shown(rows) for rows in findings.collectives_of_ranks])
+        expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked or ()])
     # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
-    unlike = [] if found.error else _unlike(predicted, found, expected, issued)
-    unlike += found.ranks_unlike
-    order_unlike = _order_unlike(predicted, found)
+    unlike = [] if findings.error else _unlike(predicted, findings, expected, issued)
+    unlike += findings.ranks_unlike
+    order_unlike = _order_unlike(predicted, findings)
     return {
         # None passes: fake ranks compute no numbers.
-        "ok": found.numerics_ok is not False and not found.error and not unlike and not order_unlike,
+        "ok": findings.numerics_ok is not False and not findings.error and not unlike and not order_unlike,
         "mesh": executable.mesh_text,
         "micro_batches": executable.micro_batches,
         "schedule": executable.schedule,
-        "loss_difference": found.differences.loss,
-        "gradient_difference": found.differences.gradient,
-        "worst_gradient": found.worst_gradient,
-        "parameter_difference": found.differences.parameter,
-        "worst_parameter": found.worst_parameter,
-        "buffer_difference": found.differences.buffer,
-        "not_finite": dict(found.not_finite),
-        "replicas_agree": found.replicas_agree,
-        "replica_difference": found.replica_difference,
-        "unsplit_on": found.unsplit_on,
-        "compared_in": found.compared_in,
-        "narrow": None if found.narrow is None else _differences_data(found.narrow),
-        "ranks_checked": found.ranks_checked,
-        "memory_tracked_bytes": found.memory_tracked_bytes,
-        "memory_allocated_bytes": found.memory_tracked.get("allocated"),
-        "memory_reserved_bytes": found.memory_tracked.get("reserved"),
-        "memory_tracked": dict(found.memory_tracked),
-        "memory_tracked_of_ranks": found.memory_tracked_of_ranks,
-        "time_measured_s": found.time_measured_s,
-        "error": found.error,
+        "loss_difference": findings.differences.loss,
+        "gradient_difference": findings.differences.gradient,
+        "worst_gradient": findings.worst_gradient,
+        "parameter_difference": findings.differences.parameter,
+        "worst_parameter": findings.worst_parameter,
+        "buffer_difference": findings.differences.buffer,
+        "not_finite": dict(findings.not_finite),
+        "replicas_agree": findings.replicas_agree,
+        "replica_difference": findings.replica_difference,
+        "unsplit_on": findings.unsplit_on,
+        "compared_in": findings.compared_in,
+        "narrow": None if findings.narrow is None else _differences_data(findings.narrow),
+        "ranks_checked": findings.ranks_checked,
+        "memory_tracked_bytes": findings.memory_tracked_bytes,
+        "memory_allocated_bytes": findings.memory_tracked.get("allocated"),
+        "memory_reserved_bytes": findings.memory_tracked.get("reserved"),
+        "memory_tracked": dict(findings.memory_tracked),
+        "memory_tracked_of_ranks": findings.memory_tracked_of_ranks,
+        "time_measured_s": findings.time_measured_s,
+        "error": findings.error,
         "collectives_predicted": expected,
         "collectives_issued": issued,
         "collectives_unlike": unlike,
@@ -121,7 +121,7 @@ def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
 
 def _unlike(
     predicted: Prediction,
-    found: RunFindings,
+    findings: RunFindings,
     expected: Sequence[Mapping[str, Any]],
     issued: Sequence[Mapping[str, Any]],
 ) -> list[str]:
@@ -130,7 +130,7 @@ def _unlike(
         return compare_collectives(expected, issued)
     lines = []
     first = len(predicted.of_ranks) // max(len(predicted.of_places), 1)
-    for rank, rows in zip(found.ranks_checked or (), found.collectives_of_ranks, strict=True):
+    for rank, rows in zip(findings.ranks_checked or (), findings.collectives_of_ranks, strict=True):
         # The first rank of each part of the devices has the largest shards, for which collectives are
         # predicted; those of uneven ones are smaller on others.
         compare = compare_smaller if rank % first else compare_collectives
@@ -138,12 +138,12 @@ def _unlike(
     return lines
 
 
-def _order_unlike(predicted: Prediction, found: RunFindings) -> list[str] | None:
+def _order_unlike(predicted: Prediction, findings: RunFindings) -> list[str] | None:
     """Return where the order of issue first differs from the predicted one; None if one of them is not
     known."""
-    if found.error or predicted.order is None or found.issued_order is None:
+    if findings.error or predicted.order is None or findings.issued_order is None:
         return None
-    return compare_order(predicted.order, in_order(found.collectives_issued, found.issued_order))
+    return compare_order(predicted.order, in_order(findings.collectives_issued, findings.issued_order))
 
 
 def _differences_data(differences: Differences) -> dict[str, float | None]:

@@ -1,12 +1,12 @@
-"""A rank of any job without the job: fake tensors and PyTorch's fake process group.
+"""A rank of any job without the job: fake tensors and PyTorch's fake process group; and steps run to be
+watched.
 
 Nothing is computed and nothing is sent, so a 64-device plan can be checked on a laptop: what each rank would
 send and keep alive is what it does send and keep alive; only the numbers are missing. Tensors are on the CPU
 (fake CUDA tensors with autograd abort a CPU-only build of PyTorch).
 
-A step of a plan, run to be watched: what it sends, what it keeps alive, how long it takes.
-
-The same functions watch ranks of this machine and fake ones.
+The same functions watch steps on ranks of this machine and on fake ones: what a step sends, what it keeps
+alive, how long it takes.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ def tracked_memory(step: RunStep) -> dict[str, int]:
     with tracker:
         step()
     peak = tracker.peak_bytes + constants_bytes
-    found = {**sizes, "constants": constants_bytes, "peak": peak}
-    found["inputs_and_constants"] = tracker.excluded_bytes
+    memory = {**sizes, "constants": constants_bytes, "peak": peak}
+    memory["inputs_and_constants"] = tracker.excluded_bytes
     if on_gpu:
         engine.runtime.synchronize()
-        found["allocated"] = torch.cuda.max_memory_allocated(device)
-        found["reserved"] = torch.cuda.max_memory_reserved(device)
-    return found
+        memory["allocated"] = torch.cuda.max_memory_allocated(device)
+        memory["reserved"] = torch.cuda.max_memory_reserved(device)
+    return memory
 
 
 def step_times(step: RunStep, count: int) -> list[float]:
@@ -145,21 +145,21 @@ def step_times(step: RunStep, count: int) -> list[float]:
 
 
 _MOST_RANKS = 3
-"""How many ranks of a bigger job are checked: the first, the last, and others between them. An assumption:
-shards are uneven at the end of a dim, so the first and the last differ most, and each rank takes as long as
-the first."""
+"""The number of ranks of a bigger job that are checked: the first, the last, and others between them. An
+assumption: shards are uneven at the end of a dim, so the first and the last differ most, and each rank takes
+as long as the first."""
 
 
 @contextlib.contextmanager
 def fake_job(rank: int, world_size: int) -> Iterator[None]:
-    """Be ``rank`` of a job of ``world_size`` whose other ranks do not exist.
+    """Make this process ``rank`` of a job of ``world_size`` whose other ranks do not exist.
 
     Raises:
         PlanError: this process belongs to a real job.
     """
     if dist.is_initialized():
         raise PlanError(
-            "this process is a rank of a real job already; check plans on fake ranks in a process of its own"
+            "this process is already a rank of a real job; check plans on fake ranks in a process of its own"
         )
     # PyTorch's own test machinery, whose import makes the backend "fake": only here, where it is used.
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -274,21 +274,21 @@ def compare_ranks(
     """Return what would let two ranks of a job wait for each other forever, or send more than the first: one
     line for the first difference in order, kind or axes, and one for each collective that is bigger."""
     # The order counts: ranks that issue the same collectives in different orders wait for each other forever.
-    for position, (one, other) in enumerate(zip(expected, sent, strict=False)):
-        if (one.kind, one.axes) != (other.kind, other.axes):
+    for position, (wanted, issued) in enumerate(zip(expected, sent, strict=False)):
+        if (wanted.kind, wanted.axes) != (issued.kind, issued.axes):
             return [
-                f"collective {position}: rank {first} issues {one.kind} over axes {_shown(one.axes)}, "
-                f"rank {rank} {other.kind} over axes {_shown(other.axes)}"
+                f"collective {position}: rank {first} issues {wanted.kind} over axes {_shown(wanted.axes)}, "
+                f"rank {rank} {issued.kind} over axes {_shown(issued.axes)}"
             ]
     if len(expected) != len(sent):
         return [f"rank {first} issues {len(expected)} collectives, rank {rank} {len(sent)}"]
     pairs = zip(expected, sent, strict=True)
     # Smaller ones are the shards at the end of an uneven dim; bigger ones would exceed what was priced.
-    bigger = Counter((one, other) for one, other in pairs if other.bytes > one.bytes)
+    bigger = Counter((wanted, issued) for wanted, issued in pairs if issued.bytes > wanted.bytes)
     return [
-        f"{one.kind} over axes {_shown(one.axes)}: rank {rank} sends {other.bytes} bytes, "
-        f"rank {first} {one.bytes} ({count} times)"
-        for (one, other), count in bigger.items()
+        f"{wanted.kind} over axes {_shown(wanted.axes)}: rank {rank} sends {issued.bytes} bytes, "
+        f"rank {first} {wanted.bytes} ({count} times)"
+        for (wanted, issued), count in bigger.items()
     ]
 
 

@@ -1,6 +1,7 @@
-"""The findings about a strategy: the one form in which real ranks and fake ones report.
+"""The findings about a strategy, in the one form in which real ranks and fake ones report.
 
-How far a plan's results may be from the unsplit model's, and how to distinguish rounding from a fault.
+The tolerances say how far a plan's results may be from the unsplit model's, and distinguish rounding from a
+fault.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ _SHRUNK = 1e-6
 of roundoff 2e-9 remains, of a fault everything. Measured where two steps through batch norms over 4 samples
 amplify rounding (MobileNetV2 on 32x32 images): parameters off by 2e-10 in float64, gradients by 7e-13."""
 MODULE_SHRUNK = 1e-2
-"""The same between a graph and the module that it was captured from, which may keep its own casts to float32:
-a fault remains as it is."""
+"""The same share between a graph and the module that it was captured from, which may keep its own casts to
+float32: a fault remains as it is."""
 _DISTANCE_FACTOR = 10.0
-"""How many times farther from the exact gradients, in norm, a split model's gradients may be than the unsplit
-model's in the same precision. Measured: 0.9 to 1.1 times if rounding crosses no kink (an MLP and a
-transformer in bfloat16, a VGG with batch norms in float32)."""
+"""The largest ratio, in norm, of a split model's distance from the exact gradients to the unsplit model's in
+the same precision. Measured: 0.9 to 1.1 times if rounding crosses no kink (an MLP and a transformer in
+bfloat16, a VGG with batch norms in float32)."""
 KINKED_DISTANCE = {"float32": 5e-2, "float16": 2e-1, "bfloat16": 4e-1}
-"""What crossed kinks may add to that, relative to the gradients' norm. Measured: 1.3e-2 for a ResNet with 2x2
-images in float32, 0.22 for a small VGG with batch norms in bfloat16. A smaller fault that occurs only in a
-narrow type cannot be distinguished from them; in a model without kinks it can."""
+"""The distance that crossed kinks may add to that, relative to the gradients' norm. Measured: 1.3e-2 for a
+ResNet with 2x2 images in float32, 0.22 for a small VGG with batch norms in bfloat16. A smaller fault that
+occurs only in a narrow type cannot be distinguished from them; in a model without kinks it can."""
 NARROW_FACTOR, _NARROW_TOLERANCE = 3.0, 2e-3
 """The tolerance under mixed precision: a multiple of the model's own rounding (unsplit, against unsplit in
 float32), plus half a unit of bfloat16's last place. Partial sums are rounded once more than whole ones, so a
@@ -48,7 +49,7 @@ batch norm over few samples) this shows little: verify it in float32, where the 
 
 
 _REPLICA_TOLERANCE = 1e-5
-"""How far replicas may be apart on devices whose kernels sum in no fixed order (CUDA's scatters and some
+"""The tolerance between replicas on devices whose kernels sum in no fixed order (CUDA's scatters and some
 convolutions), relative to their largest value, in float32. An assumption that has not been tried on a GPU: a
 sum of thousands of terms in another order is off by some units of 6e-8, a replica that missed a reduction by
 per cents."""
@@ -103,7 +104,7 @@ _TOLERANCES = {
 
 
 def within_tolerance(
-    found: Differences, precision: str = "float32", rounding: Differences | None = None
+    differences: Differences, precision: str = "float32", rounding: Differences | None = None
 ) -> bool:
     """Return whether the differences are explained by rounding (NaN is not); one that was not taken is
     ignored.
@@ -116,7 +117,7 @@ def within_tolerance(
         allowed = {k: _NARROW_TOLERANCE + NARROW_FACTOR * r for k, r in rounding.compared.items()}
     else:
         allowed = {kind: limit * _TOLERANCE_FACTOR[precision] for kind, limit in _TOLERANCES.items()}
-    return all(value <= allowed[kind] for kind, value in found.compared.items())
+    return all(value <= allowed[kind] for kind, value in differences.compared.items())
 
 
 def is_rounding(single: Differences, double: Differences) -> bool:
@@ -146,7 +147,7 @@ class NarrowDistance:
     kinked: bool
 
 
-def near_enough(found: NarrowDistance, precision: str) -> bool:
+def near_enough(distance: NarrowDistance, precision: str) -> bool:
     """Return whether a rank's gradients in the model's own precision are as near the exact ones as they
     should be.
 
@@ -156,10 +157,10 @@ def near_enough(found: NarrowDistance, precision: str) -> bool:
     Args:
         precision: the model's own precision.
     """
-    allowed = _DISTANCE_FACTOR * found.unsplit
-    if found.kinked:
+    allowed = _DISTANCE_FACTOR * distance.unsplit
+    if distance.kinked:
         allowed = max(allowed, KINKED_DISTANCE.get(precision, 0.0))
-    return found.split <= allowed
+    return distance.split <= allowed
 
 
 def replicas_near(spread: float | None, precision: str) -> bool:

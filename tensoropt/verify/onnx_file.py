@@ -51,11 +51,11 @@ def verify_file(spec: ModelSpec) -> FileFindings | None:
         return FileFindings(None, why="it is too large for onnx's evaluator")
     options = spec.onnx or OnnxOptions()
     try:
-        found = call_in_fork(lambda: _compared(spec.source, options, spec.seed), _ALLOWED_S)
+        findings = call_in_fork(lambda: _compared(spec.source, options, spec.seed), _ALLOWED_S)
     except MeasurementError as error:
         return FileFindings(None, why=f"onnx's evaluator: {error}")
-    assert isinstance(found, FileFindings)
-    return found
+    assert isinstance(findings, FileFindings)
+    return findings
 
 
 def _compared(source: str, options: OnnxOptions, seed: int) -> FileFindings:
@@ -85,13 +85,13 @@ def _compared(source: str, options: OnnxOptions, seed: int) -> FileFindings:
     worst, right = 0.0, True
     for got, other in zip(results, wanted, strict=True):
         expected = np.asarray(other).astype(np.float64)
-        found = got.double().numpy()
-        if found.shape != expected.shape:
+        actual = got.double().numpy()
+        if actual.shape != expected.shape:
             return FileFindings(float("inf"), ok=False)
         scale = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)), 1e-6)
-        same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
         with np.errstate(invalid="ignore"):
-            distances = np.where(same, 0.0, np.abs(found - expected) / scale)
+            distances = np.where(same, 0.0, np.abs(actual - expected) / scale)
         far = float(np.nan_to_num(distances, nan=np.inf).max(initial=0.0))
         worst, right = max(worst, far), bool(right and far <= _TOLERANCE.get(got.dtype, 1e-3))
     return FileFindings(worst, ok=right)

@@ -1,8 +1,5 @@
-"""The predictions of the cost side for strategies, figure by figure as the search and the simulator would
-make them.
-
-The places where strategies are checked: on CPU ranks, on GPUs, or on fake ranks if neither suffices.
-"""
+"""The predictions for strategies, figure by figure as the search and the simulator would make them, and the
+places where strategies are checked: CPU ranks, GPUs, or fake ranks if neither suffices."""
 
 from __future__ import annotations
 
@@ -83,7 +80,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
             share.
     """
     if wanted == "fake":
-        return Place("fake", "checked on fake ranks, as asked: nothing was computed, sent or timed")
+        return Place("fake", "checked on fake ranks, as requested: nothing was computed, sent or timed")
     if wanted == "ranks":
         _check_room(devices)
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
@@ -98,10 +95,10 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
             shared=True,
         )
     if device_type == "cuda":
-        found = len(local_gpus())
-        if found >= devices:
+        gpus = len(local_gpus())
+        if gpus >= devices:
             return Place("cuda", f"run on {devices} GPUs of this machine")
-        missing = f"{devices} GPUs of {name} are not here" + (f" ({found} are)" if found else "")
+        missing = f"{devices} GPUs of {name} are not here" + (f" ({gpus} are)" if gpus else "")
     elif devices <= _most_ranks():
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
     else:
@@ -171,20 +168,22 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     return Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)
 
 
-def of_each_rank(found: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
+def of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
     """Return the prediction of a plan file with a pipeline, with what each rank sends, which no file keeps:
     it follows from the facts of the stages' workloads."""
     works = stage_works(strategy)
     costs.find_facts_of(work for of_stage in works for work in of_stage.values())
     sent = [
-        predicted_collectives(one, {name: costs.facts_of(work) for name, work in of_stage.items()})
-        for one, of_stage in zip(strategy.stages, works, strict=True)
+        predicted_collectives(stage, {name: costs.facts_of(work) for name, work in of_stage.items()})
+        for stage, of_stage in zip(strategy.stages, works, strict=True)
     ]
     ranks = [sent_by_rank(strategy, rank, sent) for rank in range(strategy.devices)]
-    return replace(found, collectives=rows_of(sum(ranks, Counter())), of_ranks=tuple(map(rows_of, ranks)))
+    return replace(
+        prediction, collectives=rows_of(sum(ranks, Counter())), of_ranks=tuple(map(rows_of, ranks))
+    )
 
 
-def with_order(found: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
+def with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
     """Return a plan file's own prediction, with the order of its collectives, which no file keeps.
 
     The order depends on the facts of the strategy's workloads: these come from the profile store, or are
@@ -194,10 +193,10 @@ def with_order(found: Prediction, strategy: Strategy, costs: CostSource) -> Pred
     works = _works_of(strategy)
     costs.find_facts_of(works.values())
     facts = {name: costs.facts_of(work) for name, work in works.items()}
-    rows = found.collectives
-    told = {Collective(row["kind"], tuple(row["axes"]), row["bytes"]): row["count"] for row in rows}
+    rows = prediction.collectives
+    counts = {Collective(row["kind"], tuple(row["axes"]), row["bytes"]): row["count"] for row in rows}
     order = _order(strategy, works, facts, costs)
-    return replace(found, order=order if order is not None and Counter(order) == told else None)
+    return replace(prediction, order=order if order is not None and Counter(order) == counts else None)
 
 
 def _order(
@@ -255,7 +254,7 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
     predictions = []
     for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
         facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
-        found = predicted_collectives(strategy, facts)
+        counts = predicted_collectives(strategy, facts)
         optimizer = costs.settings.optimizer
         prices = Prices(
             strategy.graph,
@@ -268,7 +267,7 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         )
         overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
         simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
-        rows = rows_of(found)
+        rows = rows_of(counts)
         seconds = float(simulated.time_s[0]), float(simulated.communication_s[0])
         order = _order(strategy, of_strategy, facts, costs)
         memory = float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes
@@ -276,9 +275,9 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
     return predictions
 
 
-def rows_of(found: Mapping[Collective, int]) -> _Rows:
+def rows_of(counts: Mapping[Collective, int]) -> _Rows:
     """Return collectives as the rows that are shown for them."""
-    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
+    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(counts.items())]
 
 
 def predict_pipelines(
@@ -297,21 +296,21 @@ def predict_pipelines(
             {name: sources[strategy.place_of(stage)].facts_of(w) for name, w in of_stage.items()}
             for stage, of_stage in enumerate(of_strategy)
         ]
-        found = evaluate_pipeline(strategy, of_strategy, facts, prices[mesh])
-        sent = [found.sent_by(rank) for rank in range(strategy.devices)]
+        evaluated = evaluate_pipeline(strategy, of_strategy, facts, prices[mesh])
+        sent = [evaluated.sent_by(rank) for rank in range(strategy.devices)]
         predictions.append(
             Prediction(
                 rows_of(sum(sent, Counter())),
-                found.memory_bytes,
-                found.time_s,
-                found.busiest.communication_s,
+                evaluated.memory_bytes,
+                evaluated.time_s,
+                evaluated.busiest.communication_s,
                 of_ranks=tuple(map(rows_of, sent)),
-                of_places=tuple(found.peaks.tolist()),
+                of_places=tuple(evaluated.peaks.tolist()),
             )
         )
-    return [(strategy, one) for (strategy, _), one in zip(drawn, predictions, strict=True)]
+    return [(strategy, prediction) for (strategy, _), prediction in zip(drawn, predictions, strict=True)]
 
 
 def predicted(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[tuple[Strategy, Prediction]]:
     """Return strategies with their predictions from :func:`predict`."""
-    return [(strategy, found) for (strategy, _), found in zip(drawn, predict(drawn, costs), strict=True)]
+    return [(strategy, p) for (strategy, _), p in zip(drawn, predict(drawn, costs), strict=True)]

@@ -32,10 +32,10 @@ from tensoropt.verify.random_strategies import (
 from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 
 _RECOMPUTE = 0.3
-"""How often a repeated block of a random strategy is recomputed: an assumption, often enough for most
-strategies to recompute something and to leave something."""
+"""The probability that a repeated block of a random strategy is recomputed: an assumption, high enough for
+most strategies to recompute something and to leave something."""
 _PIPELINED = 3
-"""One of so many random strategies is a pipeline, unless pipelines are requested: an assumption."""
+"""One in this many random strategies is a pipeline, unless pipelines are requested: an assumption."""
 
 
 def verify_random(
@@ -77,7 +77,7 @@ def verify_random(
         TensorOptError: no strategies are requested, or the place is not available.
     """
     if count < 1:
-        raise TensorOptError(f"{count} random strategies prove nothing; ask for at least 1")
+        raise TensorOptError(f"{count} random strategies prove nothing; give at least 1")
     target = load_cluster(cluster)
     place = place_for(target.device_count, target.device_type, target.name, where)
     sizes = () if batch is None else (("batch", batch),)
@@ -135,12 +135,12 @@ def _strategies(
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
     sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
     pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
-    found: list[Predicted] = []
+    strategies: list[Predicted] = []
     if sharded:
-        found += predicted(sharded, costs)
+        strategies += predicted(sharded, costs)
     if pipelines:
-        found += predict_pipelines(pipelines, costs)
-    return found
+        strategies += predict_pipelines(pipelines, costs)
+    return strategies
 
 
 def _placements(

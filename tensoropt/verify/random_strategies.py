@@ -1,10 +1,8 @@
-"""Random legal strategies: the broadest search for mistakes in rules, lowering and prices.
+"""Random legal strategies, pipelines and placements: the broadest search for mistakes in rules, lowering and
+prices.
 
-Random legal pipelines of a model: random cuts, schedules, and a random strategy for every stage.
-
-Random legal placements of a model: random devices, orders and splits.
-
-None of them is meant to be good; they test rules, lowering and the simulator.
+A pipeline has random cuts, a random schedule and a random strategy for every stage; a placement has random
+devices, orders and splits. None of them is meant to be good.
 """
 
 from __future__ import annotations
@@ -36,15 +34,15 @@ from tensoropt.sharding.strategy import Strategy
 
 # Assumptions: often enough for most strategies to have each of them somewhere, and not everywhere.
 _SHARD_CHANCE = 0.4
-"""How often a replicated axis of a stored parameter is sharded (ZeRO)."""
+"""The probability that a replicated axis of a stored parameter is sharded (ZeRO)."""
 _UNSHARDED_CHANCE = 0.4
-"""How often a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
+"""The probability that a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
 _UNEVEN_CHANCE = 0.3
-"""How often a stored parameter may be cut into shards with a smaller last one."""
+"""The probability that a stored parameter may be cut into shards with a smaller last one."""
 _AHEAD_CHANCE = 0.5
-"""How often a stored parameter that is gathered for each use is gathered ahead of it."""
+"""The probability that a stored parameter that is gathered for each use is gathered ahead of it."""
 _OTHER_REDUCTION_CHANCE = 0.2
-"""How often the gradient of a whole parameter is reduced at the other time."""
+"""The probability that the gradient of a whole parameter is reduced at the other time."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
@@ -154,7 +152,7 @@ def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, r
 
 
 _AGAIN = 0.6
-"""How often a stage remakes a tensor that it could receive: an assumption."""
+"""The probability that a stage remakes a tensor that it could receive: an assumption."""
 _TRIES = 200
 """The most pipelines that are drawn until one is legal."""
 
@@ -243,11 +241,11 @@ def random_pipeline(
     error: PlanError | None = None
     for _ in range(_TRIES if len(cutter.cuts) >= stages - 1 else 0):
         cuts = tuple(sorted(rng.sample(cutter.cuts, stages - 1)))
-        again = frozenset(name for name in sorted(cutter.duplicable) if rng.random() < _AGAIN)
+        remade = frozenset(name for name in sorted(cutter.duplicable) if rng.random() < _AGAIN)
         try:
             strategies: list[Strategy] = []
             stored: dict[str, Layout] = {}
-            for part in cutter.stages(cuts, again):
+            for part in cutter.stages(cuts, remade):
                 given = _entering(strategies[-1], part) if strategies else {}
                 often = 0.0 if apart else recompute
                 strategies.append(
@@ -256,7 +254,7 @@ def random_pipeline(
                     )
                 )
                 stored.update(strategies[-1].stored)
-            return PipelinedStrategy(graph, cuts, again, tuple(strategies), schedule, places)
+            return PipelinedStrategy(graph, cuts, remade, tuple(strategies), schedule, places)
         except PlanError as refused:  # a stage that does not learn, copies of a tied parameter at one place
             error = refused
     why = error or f"the model can be cut at {len(cutter.cuts)} places"
@@ -270,7 +268,7 @@ def _per_place(schedule: str) -> int:
 def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) -> list[tuple[str, list[int]]]:
     """Return the schedules that a pipeline can have, each with the numbers of micro-batches that it
     accepts."""
-    found = []
+    ways = []
     for name, schedule in SCHEDULES.items():
         # A backward that is taken apart must not pass collectives.
         if (schedule.apart and axes) or places * _per_place(name) > cuts + 1:
@@ -283,24 +281,24 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
                 continue
             taken.append(micro_batches)
         if taken:
-            found.append((name, taken))
-    if not found:
+            ways.append((name, taken))
+    if not ways:
         raise TensorOptError(
             f"the model can be cut at {cuts} places and run in {list(counts)} micro-batches, which no "
             f"schedule of {places} places takes"
         )
-    return found
+    return ways
 
 
 def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
     """Return configurations in which what arrives has the layout in which it departed."""
-    found = {}
+    configurations = {}
     for name in part.arriving:
         group = part.graph.group_of[arriving_group(name)]
         labels = [s.label for s in before.configurations[departing_group(name)].strategies]
         of = {s.label: s for s in group.strategies}
-        found[group.name] = Configuration(group, tuple(of[label] for label in labels))
-    return found
+        configurations[group.name] = Configuration(group, tuple(of[label] for label in labels))
+    return configurations
 
 
 def random_splits(
@@ -311,11 +309,11 @@ def random_splits(
     Args:
         share: how often a group that can be cut is cut.
     """
-    found = {}
+    splits = {}
     for group in groups.groups:
         if rng.random() < share and (choices := split_choices(groups, group, devices)):
-            found[group.name] = rng.choice(choices)
-    return found
+            splits[group.name] = rng.choice(choices)
+    return splits
 
 
 def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
@@ -338,15 +336,15 @@ def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[in
     """Return every operator after those it waits for, otherwise in random order."""
     waiting = [len(row) for row in reversed_edges(after)]
     ready = [node for node, count in enumerate(waiting) if not count]
-    found = []
+    order = []
     while ready:
         node = ready.pop(rng.randrange(len(ready)))
-        found.append(node)
+        order.append(node)
         for other in after[node]:
             waiting[other] -= 1
             if not waiting[other]:
                 ready.append(other)
-    return found
+    return order
 
 
 def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:

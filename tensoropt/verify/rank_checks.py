@@ -220,7 +220,7 @@ def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
     Args:
         values: the shards of parameters, or of their gradients.
     """
-    found = 0.0
+    spread = 0.0
     for name, value in values.items():
         axes = engine.shards.replica_axes(name)
         if engine.runtime.group(axes) is None:
@@ -231,16 +231,16 @@ def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
         lowest = -engine.runtime.all_reduce(-wide, axes, "max")
         if wide.numel():
             size = max(float(highest.abs().max()), float(lowest.abs().max()), LEAST_SCALE)
-            found = max(found, float((highest - lowest).max()) / size)
-    return found
+            spread = max(spread, float((highest - lowest).max()) / size)
+    return spread
 
 
 def _digest(pieces: list[bytes]) -> str:
     """Return the SHA-256 of all pieces in sequence, in hexadecimal."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in pieces:
-        found.update(piece)
-    return found.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _bytes_of(value: torch.Tensor) -> bytes:

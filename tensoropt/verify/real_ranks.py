@@ -74,23 +74,23 @@ def verify_strategies(
                 done += 1
                 progress("run", done, len(strategies), "")
             for index in indices:
-                found = results[index]
-                assert found is not None
+                findings = results[index]
+                assert findings is not None
                 # In a second pass over the same ranks, which keep one model loaded: double precision needs
                 # another one.
-                if _may_be_rounding(found) and model.dtype is None:
+                if _may_be_rounding(findings) and model.dtype is None:
                     results[index] = _decide_in_double(
-                        model, strategies[index], ranks, options, timeout_s, found
+                        model, strategies[index], ranks, options, timeout_s, findings
                     )
     return [result for result in results if result is not None]
 
 
-def _may_be_rounding(found: RunFindings) -> bool:
+def _may_be_rounding(findings: RunFindings) -> bool:
     """Return whether a result outside the tolerances is worth another check in double precision.
 
     A NaN that the unsplit model does not give in the same precision is not rounding.
     """
-    return found.numerics_ok is False and not found.error and found.differences.finite
+    return findings.numerics_ok is False and not findings.error and findings.differences.finite
 
 
 def _decide_in_double(
@@ -123,7 +123,7 @@ def _decide_in_double(
             ranks = pool.run(narrow_distance, model, data, numerics, timeout_s=timeout_s)
         except RankError as failure:
             return replace(narrow, error=str(failure))
-        far = [found for found in ranks if not near_enough(found, narrow.compared_in)]
+        far = [distance for distance in ranks if not near_enough(distance, narrow.compared_in)]
         if far:
             right, error = False, _only_narrow(far[0], narrow.compared_in)
     return replace(
@@ -140,18 +140,18 @@ def _decide_in_double(
     )
 
 
-def _only_narrow(found: NarrowDistance, precision: str) -> str:
+def _only_narrow(distance: NarrowDistance, precision: str) -> str:
     return (
-        f"right in float64, wrong in {precision}: gradients are off by {found.split:.1e} of their norm, "
-        f"the unsplit model's in {precision} by {found.unsplit:.1e}; look for a cast to a narrow type"
+        f"right in float64, wrong in {precision}: gradients are off by {distance.split:.1e} of their norm, "
+        f"the unsplit model's in {precision} by {distance.unsplit:.1e}; look for a cast to a narrow type"
     )
 
 
 def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFindings | None:
     """Return how far the unsplit graph is from the original module; None for models that draw random
     numbers."""
-    found: ModuleFindings | None = pool.run(module_difference, model, seed)[0]
-    return found
+    findings: ModuleFindings | None = pool.run(module_difference, model, seed)[0]
+    return findings
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> RunFindings:
     """Return the findings of all ranks as one."""
     # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
-    found = RunFindings(
+    findings = RunFindings(
         collectives_issued=ranks[0].collectives if spmd else all_sent([r.collectives for r in ranks]),
         issued_order=ranks[0].order if spmd else None,
         collectives_of_ranks=[] if spmd else [r.collectives for r in ranks],
@@ -194,23 +194,23 @@ def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> RunFindings:
     if memory:
         largest = max(memory, key=lambda m: m["peak"])
         peaks = [m["peak"] for m in memory]
-        found = replace(found, memory_tracked=dict(largest), memory_tracked_of_ranks=peaks)
-    return _with_numerics(found, ranks)
+        findings = replace(findings, memory_tracked=dict(largest), memory_tracked_of_ranks=peaks)
+    return _with_numerics(findings, ranks)
 
 
 def _unlike(ranks: Sequence[RankFindings]) -> list[str]:
     return [
         f"rank {rank} issues other kinds of collectives than rank 0, or in another order"
-        for rank, found in enumerate(ranks)
-        if found.sequence != ranks[0].sequence
+        for rank, findings in enumerate(ranks)
+        if findings.sequence != ranks[0].sequence
     ]
 
 
-def _with_numerics(found: RunFindings, ranks: Sequence[RankFindings]) -> RunFindings:
-    """Return ``found`` with the comparisons of all ranks, if they were requested."""
+def _with_numerics(findings: RunFindings, ranks: Sequence[RankFindings]) -> RunFindings:
+    """Return ``findings`` with the comparisons of all ranks, if they were requested."""
     numerics = [r.numerics for r in ranks if r.numerics is not None]
     if not numerics:
-        return found
+        return findings
     gradient, parameter, buffer = (
         max(getattr(n, kind) for n in numerics) for kind in ("gradient", "parameter", "buffer")
     )
@@ -222,7 +222,7 @@ def _with_numerics(found: RunFindings, ranks: Sequence[RankFindings]) -> RunFind
     alike = replicas_agree([n.replicas for n in numerics])
     agree = alike or replicas_near(spread, precision)
     return replace(
-        found,
+        findings,
         differences=differences,
         worst_gradient=gradient.name,
         worst_parameter=parameter.name,

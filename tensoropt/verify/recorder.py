@@ -3,13 +3,12 @@
 Both are dispatch modes that watch from below, so they know nothing about strategies, edges or prices and can
 contradict them. On the CPU, backward runs in the thread that calls it, where the modes are active too.
 
-Collectives on tensors in the host's memory, run so that nothing keeps the tensors alive afterwards.
+Collectives on tensors in the host's memory run on copies: gloo's threads that carry them out release their
+tensors some time after they reported completion, on a busy machine after the next operators have run.
+Otherwise the tensors would count as memory that a plan needs, in one run and not in the next.
 
-Gloo's threads that carry out collectives release their tensors some time after they reported completion, on a
-busy machine after the next operators have run. Then the tensors would count as memory that a plan needs, in
-one run and not in the next. So gloo gets copies here.
-
-The order in which a rank issues its collectives, in a short form, compared with the predicted order.
+The order in which a rank issues its collectives is kept in a short form and compared with the predicted
+order.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def _nbytes(value: Any) -> int:
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records every collective issued while it is active, forward and backward.
+    """A mode that records every collective issued while it is active, forward and backward.
 
     Args:
         mesh: micro-batches, then the axis sizes; ranks are numbered along them row-major.
@@ -179,14 +178,13 @@ def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     """Return a multiset of collectives as plain, sorted data: kind, axes, bytes of one, count."""
     counted = Counter(collectives)
     return [
-        {"kind": one.kind, "axes": list(one.axes), "bytes": one.bytes, "count": counted[one]}
-        for one in sorted(counted)
+        {"kind": c.kind, "axes": list(c.axes), "bytes": c.bytes, "count": counted[c]} for c in sorted(counted)
     ]
 
 
-def outgoing(found: Iterable[Collective]) -> list[Collective]:
+def outgoing(collectives: Iterable[Collective]) -> list[Collective]:
     """Return what a rank sends: its collectives and messages, without those that it receives."""
-    return [c for c in found if c.kind != "recv"]
+    return [c for c in collectives if c.kind != "recv"]
 
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -216,16 +214,16 @@ def compare_collectives(
     """Return the differences between two summaries, one readable line each; empty if they agree."""
 
     def counter(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
-        found: Counter[Collective] = Counter()
+        counts: Counter[Collective] = Counter()
         for row in rows:
-            found[_collective_in(row)] += row["count"]
-        return found
+            counts[_collective_in(row)] += row["count"]
+        return counts
 
     left, right = counter(predicted), counter(issued)
     return [
-        f"{one.kind} of {one.bytes} bytes {between(one)}: predicted {left[one]}, issued {right[one]}"
-        for one in sorted(left.keys() | right.keys())
-        if left[one] != right[one]
+        f"{c.kind} of {c.bytes} bytes {between(c)}: predicted {left[c]}, issued {right[c]}"
+        for c in sorted(left.keys() | right.keys())
+        if left[c] != right[c]
     ]
 
 
@@ -233,12 +231,12 @@ def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Map
     """Return the differences between two summaries beyond what is issued being smaller, one line each."""
 
     def totals(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
-        found: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+        sums: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
         for row in rows:
             key = row["kind"], tuple(row["axes"])
-            count, size = found.get(key, (0, 0))
-            found[key] = count + row["count"], size + row["count"] * row["bytes"]
-        return found
+            count, size = sums.get(key, (0, 0))
+            sums[key] = count + row["count"], size + row["count"] * row["bytes"]
+        return sums
 
     left, right = totals(predicted), totals(issued)
     lines = []
@@ -250,20 +248,20 @@ def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Map
     return lines
 
 
-def between(one: Collective) -> str:
+def between(collective: Collective) -> str:
     """Say among whom a collective, or a message, goes."""
-    if one.kind == "send":
-        return f"from device {one.axes[0]} to {one.axes[1]}"
-    return f"over axes {list(one.axes)}"
+    if collective.kind == "send":
+        return f"from device {collective.axes[0]} to {collective.axes[1]}"
+    return f"over axes {list(collective.axes)}"
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Bytes of the tensors alive, counted by storage, and their peak.
+    """A mode that counts the bytes of live tensors, by storage, and their peak.
 
-    Storages made while it is active are found by themselves; what exists before is told by :meth:`add`
-    (counted) or :meth:`exclude` (known, not counted: inputs, constants, buffers; of what takes the place of
-    one of them, a buffer's new value, only what it is larger by). Scratch memory inside a kernel and the
-    process group's own buffers are not seen, nor what its threads still hold of collectives that are over.
+    Storages made while it is active are tracked automatically; earlier ones are added by :meth:`add`
+    (counted) or :meth:`exclude` (not counted: inputs, constants, buffers; of a new value that replaces an
+    excluded one, only the excess is counted). It does not see scratch memory inside a kernel, the process
+    group's own buffers, or what its threads still hold of finished collectives.
     """
 
     def __init__(self) -> None:
@@ -287,7 +285,7 @@ class MemoryTracker(TorchDispatchMode):
         storage = value.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         # An address is reused once its storage is gone, so that the key alone proves nothing.
-        if (known := self._known.get(key)) is not None and known() is not None:
+        if (reference := self._known.get(key)) is not None and reference() is not None:
             return 0
 
         def gone(_: Any) -> None:
@@ -312,35 +310,35 @@ class MemoryTracker(TorchDispatchMode):
     def _is_foreign(self, func: Any, value: torch.Tensor) -> bool:
         """Return whether a view is the first to show a storage: no operator made it, but gloo, whose
         reduce_scatter sums in a buffer of its own."""
-        known = self._known.get(value.untyped_storage()._cdata)
+        reference = self._known.get(value.untyped_storage()._cdata)
         # Gloo's buffers are left out: predictions count what plans keep, not what a process group has of its
         # own.
-        return getattr(func, "is_view", False) and (known is None or known() is None)
+        return getattr(func, "is_view", False) and (reference is None or reference() is None)
 
 
 def rows_in_order(collectives: Sequence[Collective]) -> list[int]:
     """Return, for each collective in the order given, the number of its row in
     :func:`tensoropt.verify.recorder.summarise`."""
     # A step issues thousands of collectives, of which few differ.
-    rows = {one: number for number, one in enumerate(sorted(set(collectives)))}
-    return [rows[one] for one in collectives]
+    rows = {collective: number for number, collective in enumerate(sorted(set(collectives)))}
+    return [rows[collective] for collective in collectives]
 
 
 def in_order(rows: Sequence[Mapping[str, Any]], order: Sequence[int]) -> list[Collective]:
     """Return the collectives of a summary one by one, axes from 0; inverse of :func:`rows_in_order`."""
-    known = [Collective(row["kind"], tuple(shown_axes(row)), row["bytes"]) for row in rows]
-    return [known[number] for number in order]
+    collectives = [Collective(row["kind"], tuple(shown_axes(row)), row["bytes"]) for row in rows]
+    return [collectives[number] for number in order]
 
 
 def compare_order(predicted: Sequence[Collective], issued: Sequence[Collective]) -> list[str]:
     """Return the first difference between two orders, in one readable line; empty if they are the same."""
     most = max(len(predicted), len(issued))
-    for position, (one, other) in enumerate(zip_longest(predicted, issued)):
-        if one != other:
+    for position, (first, second) in enumerate(zip_longest(predicted, issued)):
+        if first != second:
             # Only the first: if one is missing, all that follow it differ.
-            return [f"collective {position} of {most}: predicted {_words(one)}, issued {_words(other)}"]
+            return [f"collective {position} of {most}: predicted {_words(first)}, issued {_words(second)}"]
     return []
 
 
-def _words(one: Collective | None) -> str:
-    return "none" if one is None else f"{one.kind} of {one.bytes} bytes {between(one)}"
+def _words(c: Collective | None) -> str:
+    return "none" if c is None else f"{c.kind} of {c.bytes} bytes {between(c)}"

@@ -1,6 +1,5 @@
-"""The references for a plan's results: the same graph unsplit, and the model it was captured from.
-
-The comparison of results: how far what was computed is from what it should be.
+"""The references for a plan's results: the same graph unsplit, and the model it was captured from; and the
+comparison with them.
 
 NaN and infinity count as results. If either side has one, the other must have the same in the same place:
 otherwise the difference is infinite, which is within no tolerance and, unlike NaN, survives ``max``. If both
@@ -38,7 +37,7 @@ from tensoropt.verify.findings import MODULE_SHRUNK, Differences, within_toleran
 LEAST_SCALE = 1e-30
 """The least value that differences are relative to, so that zeros can be compared."""
 _LEAST_OUTPUT = 1e-12
-"""The same for a model's outputs and its loss, whose magnitudes are those that people read."""
+"""The same least value for a model's outputs and its loss, whose magnitudes are those that people read."""
 
 
 def difference(
@@ -61,14 +60,14 @@ def difference(
     if not want.numel():
         return 0.0
     # The expected value may be on the CPU, where the unsplit model's results are kept.
-    found, wanted = _wide(got), _wide(want.to(got.device))
+    actual, wanted = _wide(got), _wide(want.to(got.device))
     finite = wanted.isfinite()
     # NaN equals nothing, itself included.
-    alike = (found == wanted) | (found.isnan() & wanted.isnan())
-    if bool(((~finite | ~found.isfinite()) & ~alike).any()):
+    alike = (actual == wanted) | (actual.isnan() & wanted.isnan())
+    if bool(((~finite | ~actual.isfinite()) & ~alike).any()):
         return math.inf
     # If both have the same infinity, the difference would be NaN, which `max` passes on.
-    apart = torch.where(finite, found - wanted, 0.0).abs().max()
+    apart = torch.where(finite, actual - wanted, 0.0).abs().max()
     return float(apart) / max(largest(want if whole is None else whole), floor, LEAST_SCALE)
 
 
@@ -76,7 +75,7 @@ def outputs_difference(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
     """Return the largest difference of any output, each relative to its largest value."""
     assert len(got) == len(want), (len(got), len(want))
     pairs = zip(got, want, strict=True)
-    return max((difference(one, other, floor=_LEAST_OUTPUT) for one, other in pairs), default=0.0)
+    return max((difference(actual, expected, floor=_LEAST_OUTPUT) for actual, expected in pairs), default=0.0)
 
 
 def named_difference(
@@ -131,7 +130,7 @@ GRADIENT_FLOOR = 1e-3
 """A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
 model's largest: BERT's key biases have gradients that are zero except for rounding."""
 _NARROW_FLOOR = 5e-2
-"""The same under mixed precision, where rounding is 4e-3, and sums of it are more."""
+"""The same floor under mixed precision, where rounding is 4e-3, and sums of it are more."""
 
 
 def _smooth_optimizers(floor: float) -> dict[str, Any]:
@@ -158,7 +157,7 @@ class Results:
         floor: the size below which gradients are ignored.
         rounding: what mixed precision alone changes; None without mixed precision.
         ran_on: the device that it ran on.
-        again: outputs of a second call.
+        repeated: outputs of a second call.
         stepped: buffers after it.
     """
 
@@ -169,7 +168,7 @@ class Results:
     floor: float = 0.0
     rounding: Differences | None = None
     ran_on: str = "cpu"
-    again: tuple[torch.Tensor, ...] = ()
+    repeated: tuple[torch.Tensor, ...] = ()
     stepped: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -240,8 +239,8 @@ def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> R
             return _unsplit(loaded, seed, floor)
 
         loaded.results[key] = run() if loaded.device.type == "cpu" else of_first_rank(run)
-    found: Results = loaded.results[key]
-    return found
+    results: Results = loaded.results[key]
+    return results
 
 
 def of_first_rank(run: Callable[[], Results]) -> Results:
@@ -250,21 +249,21 @@ def of_first_rank(run: Callable[[], Results]) -> Results:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()
     path = [""]
-    found = None
+    results = None
     if dist.get_rank() == 0:
-        found = run()
+        results = run()
         handle, path[0] = tempfile.mkstemp(prefix="tensoropt-unsplit-")
         os.close(handle)
-        torch.save(found, path[0])
+        torch.save(results, path[0])
     dist.broadcast_object_list(path, src=0)
-    if found is None:
+    if results is None:
         # Mapped: the host has the values once, however many ranks look at them. The file is this job's own.
-        found = torch.load(path[0], mmap=True, weights_only=False)
+        results = torch.load(path[0], mmap=True, weights_only=False)
     dist.barrier()
     if dist.get_rank() == 0:
         Path(path[0]).unlink()
-    assert isinstance(found, Results)
-    return found
+    assert isinstance(results, Results)
+    return results
 
 
 def _unsplit(loaded: CapturedModel, seed: int, floor: float | None) -> Results:
@@ -287,18 +286,18 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
     outputs, gradients = first_step(engine, moved)
     # Another call: what the first one leaves behind, it finds.
     with torch.set_grad_enabled(engine.training):
-        again = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
+        repeated = tuple(value.detach() for value in engine(*moved.inputs)[: len(outputs)])
     stepped = {name: value.clone() for name, value in engine.buffers.items()}
     if floor is None:
         floor = (_NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
-    results = (outputs, gradients, after, buffers, again, stepped)
+    results = (outputs, gradients, after, buffers, repeated, stepped)
     results = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
-    outputs, gradients, after, buffers, again, stepped = results
-    found = Results(
-        outputs, gradients, after, buffers, floor, ran_on=str(device), again=again, stepped=stepped
+    outputs, gradients, after, buffers, repeated, stepped = results
+    unsplit = Results(
+        outputs, gradients, after, buffers, floor, ran_on=str(device), repeated=repeated, stepped=stepped
     )
-    return replace(found, rounding=_rounding(loaded.spec, seed, found)) if narrow else found
+    return replace(unsplit, rounding=_rounding(loaded.spec, seed, unsplit)) if narrow else unsplit
 
 
 def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
@@ -380,13 +379,13 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
                     calls.append(pytree.tree_leaves(own(*args, **kwargs)))
         first, second = ([v for v in call if isinstance(v, torch.Tensor)] for call in calls)
         buffer = _worst_buffer(loaded, ref, own)
-        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.again, second))
+        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.repeated, second))
         differences = Differences(apart, buffer=buffer.size)
         return ModuleFindings(differences, ref.not_finite, worst_buffer=buffer.name)
     losses, gradients = _own_step(own, model, args, kwargs)
-    found = _compared(loaded, ref, own, losses, gradients, ref.floor)
-    if found.ok:
-        return found
+    findings = _compared(loaded, ref, own, losses, gradients, ref.floor)
+    if findings.ok:
+        return findings
     wide = _unsplit_on(device, load_model(replace(loaded.spec, dtype="float64")), seed, ref.floor)
     if precision(loaded) in ("bfloat16", "float16"):
         # The module and its graph round at other places: each may be as far from the exact step as the narrow
@@ -399,14 +398,14 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
         )
         narrow = _compared(loaded, ref, own, losses, gradients, floor)
         return replace(narrow, rounding=rounding, compared_in=precision(loaded))
-    return _in_double(loaded, wide, found)
+    return _in_double(loaded, wide, findings)
 
 
 def _own_step(
     own: torch.nn.Module, model: torch.nn.Module, args: Any, kwargs: Any
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """(losses of two calls, gradients of the first by name) of the module itself, in the modes that its user
-    gave it."""
+    """Return (losses of two calls, gradients of the first by name) of the module itself, in the modes that
+    its user gave it."""
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
     with in_mode(own, "train"), valid_values():
@@ -432,20 +431,20 @@ def _compared(
     apart: dict[str, float] = {}
     for tensor in loaded.captured.graph.parameters:
         if tensor.requires_grad:
-            found = ref.gradients[tensor.name]
+            actual = ref.gradients[tensor.name]
             # Without a gradient, the loss does not depend on it.
-            wanted = gradients.get(str(tensor.key), torch.zeros_like(found))
-            apart[str(tensor.key)] = difference(found, wanted.to(found.device), floor=floor)
+            wanted = gradients.get(str(tensor.key), torch.zeros_like(actual))
+            apart[str(tensor.key)] = difference(actual, wanted.to(actual.device), floor=floor)
     most = worst(apart)
     buffer = _worst_buffer(loaded, ref, own)
-    pairs = zip((ref.outputs, ref.again), losses, strict=True)
+    pairs = zip((ref.outputs, ref.repeated), losses, strict=True)
     loss = max(outputs_difference(graph, [module]) for graph, module in pairs)
     differences = Differences(loss, most.size, buffer=buffer.size)
     return ModuleFindings(differences, ref.not_finite, most.name, worst_buffer=buffer.name)
 
 
 def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> Worst:
-    """The buffer of a module that is furthest from the graph's, both after two calls."""
+    """Return the buffer of a module that is furthest from the graph's, both after two calls."""
     name_of = {str(t.key): t.name for t in loaded.captured.graph.tensors.values() if t.name in ref.stepped}
     before = dict(loaded.spec.build()[0].named_buffers()) if _has_others(own, name_of) else {}
     apart: dict[str, float] = {}
@@ -457,8 +456,8 @@ def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> 
     return worst(apart)
 
 
-def _has_others(own: torch.nn.Module, known: Mapping[str, str]) -> bool:
-    return any(key not in known for key, _ in own.named_buffers())
+def _has_others(own: torch.nn.Module, tracked: Mapping[str, str]) -> bool:
+    return any(key not in tracked for key, _ in own.named_buffers())
 
 
 def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
@@ -471,10 +470,10 @@ def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> 
         losses, gradients = _own_step(own.double(), model, args, kwargs)
     except (RuntimeError, TypeError, ValueError):  # code that takes one precision only
         return single
-    found = replace(_compared(loaded, wide, own, losses, gradients, wide.floor), compared_in="float64")
-    pairs = zip(found.differences.compared.values(), single.differences.compared.values(), strict=True)
+    findings = replace(_compared(loaded, wide, own, losses, gradients, wide.floor), compared_in="float64")
+    pairs = zip(findings.differences.compared.values(), single.differences.compared.values(), strict=True)
     # Casts to float32 in the model's own code stay there, so that less shrinks than between two graphs.
-    return found if found.ok and all(d <= MODULE_SHRUNK * s for d, s in pairs if s > 0) else single
+    return findings if findings.ok and all(d <= MODULE_SHRUNK * s for d, s in pairs if s > 0) else single
 
 
 def precision(loaded: CapturedModel) -> str:

@@ -1,6 +1,6 @@
-"""Strategies run at a place where they can be: the one way from predictions to an answer.
+"""The run of strategies at a place where they can be checked: the one way from predictions to an answer.
 
-Plans of an exploration, run beside the unsplit model and compared with their own predictions.
+Plans of an exploration run beside the unsplit model and are compared with their own predictions.
 """
 
 from __future__ import annotations
@@ -214,19 +214,21 @@ def verify_plans(
 
 def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
     """Return a plan's strategy and its own predictions, including the order if that can be determined."""
-    strategy, found = executable_of_plan(plan, graph).strategy, prediction_of(plan, graph)
+    strategy, prediction = executable_of_plan(plan, graph).strategy, prediction_of(plan, graph)
     cluster = made_for(plan.cluster)
     if isinstance(strategy, PipelinedStrategy):
         where = cluster or load_cluster(f"cpu:{strategy.devices}")
         settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
         with ProfileStore() as store:
             costs = CostSource(where, store, settings, progress=progress)
-            return strategy, of_each_rank(found, strategy, costs)
+            return strategy, of_each_rank(prediction, strategy, costs)
     if not isinstance(strategy, Strategy) or cluster is None:
-        return strategy, found
+        return strategy, prediction
     settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
     with ProfileStore() as store:
-        return strategy, with_order(found, strategy, CostSource(cluster, store, settings, progress=progress))
+        return strategy, with_order(
+            prediction, strategy, CostSource(cluster, store, settings, progress=progress)
+        )
 
 
 def _check_runnable(plan: Plan) -> None:

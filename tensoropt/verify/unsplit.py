@@ -21,22 +21,22 @@ from tensoropt.verify.run import predict_and_run, ranks_with
 def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> dict[str, Any]:
     """Predict the unsplit model on one rank and run it like a plan; returns what
     :func:`tensoropt.verify.verify_plans` does."""
-    one = load_cluster("cpu:1")
+    cluster = load_cluster("cpu:1")
     settings = Settings(mode=spec.mode, optimizer=optimizer)
     # On a CPU rank, whatever the plans are for: one device needs no job.
-    place = place_for(1, "cpu", one.name, "ranks")
+    place = place_for(1, "cpu", cluster.name, "ranks")
     with ranks_with(spec, place, 1) as pool:
-        drawn = [(unsplit_strategy(load_model(spec).graph), one.meshes(1)[0])]
+        drawn = [(unsplit_strategy(load_model(spec).graph), cluster.meshes(1)[0])]
         predict = functools.partial(predicted, drawn)
-        return predict_and_run(spec, predict, one, place, pool, settings, None, progress)
+        return predict_and_run(spec, predict, cluster, place, pool, settings, None, progress)
 
 
-def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:
+def unsplit_plan(like: Plan, findings: Mapping[str, Any]) -> Plan:
     """Return the unsplit model as a plan for one device, which runs as others do.
 
     Args:
         like: a plan of the same model.
-        found: the result of :func:`verify_unsplit`.
+        findings: the result of :func:`verify_unsplit`.
     """
     data = strategy_to_dict(unsplit_strategy(load_model(ModelSpec.of(like)).graph))
     return like.model_copy(
@@ -55,11 +55,11 @@ def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:
                 for name, layout in data["stored"].items()
             },
             "predicted": Predicted(
-                memory_bytes=found["memory_predicted_bytes"],
-                time_s=found["time_predicted_s"],
-                compute_s=found["time_predicted_s"],
+                memory_bytes=findings["memory_predicted_bytes"],
+                time_s=findings["time_predicted_s"],
+                compute_s=findings["time_predicted_s"],
                 communication_s=0.0,
-                additive_memory_bytes=found["memory_predicted_bytes"],
+                additive_memory_bytes=findings["memory_predicted_bytes"],
             ),
         }
     )

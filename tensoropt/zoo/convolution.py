@@ -1,32 +1,18 @@
 """Networks for images, from LeNet to AmoebaNet-D, U-Net and DeepLab-V3.
 
-Plain convolutional chains: LeNet, AlexNet, VGG.
+All but the last two take ``x (batch, channels, size, size)`` and ``labels (batch,)`` and return the mean
+cross entropy; U-Net and DeepLab-V3, which label every pixel, take ``labels (batch, size, size)`` and return
+the mean over pixels.
 
-Each takes ``x (batch, channels, size, size)`` and ``labels (batch,)`` and returns the mean cross
-entropy. Written without adaptive pooling: the classifier's input is sized for the given image.
-
-Residual networks: ResNet with bottlenecks, and its wide form.
-
-``x (batch, 3, size, size)``, ``labels (batch,)`` to the mean cross entropy. A wide ResNet is the same
-network with *every* width after the stem multiplied. That is how ToFu's sizes come out (WResNet-152-10:
-65.1 GB of weights, gradients and momentum, three times the 21.7 GiB found here; quoted from memory),
-unlike torchvision's, which widens the middle convolution alone.
-
-Inception-v3 without the auxiliary head.
-
-``x (batch, 3, size, size)``, ``labels (batch,)`` to the mean cross entropy. ``share`` scales all
-channel counts for the laptop's size.
-
-AmoebaNet-D, the evolved network of the pipeline papers.
-
-``x (batch, 3, size, size)``, ``labels (batch,)`` to the mean cross entropy. The evolution paper's
-figure and its released TensorFlow code disagree about which states a normal cell concatenates; the
-code's choice is used, because GPipe's parameter counts are said to come out only with it (comment in
-torchgpipe's benchmark).
-
-Networks that label every pixel: U-Net and DeepLab-V3.
-
-``x (batch, 3, size, size)``, ``labels (batch, size, size)`` to the mean cross entropy over pixels.
+- LeNet, AlexNet and VGG are plain chains, without adaptive pooling: the classifier's input is sized for the
+  given image.
+- ResNet has bottlenecks. A wide ResNet is the same network with *every* width after the stem multiplied. That
+  is how ToFu's sizes come out (WResNet-152-10: 65.1 GB of weights, gradients and momentum, three times the
+  21.7 GiB found here; quoted from memory), unlike torchvision's, which widens the middle convolution alone.
+- Inception-v3 has no auxiliary head; ``share`` scales all channel counts for the laptop's size.
+- AmoebaNet-D is the evolved network of the pipeline papers. The evolution paper's figure and its released
+  TensorFlow code disagree about which states a normal cell concatenates; the code's choice is used, because
+  GPipe's parameter counts are said to come out only with it (comment in torchgpipe's benchmark).
 """
 
 from __future__ import annotations
@@ -70,7 +56,7 @@ class Bottleneck(nn.Module):
 
 
 def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int = 32) -> nn.Sequential:
-    """Stem and stages, ``(b, 3, s, s) -> (b, 32 * stem * width, s / output_stride, ...)``.
+    """Return stem and stages, ``(b, 3, s, s) -> (b, 32 * stem * width, s / output_stride, ...)``.
 
     Stages that would go beyond ``output_stride`` keep their resolution and dilate instead (DeepLab).
     """
@@ -166,7 +152,7 @@ def _average(channels: int, out: int) -> nn.Sequential:
 
 
 def _square(channels: int, c: list[int], pooled: int) -> Branches:
-    """Figure 5: 5x5 as it is and as two 3x3."""
+    """Return the branches of figure 5: 5x5 as it is and as two 3x3."""
     return Branches(
         Conv(channels, c[0], 1),
         nn.Sequential(Conv(channels, c[1], 1), Conv(c[1], c[0], 5)),
@@ -176,7 +162,7 @@ def _square(channels: int, c: list[int], pooled: int) -> Branches:
 
 
 def _factored(channels: int, middle: int, out: int) -> Branches:
-    """Figure 6: 7x7 as 1x7 and 7x1, once and twice."""
+    """Return the branches of figure 6: 7x7 as 1x7 and 7x1, once and twice."""
     row, column = (1, 7), (7, 1)
     return Branches(
         Conv(channels, out, 1),
@@ -192,7 +178,7 @@ def _factored(channels: int, middle: int, out: int) -> Branches:
 
 
 def _wide(channels: int, c: list[int]) -> Branches:
-    """Figure 7: 3x3 forked into 1x3 and 3x1."""
+    """Return the branches of figure 7: 3x3 forked into 1x3 and 3x1."""
 
     def cross() -> Branches:
         return Branches(Conv(c[1], c[1], (1, 3)), Conv(c[1], c[1], (3, 1)))
@@ -353,8 +339,8 @@ class AmoebaCell(nn.Module):
     def forward(self, previous: Tensor, before: Tensor) -> Tensor:
         states = [self.first(previous), self.second(before)]
         results = ((op, state) for op, (state, _) in zip(self.operations, self.genes, strict=True))
-        for (one, a), (two, b) in zip(results, results, strict=True):
-            states.append(one(states[a]) + two(states[b]))
+        for (first, a), (second, b) in zip(results, results, strict=True):
+            states.append(first(states[a]) + second(states[b]))
         return torch.cat([states[index] for index in self.out], dim=1)
 
 

@@ -1,8 +1,7 @@
-"""A small decoder language model of our own: fused qkv, pre-norm, tied head, nothing to install.
+"""Small decoder language models of our own, which need no other package.
 
-A mixture-of-experts decoder whose shapes depend on no data.
-
-Tokens are sent to experts by multiplying with a 0/1 matrix of fixed capacity (GShard, algorithm 1), so
+The plain one has a fused qkv, pre-norm and a tied head. The mixture of experts has shapes that depend on no
+data: tokens are sent to experts by multiplying with a 0/1 matrix of fixed capacity (GShard, algorithm 1), so
 that experts are one more dim of a batched product and can be split like any other.
 """
 

@@ -1,5 +1,5 @@
-"""The figures of every model of the zoo that are known without building it: ``figures.json``, made by ``make
-zoo-figures``."""
+"""The figures of zoo models that are known without building them, from ``figures.json`` (``make
+zoo-figures``)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Figures:
         parameters: the number of scalars; tied parameters count once.
         parameter_bytes: their bytes.
         kept_bytes: activations kept from forward to backward (CPU kernels).
-        output_bytes: outputs of all operators, in forward alone; views have none of their own.
-        operators, groups: their numbers in the captured graph, and in what the search sees of it.
+        output_bytes: the outputs of all operators, in forward alone; views have none of their own.
+        operators, groups: their numbers in the captured graph, and in the graph that the search sees.
         treewidth: an upper bound on that of the search's graph (the width that the min-fill order gives).
         flop: the FLOP of forward and backward, multiply-adds counted as two.
-        rule_share: share of the forward FLOP in groups whose operators all have a sharding rule.
-        split_share: share of it in groups that can be split at least two ways.
+        rule_share: the share of the forward FLOP in groups whose operators all have a sharding rule.
+        split_share: the share of it in groups that can be split at least two ways.
     """
 
     batch: int

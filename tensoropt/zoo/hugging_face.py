@@ -28,7 +28,8 @@ class LanguageModelLoss(nn.Module):
         self._options = options
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy (scalar) of ``labels (batch, sequence)``; -100 marks positions left out."""
+        """Return the mean cross entropy (scalar) of ``labels (batch, sequence)``; -100 marks positions left
+        out."""
         return self.network(input_ids=input_ids, labels=labels, **self._options).loss
 
 

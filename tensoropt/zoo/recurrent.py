@@ -2,15 +2,14 @@
 
 There are two ways to write an LSTM, and both are here because they are different graphs:
 
-* **unrolled** (`rnn-lm`): one cell per layer and step, each a pair of linear layers and a few
-  element-wise operators. A linear layer's features can be split, so a 108 GiB model fits on many
-  devices, which is what the papers use it for. The price is steps x layers cells that share weights.
-* **whole** (`lstm-lm-tiny`, `gnmt`): ``nn.LSTM``, one operator per layer. Only its batch can be split,
-  since every step needs all of the hidden state; fast, and right when the layer fits on one device.
+* **unrolled** (`rnn-lm`): one cell per layer and step, each a pair of linear layers and a few element-wise
+  operators. A linear layer's features can be split, so a 108 GiB model fits on many devices, which is what
+  the papers use it for. The price is steps x layers cells that share weights.
+* **whole** (`lstm-lm-tiny`, `gnmt`): ``nn.LSTM``, one operator per layer. Only its batch can be split, since
+  every step needs all of the hidden state; fast, and right when the layer fits on one device.
 
-The Transformer as it first appeared: encoder, decoder, translation loss.
-
-Multi-layer perceptrons: the smallest models with something to split.
+The Transformer is the original encoder-decoder with its translation loss; multi-layer perceptrons are the
+smallest models with something to split.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Layer(nn.Module):
 
 
 def _sinusoids(length: int, hidden: int) -> Tensor:
-    """Positions ``(length, hidden)`` of section 3.5."""
+    """Return the positions ``(length, hidden)`` of section 3.5."""
     rate = 10000 ** (-torch.arange(0, hidden, 2) / hidden)
     angle = torch.arange(length).unsqueeze(1) * rate
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)

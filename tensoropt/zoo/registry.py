@@ -1,10 +1,9 @@
-"""The names of the zoo and how a name becomes a model.
+"""The names of the zoo and the models that they stand for.
 
-A family file registers *builders*. A builder takes ``batch`` and keyword overrides, and returns the
-module with its example inputs; :func:`build` runs it on the requested device, seeded, so that every process
-of a job that builds the same name holds the same weights.
-
-Example inputs: random, of the right shapes, on the device that is the current default.
+A family file registers *builders*. A builder takes ``batch`` and keyword overrides, and returns the module
+with its example inputs; :func:`build` runs it on the requested device, seeded, so that every process of a job
+that builds the same name holds the same weights. Example inputs are random, of the right shapes, on the
+device that is the current default.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from tensoropt.errors import TensorOptError, import_extra, suggest
 
 
 def tokens(vocabulary: int, *shape: int) -> Tensor:
-    """int64 token numbers in ``[0, vocabulary)``."""
+    """Return int64 token numbers in ``[0, vocabulary)``."""
     return torch.randint(0, vocabulary, shape)
 
 
 def images(batch: int, channels: int, size: int) -> Tensor:
-    """float32 ``(batch, channels, size, size)``, unit normal like a normalised photograph."""
+    """Return a float32 image ``(batch, channels, size, size)``, with unit normal values like a normalised
+    photograph."""
     return torch.randn(batch, channels, size, size)
 
 
@@ -35,7 +35,7 @@ Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 class ZooError(TensorOptError, ValueError):
-    """A name or an override that the zoo does not have."""
+    """The zoo does not have the name or the override."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +131,12 @@ def _with_defaults(builder: Callable[..., Recipe], fixed: dict[str, Any]) -> Cal
 
 
 def list_models() -> tuple[ZooEntry, ...]:
-    """Every registered model, in the order of its name."""
+    """Return every registered model, in the order of its name."""
     return tuple(_ENTRIES[name] for name in sorted(_ENTRIES))
 
 
 def entry(name: str) -> ZooEntry:
-    """The registered model ``name``; :class:`ZooError` with the nearest names otherwise."""
+    """Return the registered model ``name``; :class:`ZooError` with the nearest names otherwise."""
     if name in _ENTRIES:
         return _ENTRIES[name]
     hint = suggest(name, _ENTRIES)

@@ -49,8 +49,8 @@ def test_what_is_said_is_kept_and_survives_the_url(control: str, value: Any, fie
         ("currency", "x" * 13, "at most 12"),
         ("shop-prices", "H100=free", "is no price"),
         ("shop-prices", "-1", "more than 0"),
-        ("shop-cost", "0", "more than nothing"),
-        ("shop-cost", "much", "no number"),
+        ("shop-cost", "0", "above 0"),
+        ("shop-cost", "much", "not a number"),
         ("shop-within", "soon", "write a number and a unit"),
     ],
 )

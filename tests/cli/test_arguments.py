@@ -66,7 +66,7 @@ def test_without_a_price_money_is_unknown_and_says_why(
     [
         (["--epochs", "2"], "give the samples of an epoch"),
         (["--samples-per-epoch", "2"], "give --epochs with it"),
-        (["--tokens", "many"], "--tokens 'many' is no count"),
+        (["--tokens", "many"], "--tokens 'many' is not a count"),
         (["--tokens", "0"], "give more than 0"),
         (["--price", "free"], "'free' is no price"),
         (["--price", "-1"], "the price of all devices is -1 per hour"),

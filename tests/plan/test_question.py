@@ -165,7 +165,7 @@ assert fields["patience"] == "7"
 request = request_from(fields, {})
 assert request.question == question
 assert request.title == "mlp on dgx-h100 · patience 7"
-assert "no number" in faults({**fields, "patience": "long"})["patience"]
+assert "not a number" in faults({**fields, "patience": "long"})["patience"]
 """
 
 

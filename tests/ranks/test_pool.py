@@ -210,7 +210,7 @@ def tell_twice(rank: int, world_size: int) -> int:
 
 def test_what_ranks_tell_before_they_end_is_heard(pool):
     heard = []
-    assert pool.run(tell_twice, told=lambda rank, content: heard.append((rank, content))) == [0, 1]
+    assert pool.run(tell_twice, on_message=lambda rank, content: heard.append((rank, content))) == [0, 1]
     for rank in (0, 1):
         assert [content for teller, content in heard if teller == rank] == ["first", (rank, "second")]
 

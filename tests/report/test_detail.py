@@ -131,7 +131,7 @@ def test_saved_costs_are_checked(loaded, tmp_path):
     loaded.save(tmp_path)
     assert file.read_bytes() == whole
     file.write_bytes(whole[:100])
-    with pytest.raises(TensorOptError, match=r"recorded.json.gz' breaks off; explore again"):
+    with pytest.raises(TensorOptError, match=r"recorded.json.gz' is incomplete; explore again"):
         load_exploration(tmp_path)
     file.unlink()
     with pytest.raises(TensorOptError, match=r"has lost its recorded.json.gz"):

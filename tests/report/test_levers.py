@@ -57,8 +57,8 @@ def test_memory_is_looked_up_on_the_frontier() -> None:
     none = memory_levers(found, 4 * GIB)[1]
     assert (none.point, none.time_s) == (None, None)
     assert "the leanest takes 4 GiB" in none.words
-    assert "no faster plan needs that little more" in memory_levers(found, 6 * GIB)[0].words
-    assert "whatever it needs" in memory_levers(found, 31 * GIB)[0].words
+    assert "no faster plan needs only that much more" in memory_levers(found, 6 * GIB)[0].words
+    assert "whatever its memory" in memory_levers(found, 31 * GIB)[0].words
 
 
 def test_small_plans_are_told_of_a_tenth_too() -> None:
@@ -145,7 +145,7 @@ def test_links_that_were_timed_are_halved_per_byte(gpus: Any, communicating: int
     slow_s = float(rebuilt(timed, index, timed.recorded).simulated().metrics.time_s[0])
     bounds, levers = map(by_key, simulated_levers(timed, index))
     faster = levers["bandwidth:all"]
-    assert "seconds per byte are halved" in faster.words
+    assert "seconds per byte of timed links are halved" in faster.words
     free_s = bounds["communication:free"].time_s
     assert free_s is not None
     assert slow_s > 10 * free_s  # communication is all that counts now
@@ -166,7 +166,7 @@ def test_flops_count_what_is_computed_again(gpus: Any) -> None:
 
 def test_a_placed_plan_says_why_it_is_not_simulated() -> None:
     found = on_gpus([point(10 * MIB, 0.4, 0, placed=PlacedRecord(PlacedInfo()))])
-    with pytest.raises(TensorOptError, match="a placed plan carries its recording"):
+    with pytest.raises(TensorOptError, match="a placed plan is saved with its recording"):
         simulated_levers(found, 0)
     with pytest.raises(TensorOptError, match="saved without its operator graph"):
         simulated_levers(on_gpus(), 0)

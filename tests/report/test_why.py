@@ -138,9 +138,9 @@ def test_a_point_is_told_all_of_it(gpus: Any) -> None:
     for part in (
         "binds",
         "at least",
-        "what would buy",
-        "with a search of its own",
-        "simulated: this very plan",
+        "what would make it faster",
+        "with a separate search",
+        "simulated: the same plan",
     ):
         assert part in text
     command = next(lever.command for lever in told.deeper if lever.key == "bfloat16")
@@ -192,7 +192,7 @@ def test_without_saved_costs_it_says_what_is_missing() -> None:
     assert [lever.key for lever in told.bounds] == ["memory:unlimited"]
     assert told.deeper == ()
     text = " ".join(told.notes)
-    assert "operators and links are not told apart" in text
+    assert "operators and links are not distinguished" in text
     assert "nothing can be explored from it" in text
     assert len(told.notes) == 3
 

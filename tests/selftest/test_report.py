@@ -67,7 +67,7 @@ def test_a_failure_is_seen_at_first_glance() -> None:
 
 
 def test_nothing_that_passed_is_no_result() -> None:
-    assert "says nothing of the machine" in str(report(Outcome.skipped("no GPU")))
+    assert "says nothing about the machine" in str(report(Outcome.skipped("no GPU")))
 
 
 def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:

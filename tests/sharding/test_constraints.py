@@ -81,7 +81,7 @@ def test_what_is_read_is_kept_as_data() -> None:
         ({"pin": ["a"]}, "pin 1 is a mapping"),
         ({"pin": [{"axes": {"x": "batch"}}]}, "either 'operators' or 'parameters'"),
         ({"pin": [{"operators": "a", "parameters": "b", "axes": {"x": "y"}}]}, "either 'operators' or"),
-        (pin("a", {}), "'axes' says what is on each mesh axis"),
+        (pin("a", {}), "'axes' gives the dim or storage on each mesh axis"),
         (pin("a", {"x": 3}), "a text or a list of texts"),
         (pin("a", {"x": []}), "a text or a list of texts"),
         (pin("", {"x": "y"}), "one pattern"),

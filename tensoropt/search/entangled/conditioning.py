@@ -89,8 +89,8 @@ class _Conditioned:
             return False
         self.tried += 1
         # Strategies that are already known need not turn up, so each search is pruned by all earlier ones.
-        found = track_auto(inner, order, self.settings.after(self.sources))
-        return found is not None and self._add(found.sources)
+        result = track_auto(inner, order, self.settings.after(self.sources))
+        return result is not None and self._add(result.sources)
 
     def _add(self, sources: Sequence[Source]) -> bool:
         """Keep those of all sources that have points on the frontier; return whether a new one has any."""
@@ -114,9 +114,9 @@ class _Conditioned:
         if not self.sources and (some := possible(bounded.split)) is not None:
             relaxed = bounded.split
             inner = condition(relaxed.reduced, relaxed.copies, some)
-            found = track_auto(inner, relaxed.order, self.settings)
-            assert found is not None, "the scalar problem found a strategy here"
-            self._add(found.sources)
+            result = track_auto(inner, relaxed.order, self.settings)
+            assert result is not None, "the scalar problem found a strategy here"
+            self._add(result.sources)
         log.debug("%d assignments tried, %d sources kept", self.tried, len(self.sources))
 
     def improve(self) -> None:
@@ -128,9 +128,9 @@ class _Conditioned:
         groups = _groups(self.reduced, self.fixed)
         budget = self.tried + _SEARCHES
         done: set[tuple[object, ...]] = set()
-        again = True
-        while again:
-            again = False
+        improved = True
+        while improved:
+            improved = False
             for base in list(self._bases()):
                 for group in groups:
                     # For this search, only the base's operators outside the group matter.
@@ -140,7 +140,7 @@ class _Conditioned:
                     if self.tried >= budget:
                         return
                     done.add(key)
-                    again |= self.search(base, group)
+                    improved |= self.search(base, group)
 
     def _bases(self) -> Iterator[_Classes]:
         """Yield the classes of the fixed operators at points spaced evenly along the frontier."""
@@ -155,14 +155,14 @@ class _Conditioned:
                 yield {f: c for f, c in classes.items() if c is not None}
 
     def _class_of(self, v: int) -> dict[int, int]:
-        """The class of every configuration of operator ``v``."""
+        """Return the class of every configuration of operator ``v``."""
         leaf = self.reduced.leaves[self.reduced.node_leaf[v]]
         entry = np.repeat(np.arange(len(leaf.offsets) - 1), np.diff(leaf.offsets))
         return dict(zip(leaf.configuration.tolist(), entry.tolist(), strict=True))
 
 
 def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchResult | None:
-    """The frontier of any reduced graph by our method; None if no strategy is possible.
+    """Return the frontier of any reduced graph by our method; None if no strategy is possible.
 
     If operators have to be fixed, classes that the relaxation rules out are left out, until the search is
     exact or nothing more can be ruled out.
@@ -213,14 +213,15 @@ def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult 
 
 
 def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: _Conditioned) -> ReducedGraph | None:
-    """The graph without the classes that cannot reach the frontier; itself if they are too few to matter.
+    """Return the graph without the classes that cannot reach the frontier; itself if they are too few to
+    matter.
 
     None if no class can reach it.
     """
-    known = around.settings.with_rivals(around.sources)
-    if not len(known):
+    incumbents = around.settings.with_rivals(around.sources)
+    if not len(incumbents):
         return reduced
-    kept = useful_classes(bounded.program, bounded.search, bounded.hull, known)
+    kept = useful_classes(bounded.program, bounded.search, bounded.hull, incumbents)
     masks = {v: kept[v].copy() for v in range(len(reduced.domains))}
     for f, same in bounded.split.copies.items():
         for t in same:
@@ -234,13 +235,14 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: _Conditioned) 
 
 
 def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
-    """Operators whose removal makes the search take milliseconds, including those of ``order``."""
+    """Return operators whose removal makes the search take milliseconds, including those of ``order``."""
     return tuple(sorted({*greedy_order(reduced, 0.1, FINE_TABLE).fixed, *order.fixed}))
 
 
 def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[_Classes]:
-    """Classes that the hull vertices of the tied graphs choose, starting with the finest affordable graph."""
-    found: list[_Classes] = []
+    """Return classes that the hull vertices of the tied graphs choose, starting with the finest affordable
+    graph."""
+    guesses: list[_Classes] = []
     for colour in colourings(reduced):
         tied = tie(reduced, colour)
         order = greedy_order(tied, 0.1, _LARGEST_TIED)
@@ -250,17 +252,17 @@ def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[_Classes]:
         hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
         if hull is not None:
             # Colourings come from coarse to fine, and guesses are tried from the front.
-            found = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + found
-    return found
+            guesses = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + guesses
+    return guesses
 
 
 def _groups(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Neighbourhoods: look-alikes at every degree of likeness, coarse ones first, followed by runs of
+    """Return neighbourhoods: look-alikes at every degree of likeness, coarse ones first, followed by runs of
     operators."""
-    found: dict[tuple[int, ...], None] = {}
+    groups: dict[tuple[int, ...], None] = {}
     for colour in colourings(reduced):
         for c in dict.fromkeys(colour[list(fixed)].tolist()):
-            found.setdefault(tuple(f for f in fixed if colour[f] == c))
+            groups.setdefault(tuple(f for f in fixed if colour[f] == c))
     for first in range(0, len(fixed), _NEIGHBOURS // 2):
-        found.setdefault(fixed[first : first + _NEIGHBOURS])
-    return list(found)
+        groups.setdefault(fixed[first : first + _NEIGHBOURS])
+    return list(groups)

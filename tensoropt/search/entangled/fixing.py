@@ -7,14 +7,13 @@ choose the cheapest (cost shifting: Choi, Chavira and Darwiche, "Node splitting"
 choose one given class turns ``reduced`` into the conditioned graph, whose strategies are real. (Rina
 Dechter's cutset conditioning; mini-buckets for the bound.)
 
-Strategies in which look-alikes choose alike: good guesses for operators that have to be fixed.
-
-Repeated blocks that share operators (the steps of a recurrent network share its weights) are too entangled
-for exact elimination, yet a good strategy treats the repetitions alike. *Tying* operators that look alike, up
-to some distance, gives a far smaller graph, a restriction of the given one, whose hull is exact. The choices
-of its strategies for the fixed operators are then tried with everything else free. Look-alikes are the
-colours of colour refinement (Weisfeiler and Leman 1968), which is how lifted inference finds interchangeable
-variables (Kersting, Ahmadi and Natarajan, "Counting belief propagation", UAI 2009).
+Strategies in which look-alikes choose alike are good guesses for operators that have to be fixed. Repeated
+blocks that share operators (the steps of a recurrent network share its weights) are too entangled for exact
+elimination, yet a good strategy treats the repetitions alike. *Tying* operators that look alike, up to some
+distance, gives a far smaller graph, a restriction of the given one, whose hull is exact. The choices of its
+strategies for the fixed operators are then tried with everything else free. Look-alikes are the colours of
+colour refinement (Weisfeiler and Leman 1968), which is how lifted inference finds interchangeable variables
+(Kersting, Ahmadi and Natarajan, "Counting belief propagation", UAI 2009).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tensoropt.types import Floats, Indices
 
 
 def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
-    """(operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two
+    """Yield (operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two
     colours."""
     colour = _numbered(list(reduced.node_leaf))
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
@@ -56,12 +55,13 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
 
 
 def _numbered(keys: list[object]) -> Indices:
-    known: dict[object, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
-    """The graph in which the operators of one colour are one: their costs, and those of like edges, add up.
+    """Return the graph in which the operators of one colour are one: their costs, and those of like edges,
+    add up.
 
     Its variables are the colours, and one with a single class for edges between operators of one colour.
     """
@@ -70,8 +70,8 @@ def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
 
     def times(leaf: int, count: int) -> int:
         if count > 1 and (leaf, count) not in scaled:
-            one = leaves[leaf]
-            leaves.append(replace(one, memory=count * one.memory, time=count * one.time))
+            plain = leaves[leaf]
+            leaves.append(replace(plain, memory=count * plain.memory, time=count * plain.time))
             scaled[leaf, count] = len(leaves) - 1
         return scaled[leaf, count] if count > 1 else leaf
 
@@ -162,7 +162,7 @@ def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
 
 
 def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> ReducedGraph:
-    """The split graph with every fixed operator's cost shared among its copies, on the same grid.
+    """Return the split graph with every fixed operator's cost shared among its copies, on the same grid.
 
     Every copy has a separate leaf.
     """
@@ -188,7 +188,7 @@ def _share(costs: Floats, parts: int, grid: float) -> Floats:
 def condition(
     reduced: ReducedGraph, copies: dict[int, tuple[int, ...]], classes: dict[int, int]
 ) -> ReducedGraph:
-    """A split graph with fixed operators f, and all their ``copies``, set to class ``classes[f]``."""
+    """Return a split graph with fixed operators f, and all their ``copies``, set to class ``classes[f]``."""
     kept = {}
     for f, chosen in classes.items():
         mask = np.zeros(reduced.domains[f], bool)
@@ -200,17 +200,18 @@ def condition(
 def preferred_classes(
     relaxed: SplitGraph, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
-    """Classes of some operators worth trying: those that their copies prefer in the relaxed strategies.
+    """Return classes of some operators worth trying: those that their copies prefer in the relaxed
+    strategies.
 
     In each pick, every operator takes the class that most of its copies chose; further results take the
     choice of single copies.
     """
-    found: dict[tuple[int, ...], None] = {}
+    picked: dict[tuple[int, ...], None] = {}
     copies = [relaxed.copies.get(v, (v,)) for v in operators]
     for pick in picks:
         votes = [np.bincount(pick[list(same), 0]) for same in copies]
-        found.setdefault(tuple(int(np.argmax(v)) for v in votes))
+        picked.setdefault(tuple(int(np.argmax(v)) for v in votes))
     for pick in picks:
         for i in range(max(len(same) for same in copies)):
-            found.setdefault(tuple(int(pick[same[min(i, len(same) - 1)], 0]) for same in copies))
-    return [dict(zip(operators, classes, strict=True)) for classes in found]
+            picked.setdefault(tuple(int(pick[same[min(i, len(same) - 1)], 0]) for same in copies))
+    return [dict(zip(operators, classes, strict=True)) for classes in picked]

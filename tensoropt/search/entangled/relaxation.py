@@ -1,12 +1,11 @@
 """Bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any strategy.
 
-Lagrange multipliers that make the copies of a split operator agree: a tighter relaxation.
-
-Every copy t of a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class
-c. The multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before,
-and any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian
-decomposition: Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all
-lines in one pass.
+Lagrange multipliers make the copies of a split operator agree, which tightens the relaxation. Every copy t of
+a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class c. The
+multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before, and
+any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian decomposition:
+Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all lines in one
+pass.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Relaxation:
 
 
 def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
-    """The relaxation in which every edge of an operator that ``order`` fixes chooses for itself.
+    """Return the relaxation in which every edge of an operator that ``order`` fixes chooses for itself.
 
     None if not even this leaves a strategy.
     """
@@ -76,7 +75,7 @@ def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
 
 
 def affordable_order(reduced: ReducedGraph) -> Order:
-    """An order whose tables together fit; operators are fixed until they do.
+    """Return an order whose tables together fit; operators are fixed until they do.
 
     Once operators have to be fixed, the tables only give bounds, for which smaller ones are nearly as good.
     """
@@ -96,9 +95,8 @@ def affordable_order(reduced: ReducedGraph) -> Order:
 
 
 def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
-    """The hull of the unsplit graph, if another order solves its scalar problems without fixing anything;
-    None if no order does so within :data:`_LARGEST_PROGRAM`.
-    """
+    """Return the hull of the unsplit graph, if another order solves its scalar problems without fixing
+    anything; None if no order does so within :data:`_LARGEST_PROGRAM`."""
     order = greedy_order(reduced, 0.1)
     if order.fixed or order.total > max(_LARGEST_PROGRAM, fixed.total):
         return None
@@ -107,7 +105,7 @@ def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
 
 
 def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -> Hull:
-    """The hull with its first line at the least memory of any strategy, by branch and bound.
+    """Return the hull with its first line at the least memory of any strategy, by branch and bound.
 
     It branches on the class of one fixed operator after another; the relaxation gives the bounds. A leaner
     strategy than those of ``sources`` is added to them. After ``LEANEST_CHECKS`` scalar problems, or
@@ -134,14 +132,14 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
             program = build_program(reduced, relaxed.order)
             search = HullSearch(program, flatten(program))
             checks, work = checks + 1, work + program.work
-            found = search.solve([1.0], [0.0])
-            if not found or found[0][0] >= least:
+            solutions = search.solve([1.0], [0.0])
+            if not solutions or solutions[0][0] >= least:
                 continue
             if not complete:
                 # deepest first among equals: a strategy ends the search
-                heapq.heappush(waiting, (max(bound, found[0][0]), -len(classes), (*chosen, c)))
+                heapq.heappush(waiting, (max(bound, solutions[0][0]), -len(classes), (*chosen, c)))
             else:
-                least = found[0][0]
+                least = solutions[0][0]
                 vertices = search.find_hull(1)
                 assert vertices is not None, "the scalar problem found a strategy here"
                 sources.append(VertexSource(reduced, vertices))
@@ -153,15 +151,16 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
 
 
 def _unit(costs: list[Floats], grid: float) -> float:
-    """Largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example one byte."""
-    together = np.concatenate(costs) / grid
+    """Return the largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example
+    one byte."""
+    units = np.concatenate(costs) / grid
     # The lowest set bit of all costs together, in steps of the grid.
-    whole = np.bitwise_or.reduce(together[together > 0].astype(np.int64), initial=0)
+    whole = np.bitwise_or.reduce(units[units > 0].astype(np.int64), initial=0)
     return grid * float(whole & -whole) if whole else grid
 
 
 def possible(relaxed: SplitGraph) -> dict[int, int] | None:
-    """An assignment for which a strategy exists, searched depth first; None if there is none."""
+    """Return an assignment for which a strategy exists, searched depth first; None if there is none."""
     fixed = sorted(relaxed.copies)
     checks = 0
 
@@ -178,40 +177,41 @@ def possible(relaxed: SplitGraph) -> dict[int, int] | None:
             reduced = condition(relaxed.reduced, relaxed.copies, attempt)
             program = build_program(reduced, relaxed.order)
             if HullSearch(program, flatten(program)).find_hull(2) is not None:
-                found = search(depth + 1, attempt)
-                if found is not None:
-                    return found
+                assignment = search(depth + 1, attempt)
+                if assignment is not None:
+                    return assignment
         return None
 
-    found = search(0, {})
-    if found is None and checks > _FEASIBILITY_CHECKS:
+    assignment = search(0, {})
+    if assignment is None and checks > _FEASIBILITY_CHECKS:
         names = ", ".join(repr(relaxed.reduced.graph.names[f]) for f in fixed[:5])
         raise ValueError(
             f"no possible strategy was found in {_FEASIBILITY_CHECKS} attempts: around {names} the graph "
             "is too entangled for an exact search and has too many inf entries; give these operators fewer "
             "configurations"
         )
-    return found
+    return assignment
 
 
 def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source], bool]:
-    """(strategies with the fixed operators at any of their classes, whether each search was exact)."""
+    """Return (strategies with the fixed operators at any of their classes, whether each search was exact)."""
     fixed = sorted(relaxed.copies)
     sources: list[Source] = []
     exact = True
     for classes in itertools.product(*(range(relaxed.reduced.domains[f]) for f in fixed)):
         given = dict(zip(fixed, classes, strict=True))
-        found = solver(condition(relaxed.reduced, relaxed.copies, given), relaxed.order)
-        if found is not None:
-            sources += found.sources
-            exact = exact and found.exact
+        result = solver(condition(relaxed.reduced, relaxed.copies, given), relaxed.order)
+        if result is not None:
+            sources += result.sources
+            exact = exact and result.exact
     return sources, exact
 
 
 def heuristic(
     reduced: ReducedGraph, order: Order, bounded: Relaxation, sources: list[Source], tried: int
 ) -> SearchResult:
-    """The result after ``tried`` assignments of the operators that ``order`` fixes, with its bounds."""
+    """Return the result after ``tried`` assignments of the operators that ``order`` fixes, with its
+    bounds."""
     hull = _unsplit_hull(reduced, order) or _with_least_memory(bounded.split, bounded.hull, sources)
     names = ", ".join(repr(reduced.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
@@ -227,14 +227,15 @@ _STALE_STEPS = 8
 1974; the number is an assumption)."""
 
 
-def tighten(bounded: Relaxation, known: Points) -> Relaxation:
-    """The relaxation with better multipliers; ``known``: strategies, which no bound can exceed."""
+def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
+    """Return the relaxation with better multipliers; ``incumbents``: strategies, which no bound can
+    exceed."""
     weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
     program, flat = bounded.program, bounded.search.flat
     index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k)
     leaf = (flat.leaf_offsets, flat.leaf_memory, flat.leaf_time)
     root = int(program.base[program.logical[program.root].table])
-    least = (weight_m[:, None] * known.memory + weight_t[:, None] * known.time).min(axis=1)
+    least = (weight_m[:, None] * incumbents.memory + weight_t[:, None] * incumbents.time).min(axis=1)
     free = leaf_values(*leaf, weight_m, weight_t, flat.entries)
     where = _Copies(bounded)
     multiplier = np.zeros((where.entries, len(weight_m)))
@@ -288,7 +289,8 @@ class _Copies:
         self.entries = at
 
     def disagreement(self, entry: Indices) -> Floats:
-        """(rows, W) per copy and class: whether the copy chose it, minus the share of the copies that did."""
+        """Return (rows, W) per copy and class: whether the copy chose it, minus the share of the copies that
+        did."""
         out = np.zeros((self.entries, entry.shape[1]))
         for same, at, size in self.groups:
             chosen = entry[same][:, None, :] == np.arange(size)[None, :, None]  # (copies, classes, W)

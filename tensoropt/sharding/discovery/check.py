@@ -7,12 +7,10 @@ gradients are reassembled according to *their* placements, and the result must e
 operator. Kernels that communicate run on one thread per rank, and what they send must be what they declared,
 because that is what is priced.
 
-A tensor's pieces on all ranks of a mesh: they are cut according to placements, and compared with the
-whole.
+A tensor's pieces on all ranks of a mesh are cut according to placements, and compared with the whole. Inputs
+are random values for which an operator is well defined: indices in range, masks that hide no whole row.
 
-Random inputs for which an operator is well defined: indices in range, masks that hide no whole row.
-
-Ranks as threads of one process: the contexts in which rule checks run local kernels.
+Ranks are threads of one process, which give local kernels their contexts.
 """
 
 from __future__ import annotations
@@ -42,7 +40,8 @@ _Coordinate = tuple[int, ...]
 def distribute(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], generator: torch.Generator
 ) -> dict[_Coordinate, torch.Tensor]:
-    """Every rank's piece of ``value``: slices where it is sharded, random summands where it is partial."""
+    """Return every rank's piece of ``value``: slices where it is sharded, random summands where it is
+    partial."""
     partial = [axis for axis, code in enumerate(placements) if code == PARTIAL and mesh[axis] > 1]
     members = list(itertools.product(*(range(mesh[axis]) for axis in partial)))
     summands = {m: _noise(value, generator) for m in members[1:]}
@@ -61,7 +60,7 @@ def _noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def shard(
     value: torch.Tensor, atoms: Atoms, placements: Layout, mesh: Sequence[int], at: _Coordinate
 ) -> torch.Tensor:
-    """The part of ``value`` that the sharding axes leave at coordinate ``at``."""
+    """Return the part of ``value`` that the sharding axes leave at coordinate ``at``."""
     flat = value.reshape([size for dim in atoms for size in dim])
     for axis, code in enumerate(placements):
         if code >= 0:
@@ -79,7 +78,8 @@ def difference(
     mesh: Sequence[int],
     tolerance: float,
 ) -> tuple[str, str] | None:
-    """How the pieces differ from ``whole``: (``shape`` or ``value``, details); None if they do not.
+    """Return how the pieces differ from ``whole``, as (``shape`` or ``value``, details); None if they
+    do not.
 
     On every rank the piece, summed over the partial axes, must be its shard of ``whole``.
     """
@@ -96,35 +96,35 @@ def difference(
     return None
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     if expected.is_complex():
         # Part by part, because complex numbers may have infinities and NaN in either part.
-        return found.is_complex() and _close(_parts(found), _parts(expected), tolerance)
-    if found.is_complex():
+        return actual.is_complex() and _close(_parts(actual), _parts(expected), tolerance)
+    if actual.is_complex():
         return False
     if not expected.is_floating_point():
-        return torch.equal(found, expected)
+        return torch.equal(actual, expected)
     finite = expected.nan_to_num(posinf=0.0, neginf=0.0).abs()
     # Cancelled sums are as inexact as their largest summand, so the absolute tolerance grows with the tensor.
     scale = 1.0 + (float(finite.max()) if finite.numel() else 0.0)
-    found = found.to(expected.dtype)
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    actual = actual.to(expected.dtype)
+    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _parts(value: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(value.resolve_conj())
 
 
-def _far(found: torch.Tensor, expected: torch.Tensor) -> str:
-    wide = torch.complex128 if found.is_complex() or expected.is_complex() else torch.float64
-    found, expected = found.to(wide), expected.to(wide)
-    return f"{100 * float((found - expected).norm() / expected.norm().clamp_min(1e-300)):.3g} %"
+def _far(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    wide = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
+    actual, expected = actual.to(wide), expected.to(wide)
+    return f"{100 * float((actual - expected).norm() / expected.norm().clamp_min(1e-300)):.3g} %"
 
 
 def sample_inputs(
     op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
 ) -> dict[str, torch.Tensor]:
-    """A value for every tensor that the operator reads; constants keep theirs.
+    """Return a value for every tensor that the operator reads; constants keep theirs.
 
     Args:
         exact: use float64 for floating-point values instead of the graph's own precision.
@@ -167,7 +167,7 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def _row_ends(like: torch.Tensor, rows: int, generator: torch.Generator) -> torch.Tensor:
-    """The end of each group's rows: unequal groups, one of them empty, with all rows used."""
+    """Return the end of each group's rows: unequal groups, one of them empty, with all rows used."""
     ends = torch.randint(0, rows + 1, like.shape, generator=generator).sort().values
     ends[-1] = rows  # operators leave rows after the last group undefined
     if len(ends) > 2:
@@ -188,8 +188,8 @@ class _Sent:
     backward: bool
 
     def described(self, element_bytes: int) -> tuple[str, tuple[int, ...], int, bool]:
-        """The collective as a local call with floating-point values of this width declares it (checks run in
-        float64)."""
+        """Return the collective as a local call with floating-point values of this width declares it (checks
+        run in float64)."""
         size = self.integer_bytes or self.elements * element_bytes
         return "all_reduce", self.axes, size, self.backward
 
@@ -244,14 +244,14 @@ class _ThreadedRanks:
             self.backward = False
 
         def coordinate(self, axes: tuple[int, ...]) -> int:
-            """This rank's index within the flattened group of ``axes``, the first axis outermost."""
+            """Return this rank's index within the flattened group of ``axes``, the first axis outermost."""
             index = 0
             for axis in axes:
                 index = index * self.ranks.mesh[axis] + self.at[axis]
             return index
 
         def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-            """``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""
+            """Return ``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""
             ranks = self.ranks
             bytes_ = 0 if value.is_floating_point() else value.numel() * value.element_size()
             ranks.sent[self.at].append(_Sent(axes, value.numel(), bytes_, self.backward))
@@ -268,7 +268,7 @@ class _ThreadedRanks:
             return result
 
         def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-            """``value`` summed over ``axes``."""
+            """Return ``value`` summed over ``axes``."""
             return self.all_reduce(value, axes)
 
 
@@ -306,8 +306,8 @@ class Mismatch:
 
     def __str__(self) -> str:
         split = " x ".join(f"{c}/{n}" for c, n in zip(self.choices, self.mesh, strict=True) if n > 1)
-        what = f"{self.kind} of {self.tensor or 'the call'}"
-        return f"{self.operator} ({self.target}) split {split or 'nowhere'}: {what}: {self.detail}"
+        claim = f"{self.kind} of {self.tensor or 'the call'}"
+        return f"{self.operator} ({self.target}) split {split or 'nowhere'}: {claim}: {self.detail}"
 
 
 class _Wrong(Exception):  # noqa: N818 - carries a finding, never escapes this module
@@ -380,9 +380,9 @@ def _check(
 
     def compare(kind: str, name: str, value: torch.Tensor, layout: Layout) -> None:
         pieces = {at: (run.outputs if kind == "value" else run.gradients)[name] for at, run in runs.items()}
-        found = difference(value, pieces, atoms.atoms[name], layout, mesh, tolerance)
-        if found is not None:
-            raise _Wrong(kind if found[0] == "value" else found[0], name, found[1])
+        mismatch = difference(value, pieces, atoms.atoms[name], layout, mesh, tolerance)
+        if mismatch is not None:
+            raise _Wrong(kind if mismatch[0] == "value" else mismatch[0], name, mismatch[1])
 
     for name, value in whole.outputs.items():
         if not _is_read(atoms.graph, name):
@@ -398,7 +398,7 @@ def _check(
 def _whole(
     op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int, scale: float
 ) -> tuple[_Tensors, _Run, _Tensors]:
-    """The inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
+    """Return the inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
     graph = atoms.graph
     split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
     local = localise(split)
@@ -462,7 +462,7 @@ def _execute(
         raise _Wrong("error", "", f"the call does not give {sorted(missing)}")
     wanted = {n: v for n, v in leaves.items() if v.requires_grad}
     given = [n for n in gradients if outputs[n].requires_grad]
-    found: _Tensors = {}
+    operand_gradients: _Tensors = {}
     if wanted and given:
         if isinstance(context, _ThreadedRanks.Context):
             # Everything that this rank's kernels send from now on belongs to backward.
@@ -477,15 +477,15 @@ def _execute(
             [gradients[n] for n in given],
             allow_unused=True,
         )
-        found = {
+        operand_gradients = {
             n: torch.zeros_like(leaf) if g is None else g
             for (n, leaf), g in zip(wanted.items(), results, strict=True)
         }
     elif wanted and gradients:
         # The outputs do not depend differentiably on any operand: the gradients are zeros, also on the
         # pieces.
-        found = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
-    return _Run({n: v.detach() for n, v in outputs.items()}, found)
+        operand_gradients = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
+    return _Run({n: v.detach() for n, v in outputs.items()}, operand_gradients)
 
 
 def _run_ranks(

@@ -12,11 +12,9 @@ before they are used, because the operator's code may have changed since.
 A user's own operator may hang or crash: it is tried in a fork of this process, which may be lost. That is
 recorded too, and not tried a second time until the store forgets it.
 
-Probe operators: an operator without a rule on small random tensors, to be run whole and in pieces.
+A probe operator is an operator without a rule on small random tensors, to be run whole and in pieces.
 
-Whether an operator's backward is additive: for a sum of gradients it gives the sum of its results for
-each.
-
+An operator's backward is additive if, for a sum of gradients, it gives the sum of its results for each.
 Autograd's own backward always is. A user's own backward may clip or normalise its gradients; gradients of
 micro-batches, or of parts of a batch, then have to be added before it.
 """
@@ -69,12 +67,12 @@ class _ProbeOperator:
         return tuple(self.graph.tensors[n] for n in self.op.outputs)
 
     def values(self, seed: int) -> dict[str, torch.Tensor]:
-        """Random operands by name, in their own precision; the same for the same seed."""
+        """Return random operands by name, in their own precision; the same for the same seed."""
         values = sample_inputs(self.op, self.graph, torch.Generator().manual_seed(seed), exact=False)
         return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
 
     def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors that the operator returns for such operands, without gradients."""
+        """Return the tensors that the operator returns for such operands, without gradients."""
         return _call(self.op, values)
 
 
@@ -93,7 +91,7 @@ def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor
 
 
 def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[_ProbeOperator]:
-    """The operator at two sets of small sizes and, if its tensors are small, at its own sizes."""
+    """Yield the operator at two sets of small sizes and, if its tensors are small, at its own sizes."""
     names = tuple(dict.fromkeys(op.inputs()))
     tensors = [graph.tensors[n] for n in names]
     if not tensors:
@@ -136,7 +134,8 @@ def _probe(
 
 
 def _value_matters(tensor: Tensor, value: Any) -> bool:
-    """Whether a constant's values determine what the operator does, as those of indices and masks do."""
+    """Return whether a constant's values determine what the operator does, as those of indices and
+    masks do."""
     return value is not None and not value.is_meta and tensor.dtype not in FLOATING
 
 
@@ -145,7 +144,7 @@ _TOLERANCE = 1e-4
 
 
 def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
-    """Whether the backward is additive for random gradients of several sizes; False if it fails."""
+    """Return whether the backward is additive for random gradients of several sizes; False if it fails."""
     values = probe.values(0)
     generator = torch.Generator().manual_seed(0)
     made = probe.run(values)
@@ -157,9 +156,9 @@ def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
 
     try:
         for scale in scales:
-            one, other = drawn(scale), drawn(scale)
-            total = _backward(probe, values, [a + b for a, b in zip(one, other, strict=True)])
-            parts = zip(total, _backward(probe, values, one), _backward(probe, values, other), strict=True)
+            first, second = drawn(scale), drawn(scale)
+            total = _backward(probe, values, [a + b for a, b in zip(first, second, strict=True)])
+            parts = zip(total, _backward(probe, values, first), _backward(probe, values, second), strict=True)
             if not all(_alike(whole, a + b) for whole, a, b in parts):
                 return False
     except Exception:  # the operator's own
@@ -170,7 +169,7 @@ def _adds_up(probe: _ProbeOperator, scales: Sequence[float]) -> bool:
 def _backward(
     probe: _ProbeOperator, values: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The gradients of the operands that have one, given gradients of the results."""
+    """Return the gradients of the operands that have one, given gradients of the results."""
     tensors = probe.graph.tensors
     leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
     call = LocalCall(probe.op.target, probe.op.args, probe.op.kwargs, probe.op.name)
@@ -182,14 +181,14 @@ def _backward(
     wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
     if not pairs or not wanted:
         return []
-    found = torch.autograd.grad([m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
+    grads = torch.autograd.grad([m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
 
-def _alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+def _alike(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
     if not wanted.numel():
         return True
-    return bool((found - wanted).abs().max() <= _TOLERANCE * wanted.abs().max() + 1e-30)
+    return bool((actual - wanted).abs().max() <= _TOLERANCE * wanted.abs().max() + 1e-30)
 
 
 _VERSION = 2
@@ -287,13 +286,13 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     if before is not None and before.lost:
         return before
     # The fork is for users' own operators, which may hang or crash; PyTorch's own are trusted not to.
-    found = (_tried if _is_pytorchs(op) else _tried_apart)(op, graph, before)
-    if found.refused and not _is_pytorchs(op):
-        found = replace(found, additive=False)  # unknown: a user's own may do anything
+    discovery = (_tried if _is_pytorchs(op) else _tried_apart)(op, graph, before)
+    if discovery.refused and not _is_pytorchs(op):
+        discovery = replace(discovery, additive=False)  # unknown: a user's own may do anything
     # Other refusals are quickly repeated, but a lost operator may take all of TRIAL_S once more.
-    if kept is not None and found != before and (found.lost or not found.refused):
-        kept.put(key, found.to_record(), kind="discovery")
-    return found
+    if kept is not None and discovery != before and (discovery.lost or not discovery.refused):
+        kept.put(key, discovery.to_record(), kind="discovery")
+    return discovery
 
 
 def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
@@ -308,14 +307,14 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
     refused = "; ".join({r for r in map(_unsteady, probes) if r})
     if refused:
         return Discovery(refused=refused)
-    found = _search(probes)
-    splits = tuple(split for split in found.splits if _fits(op, graph, split))
-    return replace(found, splits=splits, additive=additive)
+    discovery = _search(probes)
+    splits = tuple(split for split in discovery.splits if _fits(op, graph, split))
+    return replace(discovery, splits=splits, additive=additive)
 
 
 def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:
-    """Whether all dims of a loop have the same length at the operator's own sizes, which perhaps no probe
-    had."""
+    """Return whether all dims of a loop have the same length at the operator's own sizes, which perhaps no
+    probe had."""
     read = zip(dict.fromkeys(op.inputs()), split.reads, strict=True)
     sizes = {graph.tensors[name].shape[dim] for name, dim in read if dim is not None}
     written = zip(op.outputs, split.writes, strict=True)
@@ -336,21 +335,21 @@ def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -
         return _tried(op, graph, before)
 
     try:
-        found = call_in_fork(child, TRIAL_S)
+        discovery = call_in_fork(child, TRIAL_S)
     except MeasurementError as error:
         return Discovery(refused=f"tried on small tensors, {error}", lost=True)
-    return found if found is not None else _tried(op, graph, before)
+    return discovery if discovery is not None else _tried(op, graph, before)
 
 
-def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> IndexSpace:
-    """The index space of an operator, given these findings."""
+def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -> IndexSpace:
+    """Return the index space of an operator, given these findings."""
     builder = Builder(op, graph)
     names = tuple(dict.fromkeys(op.inputs()))
     reads: list[list[Any]] = [[None] * len(graph.tensors[n].shape) for n in names]
     writes: list[list[Any]] = [[None] * len(graph.tensors[n].shape) for n in op.outputs]
     whole: list[list[int]] = [[] for _ in op.outputs]
     means: list[list[int]] = [[] for _ in op.outputs]
-    for split in found.splits:
+    for split in discovery.splits:
         operand, dim = next((i, d) for i, d in enumerate(split.reads) if d is not None)
         loop = builder.loop(f"found{operand}_{dim}", graph.tensors[names[operand]].shape[dim])
         for position, cut in enumerate(split.reads):
@@ -367,20 +366,20 @@ def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> In
         builder.read(Ref(name), labels)
     for index, labels in enumerate(writes):
         builder.write(labels, index, synced=whole[index], means=means[index])
-    builder.linear = found.linear
-    space = builder.build(known=bool(found.splits))
-    return replace(space, discovered=bool(found.splits), additive=found.additive)
+    builder.linear = discovery.linear
+    space = builder.build(known=bool(discovery.splits))
+    return replace(space, discovered=bool(discovery.splits), additive=discovery.additive)
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
-    """A key of the operator's call: its target, its arguments, and the properties of its operands."""
+    """Return a key of the operator's call: its target, its arguments, and the properties of its operands."""
     number: dict[str, int] = {}
 
     def named(name: str) -> str:
-        tensor, known = graph.tensors[name], name in number
+        tensor, listed = graph.tensors[name], name in number
         index = number.setdefault(name, len(number))
         value = graph.constants.get(name)
-        digest = _digest(value) if value is not None and not known and _value_matters(tensor, value) else ""
+        digest = _digest(value) if value is not None and not listed and _value_matters(tensor, value) else ""
         return f"<{index} {tensor.shape} {tensor.dtype} {tensor.requires_grad} {digest}>"
 
     call = repr((map_refs(op.args, named), sorted(map_refs(tuple(op.kwargs.items()), named))))
@@ -418,7 +417,8 @@ def _refusal(op: Operator) -> str:
 
 
 def _unsteady(probe: _ProbeOperator) -> str:
-    """Reason why a probe's results are unreliable: they vary, carry no information, or an operand changes."""
+    """Return the reason why a probe's results are unreliable: they vary, carry no information, or an operand
+    changes."""
     # Seeding must not change the numbers that the user's script draws afterwards.
     with torch.random.fork_rng(devices=[]):
         values = probe.values(0)
@@ -441,7 +441,7 @@ def _unsteady(probe: _ProbeOperator) -> str:
 
 def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
     first = probes[0]
-    found: list[Split] = []
+    loops: list[Split] = []
     taken: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
     for operand, tensor in enumerate(first.operands):
@@ -456,8 +456,8 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
                     continue
                 # Earlier loops were checked when they were added; the new one is checked alone and with each
                 # of them.
-                if all(_holds(probe, (*found, split), False, first=len(found)) for probe in probes):
-                    found.append(split)
+                if all(_holds(probe, (*loops, split), False, first=len(loops)) for probe in probes):
+                    loops.append(split)
                     written |= cut
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
                     break
@@ -467,7 +467,7 @@ def _search(probes: Sequence[_ProbeOperator]) -> Discovery:
         t.dtype in FLOATING for t in first.operands
     )
     linear = linear and all(_holds(probe, (), True) for probe in probes)
-    return Discovery(tuple(found), linear)
+    return Discovery(tuple(loops), linear)
 
 
 def _candidates(
@@ -512,7 +512,7 @@ def _pieces(
 
 
 def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> int | None:
-    """The dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None.
+    """Return the dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None.
 
     A loop has one size: a dim whose size differs from that of the cut dim (for example because each row is
     repeated) is not the loop's, although its pieces follow one another.
@@ -537,15 +537,15 @@ def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -
     return _MEAN if exact and _equal(total / len(parts), whole) else None
 
 
-def _equal(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> bool:
-    if found.shape != wanted.shape:
+def _equal(actual: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> bool:
+    if actual.shape != wanted.shape:
         return False
     inexact = wanted.is_floating_point() or wanted.is_complex()
     if not inexact or tolerance == 0.0:
-        return bool(((found == wanted) | ((found != found) & (wanted != wanted))).all())
+        return bool(((actual == wanted) | ((actual != actual) & (wanted != wanted))).all())
     # Sums of pieces round in another order; that 8 roundings are enough for half precision is an assumption.
     tolerance = max(tolerance, 8 * torch.finfo(wanted.dtype).eps)
-    return torch.allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return torch.allclose(actual, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 # -- verification ---------------------------------------------------------------------------------
@@ -559,8 +559,8 @@ def _holds(
     first: int = 0,
     seeds: Sequence[int] = (1, 2),
 ) -> bool:
-    """Whether loops from ``first`` on are right on this probe, forward and backward: each alone, in few parts
-    and in single elements, and with every loop before it. Without gradients, the values decide."""
+    """Return whether loops from ``first`` on are right on this probe, forward and backward: each alone, in
+    few parts and in single elements, and with every loop before it. Without gradients, the values decide."""
     space = _separate(discovered_space(probe.op, probe.graph, Discovery(tuple(splits), linear)), probe)
     atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in probe.graph.tensors.values()}
     graph = AtomGraph(probe.graph, {probe.op.name: space}, atoms)
@@ -589,7 +589,7 @@ def _smallest_factor(size: int) -> int:
 
 
 def _separate(space: IndexSpace, probe: _ProbeOperator) -> IndexSpace:
-    """The space with an unsplittable loop for every dim that has none, as in refined spaces."""
+    """Return the space with an unsplittable loop for every dim that has none, as in refined spaces."""
     dims = list(space.dims)
 
     def operand(old: Operand) -> Operand:

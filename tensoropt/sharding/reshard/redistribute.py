@@ -5,13 +5,11 @@ backward steps. DTensor's ``redistribute`` gives the same results for the combin
 (289 of 400 on a 2x2 mesh); it refuses "anything -> Partial", issues one all-reduce per axis where a flattened
 group needs one, and takes about 100 us per edge, so the steps are issued directly.
 
-Steps of a resharding that sum over ranks, either waited for at once or started and waited for later.
+Steps that sum over ranks are either waited for at once, or started and waited for later.
 
-Collectives that several parameters, or their gradients, share: the data that is sent is flat.
-
-A parameter that is cut unevenly has smaller shards at the end of a dim
-(:func:`~tensoropt.ops.layouts.chunk`), which are sent padded to the largest size, because collectives need
-pieces of one size.
+Several parameters, or their gradients, can share a collective: the data that is sent is flat. A parameter
+that is cut unevenly has smaller shards at the end of a dim (:func:`~tensoropt.ops.layouts.chunk`), which are
+sent padded to the largest size, because collectives need pieces of one size.
 """
 
 from __future__ import annotations
@@ -94,7 +92,8 @@ class _ReduceScatter:
         return wait
 
     def _pieces(self, x: torch.Tensor) -> torch.Tensor:
-        """Each rank's piece, contiguous in memory and in the order of ranks, as the collective needs it."""
+        """Return each rank's piece, contiguous in memory and in the order of ranks, as the collective needs
+        it."""
         size, atom, parts = x.shape[self.atom], self.atom, self.parts
         shard = -(-size // parts)
         if size == shard * parts:
@@ -106,14 +105,14 @@ class _ReduceScatter:
         return pieces
 
     def _own(self, flat: torch.Tensor, shape: Sequence[int], size: int) -> torch.Tensor:
-        """This rank's piece of a dim of this size, without padding."""
+        """Return this rank's piece of a dim of this size, without padding."""
         result = flat.view(shape)
         length = chunk(size, self.parts, self.position)[1]
         return result.narrow(self.atom, 0, length) if length != shape[self.atom] else result
 
 
 def _resized(x: torch.Tensor, atom: int, size: int) -> list[int]:
-    """The shape that a tensor would have if one of its atoms had another size."""
+    """Return the shape that a tensor would have if one of its atoms had another size."""
     return [size if i == atom else n for i, n in enumerate(x.shape)]
 
 
@@ -242,15 +241,15 @@ class EdgeSpec:
     readers: int = 1
 
     def way(self, *, backward: bool) -> tuple[tuple[Step, ...], Layout, Layout]:
-        """The steps, start and end of one direction. The layouts are one-directional here: only those of
-        their codes that shard matter, for the exact sizes of shards."""
+        """Return the steps, start and end of one direction. The layouts are one-directional here: only those
+        of their codes that shard matter, for the exact sizes of shards."""
         if not backward:
             return self.forward, self.source, self.target
         ends = self.target, self.back or self.source
         return self.backward, *map(gradient_placements, ends)  # type: ignore[return-value]
 
     def as_it_lies(self) -> EdgeSpec:
-        """The same edge for the tensor with its dims in memory order."""
+        """Return the same edge for the tensor with its dims in memory order."""
         if self.order is None:
             return self
         places = permuted_atoms(self.atoms, self.order)
@@ -369,7 +368,7 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
 
 
 def _sharded_size(step: Step, current: list[int], global_sizes: _Sizes, mesh: _Sizes) -> int:
-    """The size of the step's atom before its axes cut it: what remains after the outer axes."""
+    """Return the size of the step's atom before its axes cut it: what remains after the outer axes."""
     if step.atom < 0:
         return 0
     size = global_sizes[step.atom]
@@ -489,8 +488,8 @@ class _Redistribute(torch.autograd.Function):
             # `x` is the shard, which is passed so that autograd returns the gradient to it; the value is that
             # of the copy.
             return travel(runtime, runtime.unsharded[spec.name], spec).detach()
-        found = ctx.ahead.take(spec) if ctx.ahead is not None else None
-        result = travel(runtime, x, spec) if found is None else found
+        gathered = ctx.ahead.take(spec) if ctx.ahead is not None else None
+        result = travel(runtime, x, spec) if gathered is None else gathered
         # A function that returned its input unchanged would return the input tensor itself.
         return result.view_as(result) if result is x else result
 
@@ -505,13 +504,13 @@ class _Redistribute(torch.autograd.Function):
 
 
 def travel(runtime: Rank, x: torch.Tensor, spec: EdgeSpec) -> torch.Tensor:
-    """``x`` cast and moved from ``spec.source`` to ``spec.target``, forward only."""
+    """Return ``x`` cast and moved from ``spec.source`` to ``spec.target``, forward only."""
     value = x if spec.dtype is None else x.to(spec.dtype)
     return run_steps(runtime, value, spec)
 
 
 def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
-    """``x`` moved from ``spec.source`` to ``spec.target``, differentiably."""
+    """Return ``x`` moved from ``spec.source`` to ``spec.target``, differentiably."""
     result = _Redistribute.apply(x, runtime, spec)
     if spec.made_again:
         runtime.gathered(result, x, spec)
@@ -519,8 +518,8 @@ def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor
 
 
 def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor every rank has whole (an input or a constant): a view of its shard, and
-    zeros on all but the first coordinate of an axis that adds it up."""
+    """Return this rank's part of a tensor every rank has whole (an input or a constant): a view of its shard,
+    and zeros on all but the first coordinate of an axis that adds it up."""
     sizes = [size for dim in spec.atoms for size in dim]
     shape = [size for dim in spec.atoms for size in (math.prod(dim),)]
     # A folded constant is kept at size 1 where it does not change.
@@ -553,7 +552,8 @@ class Packed:
 
 
 def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """The gathering of a parameter in one step; shards smaller than the largest are sent with padding."""
+    """Return the gathering of a parameter in one step; shards smaller than the largest are sent with
+    padding."""
     (step,) = spec.forward
     ends = (spec.source, spec.target)
     own, whole = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
@@ -581,7 +581,8 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
 
 
 def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """The reduction of such a parameter's gradient to the shards, in one step, padded in the same way."""
+    """Return the reduction of such a parameter's gradient to the shards, in one step, padded in the
+    same way."""
     (step,) = spec.backward
     ends = (spec.target, spec.back or spec.source)
     whole, own = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
@@ -615,7 +616,7 @@ def _with_size(sizes: _Sizes, atom: int, size: int) -> _Sizes:
 
 
 def _padded(x: torch.Tensor, atom: int, size: int) -> torch.Tensor:
-    """A tensor padded with zeros at the end of an atom."""
+    """Return a tensor padded with zeros at the end of an atom."""
     if x.shape[atom] == size:
         return x
     result = x.new_empty(_resized(x, atom, size))

@@ -17,7 +17,7 @@ Rules of the sequence (cheapest first: steps that shrink the data come before st
 Axes that shard one atom nest in axis order, so only a suffix of them can be removed: going from
 ``[S(0), S(0)]`` to ``[R, S(0)]`` gathers both axes and slices afterwards.
 
-The buffers of reshardings, which are alive only while something moves.
+The buffers of reshardings are alive only while something moves.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Step:
     after: tuple[int, ...]
 
     def payload(self, mesh: Sequence[int]) -> int:
-        """The number of elements that a collective moves on one rank: the gathered output, the scattered
-        input, or the tensor that is reduced or exchanged (uneven shards are padded to the largest)."""
+        """Return the number of elements that a collective moves on one rank: the gathered output, the
+        scattered input, or the tensor that is reduced or exchanged (uneven shards are padded to the largest).
+        """
         parts = prod(mesh[axis] for axis in self.axes)
         if self.kind == "all_gather":
             return parts * prod(self.before)
@@ -66,12 +67,12 @@ class Step:
 
 
 def lies_inside(shape: Sequence[int], atom: int) -> bool:
-    """Whether an atom is surrounded by others, so that its pieces are not contiguous in memory."""
+    """Return whether an atom is surrounded by others, so that its pieces are not contiguous in memory."""
     return any(size > 1 for size in shape[: max(atom, 0)])
 
 
 def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
-    """The new position of each atom when the tensor's dims come in ``order``."""
+    """Return the new position of each atom when the tensor's dims come in ``order``."""
     starts, count = [], 0
     for dim in atoms:
         starts.append(count)
@@ -81,7 +82,7 @@ def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
 
 
 def permuted_steps(steps: Sequence[Step], places: Sequence[int]) -> tuple[Step, ...]:
-    """The steps for the tensor whose atoms have moved to ``places``."""
+    """Return the steps for the tensor whose atoms have moved to ``places``."""
 
     def moved(atom: int) -> int:
         return places[atom] if atom >= 0 else atom
@@ -96,12 +97,12 @@ def permuted_steps(steps: Sequence[Step], places: Sequence[int]) -> tuple[Step, 
 
 
 def forward_placements(layout: Layout) -> tuple[int, ...]:
-    """The placement of the tensor itself on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
+    """Return the placement of the tensor itself on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
     return tuple(REPLICATE if code == PARTIAL_GRAD else code for code in layout)
 
 
 def gradient_placements(layout: Layout) -> tuple[int, ...]:
-    """The placement of the tensor's gradient on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
+    """Return the placement of the tensor's gradient on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
     swapped = {PARTIAL_GRAD: PARTIAL, PARTIAL: REPLICATE}
     return tuple(swapped.get(code, code) for code in layout)
 
@@ -129,11 +130,12 @@ class _StepFinder:
         return tuple(sizes)
 
     def axes_on(self, placements: Sequence[int], atom: int) -> list[int]:
-        """The axes that shard an atom, outermost first."""
+        """Return the axes that shard an atom, outermost first."""
         return [axis for axis, code in enumerate(placements) if code == atom]
 
     def leaving(self, atom: int) -> list[int]:
-        """The suffix of axes that must be removed from ``atom``: everything after the common prefix."""
+        """Return the suffix of axes that must be removed from ``atom``: everything after the common
+        prefix."""
         now, then = self.axes_on(self.current, atom), self.goal_axes.get(atom, [])
         common = 0
         for axis, wanted in zip(now, then, strict=False):
@@ -143,7 +145,7 @@ class _StepFinder:
         return now[common:]
 
     def can_enter(self, axis: int) -> bool:
-        """Whether ``axis`` may shard its goal atom now: it must nest inside the axes already there."""
+        """Return whether ``axis`` may shard its goal atom now: it must nest inside the axes already there."""
         now, then = self.axes_on(self.current, self.goal[axis]), self.goal_axes[self.goal[axis]]
         return then[: len(now) + 1] == [*now, axis]
 
@@ -169,7 +171,8 @@ class _StepFinder:
                     moved = True
 
     def exchangeable(self, atom: int, leaving: Sequence[int]) -> list[int]:
-        """Innermost axes leaving ``atom`` that can move together to one other atom; [] if there are none."""
+        """Return the innermost axes leaving ``atom`` that can move together to one other atom; [] if there
+        are none."""
         for start in range(len(leaving)):
             run, target = list(leaving[start:]), self.goal[leaving[start]]
             # The whole run must move to one atom; otherwise the exchange would need a group for each.
@@ -219,7 +222,7 @@ class _StepFinder:
                 self.exchange()
 
     def find(self) -> tuple[Step, ...]:
-        """The steps from the current placements to the goal, cheapest first."""
+        """Return the steps from the current placements to the goal, cheapest first."""
         self.enter(REPLICATE, "slice")
         self.enter(PARTIAL, "reduce_scatter")
         self.exchange()
@@ -241,7 +244,7 @@ class _StepFinder:
 def resharding_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[Step, ...]:
-    """The steps from one-directional placements ``source`` to ``target``.
+    """Return the steps from one-directional placements ``source`` to ``target``.
 
     Args:
         atoms: global sizes of the tensor's atoms.
@@ -256,7 +259,8 @@ def resharding_steps(
 def move_pattern(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> object:
-    """A key that is equal for moves of equally large tensors whose steps have equal kinds, axes and payloads.
+    """Return a key that is equal for moves of equally large tensors whose steps have equal kinds, axes and
+    payloads.
 
     If everything that is sharded divides evenly, the identity of the atoms does not matter, only their order;
     an uneven move equals no other.
@@ -280,14 +284,14 @@ def move_pattern(
 def edge_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: Layout, target: Layout
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """(forward, backward) steps of an edge from layout ``source`` to layout ``target``."""
+    """Return the (forward, backward) steps of an edge from layout ``source`` to layout ``target``."""
     forward = resharding_steps(atoms, mesh, forward_placements(source), forward_placements(target))
     backward = resharding_steps(atoms, mesh, gradient_placements(target), gradient_placements(source))
     return forward, backward
 
 
 def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
-    """The most elements that a resharding has alive in addition to its input, including its result.
+    """Return the most elements that a resharding has alive in addition to its input, including its result.
 
     Shards along an atom that is surrounded by others are not contiguous in memory: collectives then need a
     copy with the pieces one after another, and gathered pieces need a further copy to be reassembled. The

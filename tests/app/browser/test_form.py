@@ -30,7 +30,7 @@ def test_a_rule_is_said_and_nothing_typed_is_corrected(quick: Site, opened: Call
     for control, typed, rule in (
         ("batch", "-5", "the batch: between 1 and 1,000,000"),
         ("device-price", "1e9", "more than 0, at most 1,000,000"),
-        ("epsilon", "lots", "'lots' is no number"),
+        ("epsilon", "lots", "'lots' is not a number"),
     ):
         page.fill(f"#{control}", "")
         page.type(f"#{control}", typed)

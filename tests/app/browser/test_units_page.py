@@ -79,7 +79,7 @@ def test_a_budget_dragged_over_other_axes_is_answered_by_the_server(
 
 def test_clusters_are_compared_and_a_click_opens_the_point(shops: Site, opened: Callable[..., Any]) -> None:
     page = opened(shops.url("clusters", "x=opened-fast"))
-    page.wait_for_selector("text=No price is known, so that the plot shows device-hours")
+    page.wait_for_selector("text=No price is known, so the plot shows device-hours")
     page.fill("#shop-prices", "H100-80GB=3, A100-80GB=1")
     page.press("#shop-prices", "Enter")
     page.wait_for_selector("#clusters-answer p:text-matches('Cheapest without limits: dgx-a100')")

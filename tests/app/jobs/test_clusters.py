@@ -60,7 +60,7 @@ def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path: Path) -
         ("nodes: [{count: 40000, devices: [T4]}]", "a.yaml", "more than 1,024 devices"),
         ("nodes: 1000\ndevices: [{kind: T4, count: 1000}]\nlinks: {intra_node: PCIe3, inter_node: IB-100G}",
          "a.yaml", "has 1,000,000 devices; at most 1,024"),
-        ("a: &a [1]\nb: *a", "a.yaml", r"aliases \(\*name\) are not taken"),
+        ("a: &a [1]\nb: *a", "a.yaml", r"aliases \(\*name\) are not accepted"),
         ("kinds: 3", "a.yaml", "a.yaml"),
         ("[" * 5000, "a.yaml", "a.yaml"),
         ("!!python/object/apply:os.system ['true']", "a.yaml", "is not valid YAML or JSON"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensoropt_app.jobs.estimate import REPEATED, Run, asked, asked_in_words, estimate
+from tensoropt_app.jobs.estimate import REPEATED, Run, estimate, key_of_words, request_key
 from tensoropt_app.views.jobs import estimate_words
 
 from tensoropt.cluster import load_cluster
@@ -17,7 +17,7 @@ def of(**more: Any) -> dict[str, Any]:
 
 
 def test_the_same_in_another_folder_is_the_same() -> None:
-    assert asked_in_words(("recost", "x", "--out", "a"), "a") == asked_in_words(
+    assert key_of_words(("recost", "x", "--out", "a"), "a") == key_of_words(
         ("recost", "x", "--out", "b"), "b"
     )
 
@@ -26,20 +26,20 @@ def test_clusters_and_constraints_count_by_their_content() -> None:
     pins = {"together": [["*attn*"]]}
     described = load_cluster("dgx-h100[2]").to_dict()
     first, same = (
-        asked(of(cluster=dict(described), settings=Settings(constraints=pins), constraints_file=name))
+        request_key(of(cluster=dict(described), settings=Settings(constraints=pins), constraints_file=name))
         for name in ("a.yaml", "b.yaml")
     )
     assert first == same
-    assert first.core != asked(of(cluster=load_cluster("dgx-h100[4]").to_dict())).core
-    assert first.whole != asked(of(cluster=described)).whole
+    assert first.core != request_key(of(cluster=load_cluster("dgx-h100[4]").to_dict())).core
+    assert first.whole != request_key(of(cluster=described)).whole
 
 
 def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
-    wanted = asked(of())
-    finer = Run(asked(of(settings=Settings(epsilon=0))), 40.0)
-    batch = Run(asked(of(batch=8)), 3.0)
-    beside = Run(asked(of(planners=("zero",))), 3.0)
-    trained = Run(asked(of(settings=Settings(mode="inference"))), 3.0)
+    wanted = request_key(of())
+    finer = Run(request_key(of(settings=Settings(epsilon=0))), 40.0)
+    batch = Run(request_key(of(batch=8)), 3.0)
+    beside = Run(request_key(of(planners=("zero",))), 3.0)
+    trained = Run(request_key(of(settings=Settings(mode="inference"))), 3.0)
     assert estimate(wanted, [batch, beside, trained]) is None
     found = estimate(wanted, [batch, finer])
     assert found is not None
@@ -48,7 +48,7 @@ def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
 
 
 def test_the_newest_is_the_estimate_and_the_range_is_said() -> None:
-    wanted = asked(of())
+    wanted = request_key(of())
     found = estimate(wanted, [Run(wanted, seconds) for seconds in (12.0, 30.0, *[20.0] * REPEATED, 900.0)])
     assert found is not None
     assert (found.last_s, found.low_s, found.high_s) == (12.0, 12.0, 30.0)

@@ -135,7 +135,7 @@ def test_a_cluster_of_two_kinds_becomes_a_file(uploads: Uploads) -> None:
         (["explore", "train.py:build", "--cluster", "dgx-h100", "--out", "x"], "explore train.py:build"),
         (["explore", "/gone/model.onnx", "--cluster", "dgx-h100", "--out", "x"], "not among the uploads"),
         (["explore", "zoo:mlp", "--cluster", "dgx-h100", "--out", "x", "--old"], "another version.*--old"),
-        (["recost", "x", "--planners", "zero", "--out", "x"], "started where its result is shown"),
+        (["recost", "x", "--planners", "zero", "--out", "x"], "start this job again where its result"),
         (["explore", "zoo:mlp", "--cluster", "nowhere", "--out", "x"], "unknown cluster 'nowhere'"),
     ],
 )  # fmt: skip

@@ -114,7 +114,7 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"inside": "string"}, "choose links from the list"),
         ({"per_node": 0}, "devices per node: between 1 and"),
         ({"per_node": 2.5}, "whole number"),
-        ({"per_node": float("nan")}, "is no number"),
+        ({"per_node": float("nan")}, "is not a number"),
         ({"nodes": 10**9}, "nodes: between 1 and"),
         ({"micro_batches": "1;rm -rf"}, "neither auto nor a list"),
         ({"micro_batches": "1,3", "batch": 8}, "3 micro-batches do not divide the batch of 8"),
@@ -174,7 +174,7 @@ def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "typed", "rule"),
     [
-        ("batch", "-5", "between 1 and"), ("batch", "2.5", "whole number"), ("batch", "many", "no number"),
+        ("batch", "-5", "between 1 and"), ("batch", "2.5", "whole number"), ("batch", "many", "not a number"),
         ("per_node", "0", "between 1 and 1,024"), ("nodes", "", "whole number"), ("price", "1e9", "at most"),
         ("price", "-1", "more than 0"), ("epsilon", "100", "between 0 and 100"),
         ("max_points", "1", "at least 2"), ("micro_batches", "two", "neither auto"),

@@ -44,7 +44,7 @@ def job(state: str = "running", **more: Any) -> Job:
 def test_the_budget_of_the_page_or_the_plans_own(data: FrontierData) -> None:
     assert budget_of(data, View(point=2))[0] is None
     assert budget_of(data, View(point=2, budget_bytes=50 * GIB)) == (
-        50 * GIB, "Within the budget of 50.0 GiB, unless it says otherwise.",
+        50 * GIB, "Within the budget of 50.0 GiB, unless stated otherwise.",
     )  # fmt: skip
     budget, words = budget_of(data, View(point=2, budget_bytes=20 * GIB))
     assert budget is None

@@ -386,7 +386,7 @@ class _ReadyQueue:
         self.waiting = [0] * problem.size
         """The number of readers and messages that each operator waits for."""
         self.unread: dict[tuple[int, int], int] = defaultdict(int)
-        """The number of readers on a device that still have to add to a tensor's gradient, by (tensor, device)."""
+        """The readers on a device that have not yet added to a tensor's gradient, by (tensor, device)."""
         self.queues: list[list[int]] = [[] for _ in ready_s]
         """The operators that are ready on each device, the last made first."""
         self.events: list[tuple[float, _Event, int, int]] = []

@@ -355,10 +355,11 @@ class Batch:
 
         def make(row: int) -> Effects:
             layout, arrived = stored.at(row), COMPLETE[complete[row]]
-            own = self._of_groups.stored(name, layout, joins=bool(joins[row]), complete=arrived)
+            parameters = self._of_groups.parameters
+            own = parameters.stored(name, layout, joins=bool(joins[row]), complete=arrived)
             if not shared:  # a copy that stays gathered belongs to a single group
                 return own
-            return joined([own, self._of_groups.unsharded(name, layout, whole)])
+            return joined([own, parameters.unsharded(parameters.stored_use(name, layout, whole))])
 
         dtypes = tensor.dtype, tensor.stored_dtype
         kind = (
@@ -385,7 +386,8 @@ class Batch:
         # If it has several users, the first one in forward completes it.
         neighbours = self.schedule.blocks.neighbours(user)
         pairs = ((stored.at(row), Use(used.at(row), 0, neighbours=neighbours)) for row in firsts.tolist())
-        found = [COMPLETE.index(self._of_groups.complete(name, layout, use)) for layout, use in pairs]
+        uses = (self._of_groups.parameters.stored_use(name, layout, use) for layout, use in pairs)
+        found = [COMPLETE.index(use.complete(self.mesh[0])) for use in uses]
         return np.array(found, dtype=np.int64)[which]
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from tensoropt.costs.effects import Effect, SharedCollective, When
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameter_effects import Use
+from tensoropt.costs.parameter_effects import StoredUse, Use
 from tensoropt.costs.prices import CommunicationCosts, Send, free_prices
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
@@ -110,12 +110,12 @@ class StepSends:
     # -- parameters ---------------------------------------------------------------------------------
 
     @cached_property
-    def uses(self) -> Mapping[ParameterUse, Use]:
+    def uses(self) -> Mapping[ParameterUse, StoredUse]:
         """All uses of parameters, in the order of groups."""
         return {
-            ParameterUse(name, group.name): use
+            ParameterUse(use.name, group.name): use
             for group in self.graph.groups
-            for name, use in self._of_groups.uses(self._choices[group.name]).items()
+            for use in self._of_groups.stored_uses(self._choices[group.name])
         }
 
     def use(self, one: ParameterUse) -> _Moments:
@@ -126,25 +126,21 @@ class StepSends:
 
     def effects(self, one: ParameterUse) -> tuple[Effect, ...]:
         """All effects of a use in a micro-batch."""
-        stored = self.strategy.stored[one.parameter]
-        return self._of_groups.use(one.parameter, stored, self.uses[one]).effects
+        return self._of_groups.parameters.used(self.uses[one]).effects
 
     def changes(self, one: ParameterUse) -> bool:
         """Whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
-        name = one.parameter
-        way = self._of_groups.way(name, self.strategy.stored[name], self.uses[one].layout)
-        back = self._of_groups.use_steps(name, way, self.uses[one])[1]
-        moves = self._of_groups.moves_to_use(name, way, self.uses[one])
-        return moves or bool(back) or (way.back != way.source and self.delivers(one))
+        use = self.uses[one]
+        return use.moves or bool(use.backward) or (use.way.back != use.way.source and use.gives)
 
     def delivers(self, one: ParameterUse) -> bool:
         """Whether the gradient of a parameter's use comes to a leaf: the one whose gradient the optimizer
         reads, or a copy that collects gradients until the last micro-batch."""
-        return self._of_groups.gives(one.parameter, self.uses[one])
+        return self.uses[one].gives
 
     def leaves_behind(self, one: ParameterUse) -> bool:
         """Whether the gradient of a use is scattered with others, one block behind backward."""
-        return self._of_groups.hands_over(one.parameter, self.strategy.stored[one.parameter], self.uses[one])
+        return self.uses[one].behind
 
     @cached_property
     def last_block(self) -> Mapping[tuple[str, Layout], int]:
@@ -153,7 +149,7 @@ class StepSends:
         found: dict[tuple[str, Layout], int] = {}
         for one, use in self.uses.items():
             if self.leaves_behind(one):
-                found.setdefault((one.parameter, use.layout), self.strategy.blocks.of[one.group])
+                found.setdefault((one.parameter, use.use.layout), self.strategy.blocks.of[one.group])
         return found
 
     def arrivals(self, name: str) -> int:
@@ -169,7 +165,7 @@ class StepSends:
         """The uses that are gathered ahead for each block, in the order of groups."""
         found: dict[int, list[ParameterUse]] = {}
         for one, use in self.uses.items():
-            if self._of_groups.goes_ahead(one.parameter, self.strategy.stored[one.parameter], use):
+            if use.ahead:
                 found.setdefault(self.strategy.blocks.of[one.group], []).append(one)
         return {block: tuple(uses) for block, uses in found.items()}
 
@@ -177,15 +173,16 @@ class StepSends:
     def copies(self) -> Mapping[str, _Moments]:
         """The collectives for copies that stay gathered over the step, by parameter, in the order of
         groups."""
-        found = {}
+        found, parameters = {}, self._of_groups.parameters
         for one, use in self.uses.items():
             name = one.parameter
             if name in self.graph.shared:
                 first = self.batch.schedule.first_users[name]
                 neighbours = self.strategy.blocks.neighbours(first)
                 whole = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
-                use = Use(whole, 0, neighbours=neighbours)
-            effects = self._of_groups.unsharded(name, self.strategy.stored[name], use).effects
+                of_copy = Use(whole, 0, neighbours=neighbours)
+                use = parameters.stored_use(name, self.strategy.stored[name], of_copy)
+            effects = parameters.unsharded(use).effects
             if effects:
                 found[name] = _Moments(effects)
         return found

@@ -40,7 +40,7 @@ from tensoropt.costs.effects import (
     reader,
     storage_end,
 )
-from tensoropt.costs.move_effects import Both, MoveEffects
+from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
@@ -124,15 +124,7 @@ class TensorEffects(MoveEffects):
 
     def __init__(self, prices: Prices):
         super().__init__(prices)
-        self._steps: dict[object, Both] = {}
         self.products = products_beside(self.graph)
-
-    def steps(self, name: str, source: Layout, target: Layout) -> Both:
-        # Layers repeat, and all tensors with the same moves share them.
-        key = self.graph.atoms.atom_sizes(name), self.learns(name), source, target
-        if key not in self._steps:
-            self._steps[key] = super().steps(name, source, target)
-        return self._steps[key]
 
     def tensor(
         self,

@@ -429,7 +429,7 @@ def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
     little."""
     found = []
     for group in graph.groups:
-        facts = costs.facts_of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
+        facts = costs.facts.of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
         found.append(facts.forward_flops + facts.backward_flops + 1.0)
     return np.array(found)
 
@@ -536,7 +536,7 @@ def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, 
     for source in sources:
         if id(source) not in known:
             compute = source.compute()
-            known[id(source)] = 1.0 / sum(sum(compute.seconds(w, source.facts_of(w))) for w in works)
+            known[id(source)] = 1.0 / sum(sum(compute.seconds(w, source.facts.of(w))) for w in works)
     return tuple(known[id(source)] for source in sources)
 
 
@@ -590,7 +590,7 @@ def cheaper_again(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     for name in cutter.can_be_made_again:
         makers = cutter.makers_of([name])
         flops = sum(
-            costs.facts_of(workload(cutter.graph, Configuration(group, (group.unsplit,)), (1,))).forward_flops
+            costs.facts.of(workload(cutter.graph, Configuration(group, (group.unsplit,)), (1,))).forward_flops
             for group in makers
         )
         making_s = max(flops / peak, cutter.made_again_bytes(name) / device.memory_bandwidth)

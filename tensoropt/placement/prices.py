@@ -231,9 +231,9 @@ class PlacedPrices:
         """
         limits, graph = self.limits, placed_graph(self.graph, splits, micro_batches)
         found = {op.name: self._work(op) for op in graph.operators if op.group is not None}
-        self.costs.measure({w.work.key: w.work for w in found.values()})
+        self.costs.timings.measure({w.work.key: w.work for w in found.values()})
         for one in found.values():
-            self.costs.run_one_of([one.work])
+            self.costs.timings.require_one([one.work])
         problem = replace(
             _problem(self, graph, found), together=limits.sets(graph), pinned=limits.pins(graph)
         )
@@ -255,7 +255,7 @@ class PlacedPrices:
         key = (op.group.name, str(op.configuration.strategies[1].label), *op.mesh)
         if key not in self._works:
             work = workload(self.graph, op.configuration, op.mesh)
-            self._works[key] = _Work(work, self.costs.facts_of(work))
+            self._works[key] = _Work(work, self.costs.facts.of(work))
         return self._works[key]
 
     def seconds(self, found: _Work) -> tuple[np.ndarray, np.ndarray]:

@@ -171,13 +171,14 @@ class Batch:
         self._known = Known() if known is None else known
         known = self._known
         self._of_groups: GroupEffects = known.once("group effects", lambda: GroupEffects(prices))
-        self._of_tensors: TensorEffects = known.once("tensor effects", lambda: TensorEffects(prices))
-        self.readings = Readings(candidates, choices, options, self._of_tensors.product, self._known)
+        moves = self._of_groups.moves
+        self._of_tensors: TensorEffects = known.once("tensor effects", lambda: TensorEffects(moves))
+        self.readings = Readings(candidates, choices, options, moves.product, self._known)
         self.count = self.readings.count
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
         self.tied = {name: self._tied(name) for name in self.graph.shared}
-        told = candidates, self.schedule, self._of_tensors, self.readings
+        told = candidates, self.schedule, moves, self.readings
         # Created before the owners: the lifetime of a tensor's storage depends on who reads its views and
         # gets its gradient.
         self._views, self._gradients = ViewAliases(*told), GradientAliases(*told)
@@ -301,7 +302,7 @@ class Batch:
         tensor = self.graph.atoms.graph.tensors[name]
         return (
             self.graph.atoms.atoms[name],
-            self._of_tensors.orders.get(name),
+            self._of_groups.moves.orders.get(name),
             tensor.dtype,
             tensor.requires_grad,
             self.schedule.position("forward", "output", group.name, name) >= 0,

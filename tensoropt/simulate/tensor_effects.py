@@ -41,7 +41,6 @@ from tensoropt.costs.effects import (
     storage_end,
 )
 from tensoropt.costs.move_effects import MoveEffects
-from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_over_hub
@@ -119,11 +118,15 @@ def _given_back(when: When, size: int) -> Effect:
     return Effect(when, after=when.phase == "backward" and when.what == "end", transient=-size)
 
 
-class TensorEffects(MoveEffects):
-    """Derives the effects of activations on one mesh."""
+class TensorEffects:
+    """Derives the effects of activations on one mesh.
 
-    def __init__(self, prices: Prices):
-        super().__init__(prices)
+    Args:
+        moves: the sizes and moves of tensors on the mesh.
+    """
+
+    def __init__(self, moves: MoveEffects):
+        self.moves, self.graph, self.training = moves, moves.graph, moves.training
         self.products = products_beside(self.graph)
 
     def tensor(
@@ -153,17 +156,17 @@ class TensorEffects(MoveEffects):
         inside, orders = inside or [False] * len(reads), orders or range(len(reads))
         users = []
         for number, read in enumerate(reads):
-            moved = bool(self.steps(name, source, read.layout)[0])
+            moved = bool(self.moves.steps(name, source, read.layout)[0])
             seen = read.kept, read.again, inside[number], moved, orders[number]
             users.append(StorageUser(number, *seen))
         effects = self._passed(name, write, source, reads, users, view_users, _FIRST, needed)
-        out, back = self.output(name, source) if leaves_model(self.graph, name) else (None, None)
+        out, back = self.moves.output(name, source) if leaves_model(self.graph, name) else (None, None)
         if out is not None:
             effects.append(out)
             effects += self._made_whole(name, source, needed)
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, view_users, _SECOND)
-        if self.learns(name):
+        if self.moves.learns(name):
             effects += self._backward(name, write, source, reads, inside, gradients)
             if back is not None:
                 effects.append(back)
@@ -204,22 +207,22 @@ class TensorEffects(MoveEffects):
             return found
         # Such a storage is counted elsewhere: with the tensor in which it lies, or with what the group keeps.
         keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
-        size = self.bytes(name, write.layout) if write.extent is None else write.extent
+        size = self.moves.bytes(name, write.layout) if write.extent is None else write.extent
         # The caller of the model holds its results until forward is over, and likewise the inputs it was
         # given.
         stays = not at.again and (leaves_model(self.graph, name) or not reads or write.given)
-        moves = self.steps(name, write.layout, source)[0]
+        moves = self.moves.steps(name, write.layout, source)[0]
         # If it is made whole when everything is computed, the whole tensor replaces the buffer.
         later = not at.again and self._whole_later(name, source)
         until = None if at.again or later else needed
         if moves:
             # The original is alive during the move; it is workspace if nothing else counts it.
-            workspace = (0 if keeps or beside else size) + self.resharding_bytes(moves, name)
-            found.append(self.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
+            workspace = (0 if keeps or beside else size) + self.moves.resharding_bytes(moves, name)
+            found.append(self.moves.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
             if beside and not keeps:
                 found += self._alive(name, size, at.made, beside, at)
             found += self._alive(
-                name, self.bytes(name, source), at.hub, present, at, stays=stays, until=until
+                name, self.moves.bytes(name, source), at.hub, present, at, stays=stays, until=until
             )
         elif not keeps:
             users = [*present, *beside]
@@ -231,14 +234,14 @@ class TensorEffects(MoveEffects):
         if not self._whole_later(name, source):
             return []
         whole = output_layout(source)
-        size, steps = self.bytes(name, whole), self.steps(name, source, whole)[0]
-        begin = Effect(OUTPUT, workspace_bytes=self.resharding_bytes(steps, name))
+        size, steps = self.moves.bytes(name, whole), self.moves.steps(name, source, whole)[0]
+        begin = Effect(OUTPUT, workspace_bytes=self.moves.resharding_bytes(steps, name))
         return [begin, Effect(OUTPUT, after=True, transient=size), _given_back(needed or FORWARD_END, size)]
 
     def _whole_later(self, name: str, source: Layout) -> bool:
         """Whether a tensor is a buffer's new value that is still to be made whole."""
         mutated = self.training and name in self.graph.atoms.graph.mutations.values()
-        return mutated and bool(self.steps(name, source, output_layout(source))[0])
+        return mutated and bool(self.moves.steps(name, source, output_layout(source))[0])
 
     def _copy(
         self,
@@ -252,12 +255,12 @@ class TensorEffects(MoveEffects):
         """The effects of a reader's own copy: it is made for the reader, and kept if its backward, or that of
         a reader of a view of it, needs it."""
         begin = reader(user.number, at.read)
-        workspace = self.resharding_bytes(self.steps(name, source, layout)[0], name)
+        workspace = self.moves.resharding_bytes(self.moves.steps(name, source, layout)[0], name)
         # The reader is a plain user of its own copy: it has not moved from it, and the copy is made in its
         # region.
         own = replace(user, moved=False, inside=True)
-        moved = self.moved(begin, name, source, layout, workspace_bytes=workspace)
-        return [moved, *self._alive(name, self.bytes(name, layout), begin, [own, *of_its_views], at)]
+        moved = self.moves.moved(begin, name, source, layout, workspace_bytes=workspace)
+        return [moved, *self._alive(name, self.moves.bytes(name, layout), begin, [own, *of_its_views], at)]
 
     def _alive(
         self,
@@ -327,7 +330,7 @@ class TensorEffects(MoveEffects):
         autograd adds nothing in place.
         """
         beside = self._reduced_beside(name, write, source, reads, inside)
-        found, size, there = [], self.bytes(name, source), 0
+        found, size, there = [], self.moves.bytes(name, source), 0
         elsewhere = gradients.elsewhere or (False,) * len(reads)
         for number, end in gradients.common:
             shared = self._gradient_bytes(name, reads[number])
@@ -336,34 +339,34 @@ class TensorEffects(MoveEffects):
         # Backward visits the readers in reverse; the gradients so far wait as one sum, ``there``.
         for number, read in reversed(tuple(enumerate(reads))):
             if beside and number == 0:
-                given = self.bytes(name, write.layout)
+                given = self.moves.bytes(name, write.layout)
                 # The sum of other readers' gradients is added in place, and is released with the node that
                 # adds it.
                 found += [beside, Effect(beside.when, after=True, transient=given - there)]
                 there = given
                 continue
-            steps, first = self.steps(name, source, read.layout)[1], number == len(reads) - 1
+            steps, first = self.moves.steps(name, source, read.layout)[1], number == len(reads) - 1
             came = 0 if elsewhere[number] else self._gradient_bytes(name, read)
             found.append(Effect(reader(number, USED_BACK), after=True, transient=came))
-            workspace = self.resharding_bytes(steps, name) if steps else 0
+            workspace = self.moves.resharding_bytes(steps, name) if steps else 0
             if not first:
                 # The new sum, in addition to its two operands: the incoming gradient is already alive, and
                 # after a move it is in its new place.
                 workspace = max(workspace, 2 * size - came if steps else size)
             back = reader(number, READ_BACK)
             if steps:
-                found.append(self.moved(back, name, source, read.layout, workspace_bytes=workspace))
+                found.append(self.moves.moved(back, name, source, read.layout, workspace_bytes=workspace))
             elif workspace:
                 found.append(Effect(back, workspace_bytes=workspace))
             after = came if first and not steps else size
             found.append(Effect(back, after=True, transient=after - there - came))
             there = after
-        steps = self.steps(name, write.layout, source)[1]
+        steps = self.moves.steps(name, write.layout, source)[1]
         if steps and not beside:
-            workspace = self.resharding_bytes(steps, name)
-            found.append(self.moved(HUB_BACK, name, write.layout, source, workspace_bytes=workspace))
+            workspace = self.moves.resharding_bytes(steps, name)
+            found.append(self.moves.moved(HUB_BACK, name, write.layout, source, workspace_bytes=workspace))
             if reads:
-                given = self.bytes(name, write.layout)
+                given = self.moves.bytes(name, write.layout)
                 found.append(Effect(HUB_BACK, after=True, transient=given - there))
                 there = given
         if gradients.end >= 0:
@@ -385,25 +388,25 @@ class TensorEffects(MoveEffects):
             return None
         first, found = reads[0], reads[0].layout
         if name in self.graph.hubs:
-            own = self.steps(name, source, first.layout)
+            own = self.moves.steps(name, source, first.layout)
             if not takes_over_hub(own, again=first.again, inside=inside[0]):
                 return None
             found = source
-        steps = self.steps(name, write.layout, found)[1]
-        if not is_one_reduction(steps, self.mesh):
+        steps = self.moves.steps(name, write.layout, found)[1]
+        if not is_one_reduction(steps, self.moves.mesh):
             return None
         workspace = self._beside_bytes(name, found, steps, product)
-        moved = self.moved(reader(0, USED_BACK), name, write.layout, found, workspace_bytes=workspace)
+        moved = self.moves.moved(reader(0, USED_BACK), name, write.layout, found, workspace_bytes=workspace)
         return replace(moved, beside_work_s=product.seconds)
 
     def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
         """The bytes that a reduction has alive besides what its group's backward has alive in any case."""
-        made, size = self.resharding_bytes(steps, name), self.bytes(name, layout)
+        made, size = self.moves.resharding_bytes(steps, name), self.moves.bytes(name, layout)
         if steps[0].kind == "all_reduce":
             # In place, once the gradient has the tensor's layout.
-            made, copied = (made, True) if name in self.orders else (0, False)
+            made, copied = (made, True) if name in self.moves.orders else (0, False)
         else:
-            copied = made > prod(steps[0].after) * self.tensors[name].element_bytes
+            copied = made > prod(steps[0].after) * self.moves.tensors[name].element_bytes
         if copied:
             # When the copy is made, the weight's gradient does not exist yet; when that exists, the copy's
             # original no longer does.
@@ -412,4 +415,4 @@ class TensorEffects(MoveEffects):
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
         """The bytes of the storage that contains the gradient given by a reader."""
-        return self.bytes(name, read.layout) if read.extent is None else read.extent
+        return self.moves.bytes(name, read.layout) if read.extent is None else read.extent

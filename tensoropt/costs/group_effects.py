@@ -174,7 +174,7 @@ class GroupEffects:
         found.append(Effect(COMPUTE_BACK, after=True, kept=-parts[-1].kept, transient=-freed))
 
         # Gradients return.
-        joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
+        joining = {name for name, waits in zip(group.shared, joins, strict=False) if waits}
         most = self._most_returning(uses, joining)
         found += [Effect(PARAMETERS, workspace_bytes=most)] if most else []
         return joined([*work, Effects(tuple(found))])

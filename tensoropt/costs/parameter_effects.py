@@ -205,11 +205,11 @@ class ParameterEffects:
         work is kept.
         """
         if use not in self._used:
-            here = self._gathered_ahead(use) if use.ahead else self._gathered_here(use)
-            self._used[use] = Effects((*here, *self._returned(use)))
+            gathered = self._gathered_ahead(use) if use.ahead else self._gathered_at_use(use)
+            self._used[use] = Effects((*gathered, *self._returned(use)))
         return self._used[use]
 
-    def _gathered_here(self, use: StoredUse) -> list[Effect]:
+    def _gathered_at_use(self, use: StoredUse) -> list[Effect]:
         found: list[Effect] = []
         training, again = self.moves.training, use.use.again
         if use.moves:

@@ -55,6 +55,7 @@ class MoveEffects:
         self.training = prices.training
         self.orders = memory_orders(self.graph)
         # Cached per instance, that is per mesh and prices, which the key does not contain.
+        self._elements: dict[tuple[str, Layout], int] = {}
         self._steps: dict[object, Both] = {}
         self._moved: dict[object, Effect] = {}
         self._one_way: dict[tuple[int, int], dict[object, tuple[float, float, float, bool]]] = {}
@@ -63,7 +64,10 @@ class MoveEffects:
 
     def elements(self, name: str, layout: Layout) -> int:
         """The number of elements in the largest shard of a tensor in a layout."""
-        return prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
+        key = name, layout
+        if key not in self._elements:
+            self._elements[key] = prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
+        return self._elements[key]
 
     def bytes(self, name: str, layout: Layout) -> int:
         """The bytes of that shard, in the dtype that readers see."""

@@ -179,7 +179,7 @@ class ParameterEffects:
         if key not in self._stored_uses:
             moves, tensor = self.moves, self.moves.tensors[name]
             way, on = self.way(name, stored, use.layout), (moves.graph.atoms.atom_sizes(name), moves.mesh)
-            learns, overlaps = moves.learns(name), use.neighbours is not None
+            learns, overlaps = moves.learns(name), way.ahead and use.neighbours is not None
             gives = use.learns and learns
             forward, backward = way.steps(*on, learns=gives)
             self._stored_uses[key] = StoredUse(

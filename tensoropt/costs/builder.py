@@ -103,7 +103,7 @@ class TableBuilder:
         passes = (False, True) if group.name in self.region_of else (False,)
         # Layers that look alike share the arrays themselves: working_sets recognises them by the identity of
         # ``options``, which replace() keeps.
-        key = (id(template), passes, self.effects.blocks.neighbours(group.name))
+        key = (id(template), passes, self.effects.parameters.blocks.neighbours(group.name))
         if key not in self._variable_cache:
             self._variable_cache[key] = self._group_variable(group, template, passes)
         return replace(self._variable_cache[key], key=Variable.of_group(group.name))
@@ -115,7 +115,7 @@ class TableBuilder:
             for recomputed in passes
             for configuration, work, facts in each
         ]
-        ahead, neighbours = self._offers_ahead(group), self.effects.blocks.neighbours(group.name)
+        ahead, neighbours = self._offers_ahead(group), self.effects.parameters.blocks.neighbours(group.name)
         options = [self._stored_options(group.parameters, c.configuration, ahead=ahead) for c in choices]
 
         def rows() -> np.ndarray:
@@ -145,7 +145,7 @@ class TableBuilder:
     def _offers_ahead(self, group: Group) -> bool:
         """Whether a group's parameters may be gathered ahead: only if the gathering overlaps with
         something."""
-        return self.prices.beside and self.effects.blocks.neighbours(group.name) is not None
+        return self.prices.beside and self.effects.parameters.blocks.neighbours(group.name) is not None
 
     def _stored_options(
         self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool = False
@@ -170,7 +170,7 @@ class TableBuilder:
         group, effects = choice.configuration.group, self.effects
         # A result that is also a hub is gathered from the hub's placement, so the hub's variable pays for it.
         outputs = (
-            effects.output(name, choice.configuration.layout(name))
+            effects.moves.output(name, choice.configuration.layout(name))
             for name in group.writes
             if name not in self.graph.hubs and leaves_model(self.graph, name)
         )
@@ -198,12 +198,14 @@ class TableBuilder:
         """Costs of a parameter with this storage and this use: its storage, its use, its unsharded copy."""
         key = name, stored, use
         if key not in self._stored_costs:
-            effects = self.effects
+            parameters = self.effects.parameters
+            there = parameters.stored_use(name, stored, use)
+            complete = there.complete(self.mesh[0])
             self._stored_costs[key] = (
-                self._sum(effects.stored(name, stored, complete=effects.complete(name, stored, use))),
-                self._sum(effects.use(name, stored, use)),
-                self._sum(effects.unsharded(name, stored, use)),
-                Cost(effects.ahead_bytes(name, stored, use), 0.0, 0.0),
+                self._sum(parameters.stored(name, stored, complete=complete)),
+                self._sum(parameters.used(there)),
+                self._sum(parameters.unsharded(there)),
+                Cost(parameters.ahead_bytes(there), 0.0, 0.0),
             )
         return self._stored_costs[key]
 
@@ -215,7 +217,7 @@ class TableBuilder:
         tensor is materialised."""
         ends = self.edges.hub_ends(name)
         costs = [
-            self._sum(Effects(self.effects.output(name, end.layout)))
+            self._sum(Effects(self.effects.moves.output(name, end.layout)))
             if leaves_model(self.graph, name)
             else NOTHING
             for end in ends
@@ -241,14 +243,14 @@ class TableBuilder:
         layouts = dict.fromkeys(
             stored for use in uses.values() for (stored,) in self._stored_options((name,), use, ahead=ahead)
         )
-        effects = self.effects
+        parameters = self.effects.parameters
         # A shared copy has the same layout for all of them, and is made for the first.
-        any_use = Use(next(iter(uses)), 0, neighbours=effects.blocks.neighbours(users[0].name))
+        any_use = Use(next(iter(uses)), 0, neighbours=parameters.blocks.neighbours(users[0].name))
 
         def cost(layout: Layout) -> Cost:
-            complete = effects.complete(name, layout, any_use)
-            own = self._sum(effects.stored(name, layout, complete=complete))
-            return own.plus(self._sum(effects.unsharded(name, layout, any_use)))
+            use = parameters.stored_use(name, layout, any_use)
+            own = self._sum(parameters.stored(name, layout, complete=use.complete(self.mesh[0])))
+            return own.plus(self._sum(parameters.unsharded(use)))
 
         costs = _columns([cost(layout) for layout in layouts])
         return VariableTable(Variable.of_parameter(name), *costs, layouts=tuple(layouts))

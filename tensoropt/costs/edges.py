@@ -54,12 +54,12 @@ class EdgeBuilder:
         arrays: TableArrays,
     ):
         self.graph = effects.graph
-        self.effects = effects
+        self.moves, self.parameters, self.prices = effects.moves, effects.parameters, effects.prices
         self.templates = templates
         self.configurations = configurations
         self.region_of = region_of
         self.arrays = arrays
-        self.tensors = effects.tensors
+        self.tensors = effects.moves.tensors
         self._tables: dict[object, np.ndarray] = {}
         # If nothing overlaps, a reduction costs its full time, whatever product it is issued with.
         self.products = products_beside(self.graph) if effects.prices.beside else {}
@@ -115,7 +115,7 @@ class EdgeBuilder:
         group = self.graph.group_of[self.products[name].operator]
         template = self.templates[group.name]
         found = (
-            self.effects.product(group, name, *of) for of in zip(template.works, template.facts, strict=True)
+            self.moves.product(group, name, *of) for of in zip(template.works, template.facts, strict=True)
         )
         return [None if product is None else WeightProduct(product.seconds) for product in found]
 
@@ -138,7 +138,7 @@ class EdgeBuilder:
                 (takes_over_hub(((), ()), again=read.again, inside=inside), product)
                 for read, product in reads
                 if read.again == end.again or not inside
-                if not any(self.effects.steps(name, end.layout, read.layout))
+                if not any(self.moves.steps(name, end.layout, read.layout))
             ]
             all_take = all(takes_over for takes_over, _ in takes)
             products = [product for _, product in takes if product is not None]
@@ -157,7 +157,7 @@ class EdgeBuilder:
     def _uses(self, group: Group, name: str) -> list[Use]:
         """A group's use of a shared parameter, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
-        neighbours, last = self.effects.blocks.neighbours(group.name), len(parts_of(group).starts) - 1
+        neighbours, last = self.parameters.blocks.neighbours(group.name), len(parts_of(group).starts) - 1
         return [
             Use(c.layout(name), facts[i].parameters_kept.get(short, 0), again, neighbours, last)
             for again in self._passes(group)
@@ -240,14 +240,14 @@ class EdgeBuilder:
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products = [end.product for end in targets]
         products_s = [0.0 if product is None else product.seconds for product in products]
-        forward_s, back_s = self.effects.moving_s(name, rows, cols, products_s if any(products) else None)
-        times = self.effects.mesh[0]
+        forward_s, back_s = self.moves.moving_s(name, rows, cols, products_s if any(products) else None)
+        times = self.moves.mesh[0]
         # One after another, as additive() adds up effects: the order of the sums is part of the result.
         there_s = forward_s * times
         return np.where(again, there_s + there_s, there_s) + back_s * times
 
     def _bytes(self, name: str, ends: Sequence[Reading]) -> np.ndarray:
-        return np.array([self.effects.bytes(name, end.layout) for end in ends], dtype=np.float64)
+        return np.array([self.moves.bytes(name, end.layout) for end in ends], dtype=np.float64)
 
     def _direct(self, name: str, reader: Group) -> EdgeTable:
         """The edge of a tensor with one reader: resharding, and what is kept of the tensor if its producer
@@ -265,9 +265,7 @@ class EdgeBuilder:
             # A region is recomputed as a whole. Infinite cells on its inner edges express this, so the search
             # needs no constraint over several variables.
             apart = _flags(writes, "again")[:, None] != again if inside else False
-            return _cells(
-                memory * self.effects.prices.in_flight, self._moving_s(name, writes, reads, again), apart
-            )
+            return _cells(memory * self.prices.in_flight, self._moving_s(name, writes, reads, again), apart)
 
         producer = self.variables[self._producer(name).name]
         ends = (
@@ -288,9 +286,7 @@ class EdgeBuilder:
             memory = np.where(_flags(hubs, "kept") & ~counted, self._bytes(name, hubs), 0.0)
             again = _flags(writes, "again")[:, None]
             apart = again != _flags(hubs, "again") if inside else False
-            return _cells(
-                memory * self.effects.prices.in_flight, self._moving_s(name, writes, hubs, again), apart
-            )
+            return _cells(memory * self.prices.in_flight, self._moving_s(name, writes, hubs, again), apart)
 
         hubs = [
             replace(end, product=product)
@@ -312,21 +308,20 @@ class EdgeBuilder:
             if inside:
                 missing |= _flags(hubs, "again")[:, None] != again
             memory = np.where(keeps == Keeps.COPY.value, self._bytes(name, reads), 0.0)
-            return _cells(
-                memory * self.effects.prices.in_flight, self._moving_s(name, hubs, reads, again), missing
-            )
+            return _cells(memory * self.prices.in_flight, self._moving_s(name, hubs, reads, again), missing)
 
         ends = ((hub, _hub_ends(hub)), (self.variables[reader.name], self._reads(reader, name)))
         return self._table(name, ends, inside, costs)
 
     def _parameter_use(self, name: str, reader: Group) -> EdgeTable:
-        shared = self.variables[Variable.of_parameter(name)]
+        shared, parameters = self.variables[Variable.of_parameter(name)], self.parameters
 
         def costs(stored: Sequence[Layout], uses: Sequence[Use]) -> np.ndarray:
             cells = []
             for layout in stored:
-                used = (additive(self.effects.use(name, layout, u), self.effects.prices) for u in uses)
-                ahead = (self.effects.ahead_bytes(name, layout, u) for u in uses)
+                there = [parameters.stored_use(name, layout, use) for use in uses]
+                used = (additive(parameters.used(use), self.prices) for use in there)
+                ahead = map(parameters.ahead_bytes, there)
                 cells.append(
                     [(c.memory + a, c.compute + c.communication) for c, a in zip(used, ahead, strict=True)]
                 )

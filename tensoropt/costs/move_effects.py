@@ -43,7 +43,7 @@ Both = tuple[tuple[Step, ...], tuple[Step, ...]]
 
 
 class MoveEffects:
-    """The effects of moves on one mesh; the base of all classes that derive effects.
+    """The effects of moves on one mesh.
 
     Args:
         prices: the source of seconds (:func:`~tensoropt.costs.prices.free_prices` to track bytes only).
@@ -55,6 +55,8 @@ class MoveEffects:
         self.training = prices.training
         self.orders = memory_orders(self.graph)
         # Cached per instance, that is per mesh and prices, which the key does not contain.
+        self._elements: dict[tuple[str, Layout], int] = {}
+        self._steps: dict[object, Both] = {}
         self._moved: dict[object, Effect] = {}
         self._one_way: dict[tuple[int, int], dict[object, tuple[float, float, float, bool]]] = {}
 
@@ -62,7 +64,10 @@ class MoveEffects:
 
     def elements(self, name: str, layout: Layout) -> int:
         """The number of elements in the largest shard of a tensor in a layout."""
-        return prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
+        key = name, layout
+        if key not in self._elements:
+            self._elements[key] = prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
+        return self._elements[key]
 
     def bytes(self, name: str, layout: Layout) -> int:
         """The bytes of that shard, in the dtype that readers see."""
@@ -80,10 +85,13 @@ class MoveEffects:
 
     def steps(self, name: str, source: Layout, target: Layout) -> Both:
         """(forward, backward) steps from one layout to another; no backward steps without a gradient."""
-        if source == target:
-            return (), ()
-        forward, backward = edge_steps(self.graph.atoms.atom_sizes(name), self.mesh, source, target)
-        return forward, backward if self.learns(name) else ()
+        # Layers repeat, and all tensors with the same moves share them.
+        atoms, learns = self.graph.atoms.atom_sizes(name), self.learns(name)
+        key = atoms, learns, source, target
+        if key not in self._steps:
+            forward, backward = edge_steps(atoms, self.mesh, source, target) if source != target else ((), ())
+            self._steps[key] = forward, backward if learns else ()
+        return self._steps[key]
 
     def moved(
         self,
@@ -101,22 +109,24 @@ class MoveEffects:
         if key not in self._moved:
             ways = self.steps(name, source, target)
             back = when.phase == "backward"
+            # If nothing moves in the other direction, autograd still passes the tensor on. That time is
+            # counted here, because an edge without any steps does not exist at all.
+            passes = not ways[not back] and self.learns(name)
             self._moved[key] = self.stepped(
-                when, name, ways[back], ways[not back], workspace_bytes=workspace_bytes
+                when, name, ways[back], passes=passes, workspace_bytes=workspace_bytes
             )
         return self._moved[key]
 
     def stepped(
-        self, when: When, name: str, steps: Sequence[Step], other: Sequence[Step], *, workspace_bytes: int = 0
+        self, when: When, name: str, steps: Sequence[Step], *, passes: bool = False, workspace_bytes: int = 0
     ) -> Effect:
         """One direction of a move, as an effect.
 
-        If nothing moves in the ``other`` direction, autograd still passes the tensor on. That time is counted
-        here, because an edge without any steps does not exist at all.
+        Args:
+            passes: autograd passes the tensor on in the other direction, where nothing moves.
         """
         nothing: tuple[Queues, tuple[Send, ...]] = NO_WORK, ()
         local, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else nothing
-        passes = bool(steps) and not other and self.learns(name)
         return Effect(
             when,
             workspace_bytes=workspace_bytes,
@@ -125,12 +135,8 @@ class MoveEffects:
             source=self.overheads_source,
             sends=sends,
             moves=True,
-            passing=self.prices.passing if passes else NO_WORK,
+            passing=self.prices.passing if steps and passes else NO_WORK,
         )
-
-    def there_and_back(self, name: str, source: Layout, target: Layout, *whens: When) -> tuple[Effect, ...]:
-        """The moves of an edge at the given moments, which determine whether they go forward or backward."""
-        return tuple(self.moved(when, name, source, target) for when in whens)
 
     def moving_s(
         self,

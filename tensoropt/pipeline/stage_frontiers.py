@@ -214,8 +214,8 @@ class StageFrontiers:
             for template in self.first[look][2].values()
             for work in template.works
         }
-        self.costs.find_facts_of(works.values())
-        self.costs.measure(works)
+        self.costs.facts.find(works.values())
+        self.costs.timings.measure(works)
         for look, of_look in searches.items():
             self.frontier[look] = self._search(look, of_look)
 
@@ -310,7 +310,7 @@ class StageFrontiers:
 
     def _search(self, look: str, requests: Mapping[Ends, Iterable[int]]) -> _StageFrontier | None:
         part, micro, outlined = self.first[look]
-        templates = with_facts(outlined, self.costs.facts_of)
+        templates = with_facts(outlined, self.costs.facts.of)
         offered = {region.name for region in offered_regions(self.search.problem, self.search.settings)}
         regions = [region for region in find_regions(part.graph) if region.name in offered]
         # Kept tensors count once per micro-batch in flight, so two tables give those for any number.

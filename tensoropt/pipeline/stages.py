@@ -446,7 +446,7 @@ def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
     """
     flops = []
     for group in graph.groups:
-        facts = costs.facts_of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
+        facts = costs.facts.of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
         flops.append(facts.forward_flops + facts.backward_flops + 1.0)
     return np.array(flops)
 
@@ -554,7 +554,7 @@ def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, 
     for source in sources:
         if id(source) not in speed_of:
             compute = source.compute()
-            speed_of[id(source)] = 1.0 / sum(sum(compute.seconds(w, source.facts_of(w))) for w in works)
+            speed_of[id(source)] = 1.0 / sum(sum(compute.seconds(w, source.facts.of(w))) for w in works)
     return tuple(speed_of[id(source)] for source in sources)
 
 
@@ -609,7 +609,7 @@ def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     for name in cutter.duplicable:
         makers = cutter.makers_of([name])
         flops = sum(
-            costs.facts_of(workload(cutter.graph, Configuration(group, (group.unsplit,)), (1,))).forward_flops
+            costs.facts.of(workload(cutter.graph, Configuration(group, (group.unsplit,)), (1,))).forward_flops
             for group in makers
         )
         making_s = max(flops / peak, cutter.duplication_bytes(name) / device.memory_bandwidth)

@@ -231,9 +231,9 @@ class PlacedPrices:
         """
         limits, graph = self.limits, placed_graph(self.graph, splits, micro_batches)
         works = {op.name: self._work(op) for op in graph.operators if op.group is not None}
-        self.costs.measure({w.work.key: w.work for w in works.values()})
+        self.costs.timings.measure({w.work.key: w.work for w in works.values()})
         for work in works.values():
-            self.costs.run_one_of([work.work])
+            self.costs.timings.require_one([work.work])
         problem = replace(
             _problem(self, graph, works), together=limits.sets(graph), pinned=limits.pins(graph)
         )
@@ -255,7 +255,7 @@ class PlacedPrices:
         key = (op.group.name, str(op.configuration.strategies[1].label), *op.mesh)
         if key not in self._works:
             work = workload(self.graph, op.configuration, op.mesh)
-            self._works[key] = _Work(work, self.costs.facts_of(work))
+            self._works[key] = _Work(work, self.costs.facts.of(work))
         return self._works[key]
 
     def seconds(self, work: _Work) -> tuple[np.ndarray, np.ndarray]:

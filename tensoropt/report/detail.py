@@ -402,9 +402,8 @@ class _DetailBuilder:
         forward, backward = self.strategy.steps(edge)
         if not forward and not backward:
             return None
-        # The steps are also given for the other direction: rows show moves, not what autograd passes on.
-        ways = [effects.stepped(READ, edge.tensor, forward, forward)] * self.strategy.forwards_of(edge)
-        ways.append(effects.stepped(READ_BACK, edge.tensor, backward, backward))
+        ways = [effects.stepped(READ, edge.tensor, forward)] * self.strategy.forwards_of(edge)
+        ways.append(effects.stepped(READ_BACK, edge.tensor, backward))
         times = self.strategy.times(edge)
         maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)
         words = [

@@ -48,7 +48,7 @@ def recost_point(session: Session, searched: Searched, old: Exploration, index: 
     strategy = strategy_from_dict(plan.strategy_data(), graph)
     works = {n: workload(graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     # From the source and not from the tables: an old strategy need not be among today's configurations.
-    facts = {n: searched.costs.facts_of(work) for n, work in works.items()}
+    facts = {n: searched.costs.facts.of(work) for n, work in works.items()}
     overlap = overlap_of(session.cluster, found.mesh, beside=found.tables.prices.beside)
     metrics = evaluate_strategy(strategy, works, facts, found.tables.prices, overlap).metrics
     return Recosted(index, float(metrics.memory_bytes[0]), float(metrics.time_s[0]))

@@ -172,7 +172,7 @@ def run_report(
     """
     problem, costs = searched.problem, searched.costs
     graph, spaces = problem.graph.atoms.graph, problem.graph.atoms.spaces
-    spreads = [e["spread"] for e in costs.measured.values() if "spread" in e]
+    spreads = [e["spread"] for e in costs.timings.records.values() if "spread" in e]
     return {
         "operators": len(graph.operators),
         "groups": len(problem.graph.groups),
@@ -200,13 +200,13 @@ def run_report(
         "points_found": sum(len(frontier) for space in searched.spaces for frontier in space.frontiers),
         "points_before_judging": simulated,
         "points_unbeaten": unbeaten,
-        "workloads_measured": len(costs.measured),
+        "workloads_measured": len(costs.timings.records),
         "median_spread": float(np.median(spreads)) if spreads else None,
-        "failed_measurements": sum("error" in e for e in costs.measured.values()),
+        "failed_measurements": sum("error" in e for e in costs.timings.records.values()),
         "device": costs.cluster.device.name,
         "timed_now": costs.pool is not None,
         # With ranks, the figures were timed, and none rests on the fit.
-        "fit": [asdict(error) for error in costs.efficiencies.errors] if costs.pool is None else [],
+        "fit": [asdict(error) for error in costs.timings.efficiencies.errors] if costs.pool is None else [],
     }
 
 

@@ -94,10 +94,10 @@ def search(session: Session, problem: Problem) -> Searched:
         refined = refine(session, tables, spaces, wide)
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
-            _, split_share = shares_of_flops(problem, costs.facts_of)
-            flops = model_flops(problem.graph, costs.facts_of, session.cluster.device_type, costs.kernels)
+            _, split_share = shares_of_flops(problem, costs.facts.of)
+            flops = model_flops(problem.graph, costs.facts.of, session.cluster.device_type, costs.kernels)
             math_form = math_form_notes(
-                unsplit(problem.graph, costs.facts_of).values(), costs.capability, costs.training
+                unsplit(problem.graph, costs.facts.of).values(), costs.capability, costs.training
             )
     left_out = undivided((one for _, one, _ in spaces.built), left.groups)
     found = dict(sorted(spaces.found.items()))

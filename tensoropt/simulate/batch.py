@@ -172,13 +172,14 @@ class Batch:
         self._memo = Memo() if memo is None else memo
         memo = self._memo
         self._of_groups: GroupEffects = memo.once("group effects", lambda: GroupEffects(prices))
-        self._of_tensors: TensorEffects = memo.once("tensor effects", lambda: TensorEffects(prices))
-        self.readings = Readings(candidates, choices, options, self._of_tensors.product, self._memo)
+        moves = self._of_groups.moves
+        self._of_tensors: TensorEffects = memo.once("tensor effects", lambda: TensorEffects(moves))
+        self.readings = Readings(candidates, choices, options, moves.product, self._memo)
         self.count = self.readings.count
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
         self.tied = {name: self._tied(name) for name in self.graph.shared}
-        context = candidates, self.schedule, self._of_tensors, self.readings
+        context = candidates, self.schedule, moves, self.readings
         # Created before the owners: the lifetime of a tensor's storage depends on who reads its views and
         # gets its gradient.
         self._views, self._gradients = ViewAliases(*context), GradientAliases(*context)
@@ -300,7 +301,7 @@ class Batch:
         tensor = self.graph.atoms.graph.tensors[name]
         return (
             self.graph.atoms.atoms[name],
-            self._of_tensors.orders.get(name),
+            self._of_groups.moves.orders.get(name),
             tensor.dtype,
             tensor.requires_grad,
             self.schedule.position("forward", "output", group.name, name) >= 0,
@@ -354,10 +355,11 @@ class Batch:
 
         def make(row: int) -> Effects:
             layout, arrived = stored.at(row), COMPLETE[complete[row]]
-            own = self._of_groups.stored(name, layout, joins=bool(joins[row]), complete=arrived)
+            parameters = self._of_groups.parameters
+            own = parameters.stored(name, layout, joins=bool(joins[row]), complete=arrived)
             if not shared:  # a copy that stays gathered belongs to a single group
                 return own
-            return joined([own, self._of_groups.unsharded(name, layout, whole)])
+            return joined([own, parameters.unsharded(parameters.stored_use(name, layout, whole))])
 
         dtypes = tensor.dtype, tensor.stored_dtype
         kind = (
@@ -384,7 +386,8 @@ class Batch:
         # If it has several users, the first one in forward completes it.
         neighbours = self.schedule.blocks.neighbours(user)
         pairs = ((stored.at(row), Use(used.at(row), 0, neighbours=neighbours)) for row in firsts.tolist())
-        moments = [COMPLETE.index(self._of_groups.complete(name, layout, use)) for layout, use in pairs]
+        uses = (self._of_groups.parameters.stored_use(name, layout, use) for layout, use in pairs)
+        moments = [COMPLETE.index(use.complete(self.mesh[0])) for use in uses]
         return np.array(moments, dtype=np.int64)[which]
 
 

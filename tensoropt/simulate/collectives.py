@@ -24,7 +24,7 @@ import numpy as np
 
 from tensoropt.costs.effects import Effect, SharedCollective, When
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameter_effects import Use
+from tensoropt.costs.parameter_effects import StoredUse, Use
 from tensoropt.costs.prices import CommunicationCosts, Send, free_prices
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
@@ -108,12 +108,12 @@ class StepSends:
     # -- parameters ---------------------------------------------------------------------------------
 
     @cached_property
-    def uses(self) -> Mapping[ParameterUse, Use]:
+    def uses(self) -> Mapping[ParameterUse, StoredUse]:
         """All uses of parameters, in the order of groups."""
         return {
-            ParameterUse(name, group.name): use
+            ParameterUse(use.name, group.name): use
             for group in self.graph.groups
-            for name, use in self._of_groups.uses(self._choices[group.name]).items()
+            for use in self._of_groups.stored_uses(self._choices[group.name])
         }
 
     def use(self, use: ParameterUse) -> _Moments:
@@ -122,27 +122,23 @@ class StepSends:
             self._used[use] = _Moments(self.effects(use))
         return self._used[use]
 
-    def effects(self, use: ParameterUse) -> tuple[Effect, ...]:
+    def effects(self, place: ParameterUse) -> tuple[Effect, ...]:
         """Return all effects of a use in a micro-batch."""
-        stored = self.strategy.stored[use.parameter]
-        return self._of_groups.use(use.parameter, stored, self.uses[use]).effects
+        return self._of_groups.parameters.used(self.uses[place]).effects
 
-    def changes(self, use: ParameterUse) -> bool:
+    def changes(self, place: ParameterUse) -> bool:
         """Return whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
-        name = use.parameter
-        way = self._of_groups.way(name, self.strategy.stored[name], self.uses[use].layout)
-        back = self._of_groups.use_steps(name, way, self.uses[use])[1]
-        moves = self._of_groups.moves_to_use(name, way, self.uses[use])
-        return moves or bool(back) or (way.back != way.source and self.delivers(use))
+        use = self.uses[place]
+        return use.moves or bool(use.backward) or (use.way.back != use.way.source and use.gives)
 
-    def delivers(self, use: ParameterUse) -> bool:
-        """Return whether the gradient of a parameter's use comes to a leaf: the one whose gradient the
-        optimizer reads, or a copy that collects gradients until the last micro-batch."""
-        return self._of_groups.gives(use.parameter, self.uses[use])
+    def delivers(self, place: ParameterUse) -> bool:
+        """Return whether the gradient of a parameter's use comes to a leaf: the one whose gradient the optimizer
+        reads, or a copy that collects gradients until the last micro-batch."""
+        return self.uses[place].gives
 
-    def leaves_behind(self, use: ParameterUse) -> bool:
+    def leaves_behind(self, place: ParameterUse) -> bool:
         """Return whether the gradient of a use is scattered with others, one block behind backward."""
-        return self._of_groups.hands_over(use.parameter, self.strategy.stored[use.parameter], self.uses[use])
+        return self.uses[place].behind
 
     @cached_property
     def last_block(self) -> Mapping[tuple[str, Layout], int]:
@@ -151,7 +147,7 @@ class StepSends:
         blocks: dict[tuple[str, Layout], int] = {}
         for place, use in self.uses.items():
             if self.leaves_behind(place):
-                blocks.setdefault((place.parameter, use.layout), self.strategy.blocks.of[place.group])
+                blocks.setdefault((place.parameter, use.use.layout), self.strategy.blocks.of[place.group])
         return blocks
 
     def arrivals(self, name: str) -> int:
@@ -167,7 +163,7 @@ class StepSends:
         """The uses that are gathered ahead for each block, in the order of groups."""
         by_block: dict[int, list[ParameterUse]] = {}
         for place, use in self.uses.items():
-            if self._of_groups.goes_ahead(place.parameter, self.strategy.stored[place.parameter], use):
+            if use.ahead:
                 by_block.setdefault(self.strategy.blocks.of[place.group], []).append(place)
         return {block: tuple(uses) for block, uses in by_block.items()}
 
@@ -175,15 +171,16 @@ class StepSends:
     def copies(self) -> Mapping[str, _Moments]:
         """The collectives for copies that stay gathered over the step, by parameter, in the order of
         groups."""
-        copies = {}
+        copies, parameters = {}, self._of_groups.parameters
         for place, use in self.uses.items():
             name = place.parameter
             if name in self.graph.shared:
                 first = self.batch.schedule.first_users[name]
                 neighbours = self.strategy.blocks.neighbours(first)
                 whole = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
-                use = Use(whole, 0, neighbours=neighbours)
-            effects = self._of_groups.unsharded(name, self.strategy.stored[name], use).effects
+                of_copy = Use(whole, 0, neighbours=neighbours)
+                use = parameters.stored_use(name, self.strategy.stored[name], of_copy)
+            effects = parameters.unsharded(use).effects
             if effects:
                 copies[name] = _Moments(effects)
         return copies

@@ -432,7 +432,7 @@ class _Backward:
 
     def _leave(self, use: ParameterUse) -> None:
         """Hand over a gradient, and add it to those of other uses that read the parameter in the same way."""
-        key = use.parameter, self.sends.uses[use].layout
+        key = use.parameter, self.sends.uses[use].use.layout
         self._left.setdefault(self.sends.last_block[key], {}).setdefault(key, []).append(use)
 
     def _deliver(self, names: Iterable[str]) -> None:

@@ -448,14 +448,15 @@ def tied_parameter(
     @cache
     def place(user: int, choice: int, layout: Layout) -> UsePlace:
         group = groups[user]
-        use = effects.uses(choose(group, choice, {name: layout}))[name]
+        (there,) = effects.stored_uses(choose(group, choice, {name: layout}))
+        use = there.use
         return UsePlace(
-            effects.blocks.of[group.name],
+            effects.parameters.blocks.of[group.name],
             use.layout,
             use.again,
             use.wanted > 0,
-            effects.goes_ahead(name, layout, use),
-            effects.hands_over(name, layout, use),
+            there.ahead,
+            there.behind,
             use.learns,
         )
 

@@ -40,8 +40,7 @@ from tensoropt.costs.effects import (
     reader,
     storage_end,
 )
-from tensoropt.costs.move_effects import Both, MoveEffects
-from tensoropt.costs.prices import Prices
+from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_over_hub
@@ -119,20 +118,16 @@ def _given_back(when: When, size: int) -> Effect:
     return Effect(when, after=when.phase == "backward" and when.what == "end", transient=-size)
 
 
-class TensorEffects(MoveEffects):
-    """The derivation of the effects of activations on one mesh."""
+class TensorEffects:
+    """Derives the effects of activations on one mesh.
 
-    def __init__(self, prices: Prices):
-        super().__init__(prices)
-        self._steps: dict[object, Both] = {}
+    Args:
+        moves: the sizes and moves of tensors on the mesh.
+    """
+
+    def __init__(self, moves: MoveEffects):
+        self.moves, self.graph, self.training = moves, moves.graph, moves.training
         self.products = products_beside(self.graph)
-
-    def steps(self, name: str, source: Layout, target: Layout) -> Both:
-        # Layers repeat, and all tensors with the same moves share them.
-        key = self.graph.atoms.atom_sizes(name), self.learns(name), source, target
-        if key not in self._steps:
-            self._steps[key] = super().steps(name, source, target)
-        return self._steps[key]
 
     def tensor(
         self,
@@ -161,17 +156,17 @@ class TensorEffects(MoveEffects):
         inside, orders = inside or [False] * len(reads), orders or range(len(reads))
         users = []
         for number, read in enumerate(reads):
-            moved = bool(self.steps(name, source, read.layout)[0])
+            moved = bool(self.moves.steps(name, source, read.layout)[0])
             seen = read.kept, read.again, inside[number], moved, orders[number]
             users.append(StorageUser(number, *seen))
         effects = self._passed(name, write, source, reads, users, view_users, _FIRST, needed)
-        out, back = self.output(name, source) if leaves_model(self.graph, name) else (None, None)
+        out, back = self.moves.output(name, source) if leaves_model(self.graph, name) else (None, None)
         if out is not None:
             effects.append(out)
             effects += self._made_whole(name, source, needed)
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, view_users, _SECOND)
-        if self.learns(name):
+        if self.moves.learns(name):
             effects += self._backward(name, write, source, reads, inside, gradients)
             if back is not None:
                 effects.append(back)
@@ -212,22 +207,22 @@ class TensorEffects(MoveEffects):
             return effects
         # Such a storage is counted elsewhere: with the tensor in which it lies, or with what the group keeps.
         keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
-        size = self.bytes(name, write.layout) if write.extent is None else write.extent
+        size = self.moves.bytes(name, write.layout) if write.extent is None else write.extent
         # The caller of the model holds its results until forward is over, and likewise the inputs it was
         # given.
         stays = not at.again and (leaves_model(self.graph, name) or not reads or write.given)
-        moves = self.steps(name, write.layout, source)[0]
+        moves = self.moves.steps(name, write.layout, source)[0]
         # If it is made whole when everything is computed, the whole tensor replaces the buffer.
         later = not at.again and self._whole_later(name, source)
         until = None if at.again or later else needed
         if moves:
             # The original is alive during the move; it is workspace if nothing else counts it.
-            workspace = (0 if keeps or views else size) + self.resharding_bytes(moves, name)
-            effects.append(self.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
+            workspace = (0 if keeps or views else size) + self.moves.resharding_bytes(moves, name)
+            effects.append(self.moves.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
             if views and not keeps:
                 effects += self._alive(name, size, at.made, views, at)
             effects += self._alive(
-                name, self.bytes(name, source), at.hub, present, at, stays=stays, until=until
+                name, self.moves.bytes(name, source), at.hub, present, at, stays=stays, until=until
             )
         elif not keeps:
             users = [*present, *views]
@@ -239,14 +234,14 @@ class TensorEffects(MoveEffects):
         if not self._whole_later(name, source):
             return []
         whole = output_layout(source)
-        size, steps = self.bytes(name, whole), self.steps(name, source, whole)[0]
-        begin = Effect(OUTPUT, workspace_bytes=self.resharding_bytes(steps, name))
+        size, steps = self.moves.bytes(name, whole), self.moves.steps(name, source, whole)[0]
+        begin = Effect(OUTPUT, workspace_bytes=self.moves.resharding_bytes(steps, name))
         return [begin, Effect(OUTPUT, after=True, transient=size), _given_back(needed or FORWARD_END, size)]
 
     def _whole_later(self, name: str, source: Layout) -> bool:
         """Return whether a tensor is a buffer's new value that is still to be made whole."""
         mutated = self.training and name in self.graph.atoms.graph.mutations.values()
-        return mutated and bool(self.steps(name, source, output_layout(source))[0])
+        return mutated and bool(self.moves.steps(name, source, output_layout(source))[0])
 
     def _copy(
         self,
@@ -260,12 +255,12 @@ class TensorEffects(MoveEffects):
         """Return the effects of a reader's own copy: it is made for the reader, and kept if its backward, or
         that of a reader of a view of it, needs it."""
         begin = reader(user.number, at.read)
-        workspace = self.resharding_bytes(self.steps(name, source, layout)[0], name)
+        workspace = self.moves.resharding_bytes(self.moves.steps(name, source, layout)[0], name)
         # The reader is a plain user of its own copy: it has not moved from it, and the copy is made in its
         # region.
         own = replace(user, moved=False, inside=True)
-        moved = self.moved(begin, name, source, layout, workspace_bytes=workspace)
-        return [moved, *self._alive(name, self.bytes(name, layout), begin, [own, *of_its_views], at)]
+        moved = self.moves.moved(begin, name, source, layout, workspace_bytes=workspace)
+        return [moved, *self._alive(name, self.moves.bytes(name, layout), begin, [own, *of_its_views], at)]
 
     def _alive(
         self,
@@ -336,7 +331,7 @@ class TensorEffects(MoveEffects):
         autograd adds nothing in place.
         """
         overlapped = self._reduced_beside(name, write, source, reads, inside)
-        effects, size, there = [], self.bytes(name, source), 0
+        effects, size, there = [], self.moves.bytes(name, source), 0
         elsewhere = gradients.elsewhere or (False,) * len(reads)
         for number, end in gradients.common:
             shared = self._gradient_bytes(name, reads[number])
@@ -345,34 +340,34 @@ class TensorEffects(MoveEffects):
         # Backward visits the readers in reverse; the gradients so far wait as one sum, ``there``.
         for number, read in reversed(tuple(enumerate(reads))):
             if overlapped and number == 0:
-                given = self.bytes(name, write.layout)
+                given = self.moves.bytes(name, write.layout)
                 # The sum of other readers' gradients is added in place, and is released with the node that
                 # adds it.
                 effects += [overlapped, Effect(overlapped.when, after=True, transient=given - there)]
                 there = given
                 continue
-            steps, first = self.steps(name, source, read.layout)[1], number == len(reads) - 1
+            steps, first = self.moves.steps(name, source, read.layout)[1], number == len(reads) - 1
             came = 0 if elsewhere[number] else self._gradient_bytes(name, read)
             effects.append(Effect(reader(number, USED_BACK), after=True, transient=came))
-            workspace = self.resharding_bytes(steps, name) if steps else 0
+            workspace = self.moves.resharding_bytes(steps, name) if steps else 0
             if not first:
                 # The new sum, in addition to its two operands: the incoming gradient is already alive, and
                 # after a move it is in its new place.
                 workspace = max(workspace, 2 * size - came if steps else size)
             back = reader(number, READ_BACK)
             if steps:
-                effects.append(self.moved(back, name, source, read.layout, workspace_bytes=workspace))
+                effects.append(self.moves.moved(back, name, source, read.layout, workspace_bytes=workspace))
             elif workspace:
                 effects.append(Effect(back, workspace_bytes=workspace))
             after = came if first and not steps else size
             effects.append(Effect(back, after=True, transient=after - there - came))
             there = after
-        steps = self.steps(name, write.layout, source)[1]
+        steps = self.moves.steps(name, write.layout, source)[1]
         if steps and not overlapped:
-            workspace = self.resharding_bytes(steps, name)
-            effects.append(self.moved(HUB_BACK, name, write.layout, source, workspace_bytes=workspace))
+            workspace = self.moves.resharding_bytes(steps, name)
+            effects.append(self.moves.moved(HUB_BACK, name, write.layout, source, workspace_bytes=workspace))
             if reads:
-                given = self.bytes(name, write.layout)
+                given = self.moves.bytes(name, write.layout)
                 effects.append(Effect(HUB_BACK, after=True, transient=given - there))
                 there = given
         if gradients.end >= 0:
@@ -394,26 +389,25 @@ class TensorEffects(MoveEffects):
             return None
         first, layout = reads[0], reads[0].layout
         if name in self.graph.hubs:
-            own = self.steps(name, source, first.layout)
+            own = self.moves.steps(name, source, first.layout)
             if not takes_over_hub(own, again=first.again, inside=inside[0]):
                 return None
             layout = source
-        steps = self.steps(name, write.layout, layout)[1]
-        if not is_one_reduction(steps, self.mesh):
+        steps = self.moves.steps(name, write.layout, layout)[1]
+        if not is_one_reduction(steps, self.moves.mesh):
             return None
         workspace = self._beside_bytes(name, layout, steps, product)
-        moved = self.moved(reader(0, USED_BACK), name, write.layout, layout, workspace_bytes=workspace)
+        moved = self.moves.moved(reader(0, USED_BACK), name, write.layout, layout, workspace_bytes=workspace)
         return replace(moved, beside_work_s=product.seconds)
 
     def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
-        """Return the bytes that a reduction has alive besides what its group's backward has alive in any
-        case."""
-        made, size = self.resharding_bytes(steps, name), self.bytes(name, layout)
+        """The bytes that a reduction has alive besides what its group's backward has alive in any case."""
+        made, size = self.moves.resharding_bytes(steps, name), self.moves.bytes(name, layout)
         if steps[0].kind == "all_reduce":
             # In place, once the gradient has the tensor's layout.
-            made, copied = (made, True) if name in self.orders else (0, False)
+            made, copied = (made, True) if name in self.moves.orders else (0, False)
         else:
-            copied = made > prod(steps[0].after) * self.tensors[name].element_bytes
+            copied = made > prod(steps[0].after) * self.moves.tensors[name].element_bytes
         if copied:
             # When the copy is made, the weight's gradient does not exist yet; when that exists, the copy's
             # original no longer does.
@@ -421,5 +415,5 @@ class TensorEffects(MoveEffects):
         return max(made - product.spare_bytes, 0)
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
-        """Return the bytes of the storage that contains the gradient given by a reader."""
-        return self.bytes(name, read.layout) if read.extent is None else read.extent
+        """The bytes of the storage that contains the gradient given by a reader."""
+        return self.moves.bytes(name, read.layout) if read.extent is None else read.extent

@@ -172,9 +172,9 @@ def of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: Cos
     """Return the prediction of a plan file with a pipeline, with what each rank sends, which no file keeps:
     it follows from the facts of the stages' workloads."""
     works = stage_works(strategy)
-    costs.find_facts_of(work for of_stage in works for work in of_stage.values())
+    costs.facts.find(work for of_stage in works for work in of_stage.values())
     sent = [
-        predicted_collectives(stage, {name: costs.facts_of(work) for name, work in of_stage.items()})
+        predicted_collectives(stage, {name: costs.facts.of(work) for name, work in of_stage.items()})
         for stage, of_stage in zip(strategy.stages, works, strict=True)
     ]
     ranks = [sent_by_rank(strategy, rank, sent) for rank in range(strategy.devices)]
@@ -191,8 +191,8 @@ def with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) ->
     version, or made beside a GPU whose facts are not in the store), nothing is said about the order.
     """
     works = _works_of(strategy)
-    costs.find_facts_of(works.values())
-    facts = {name: costs.facts_of(work) for name, work in works.items()}
+    costs.facts.find(works.values())
+    facts = {name: costs.facts.of(work) for name, work in works.items()}
     rows = prediction.collectives
     counts = {Collective(row["kind"], tuple(row["axes"]), row["bytes"]): row["count"] for row in rows}
     order = _order(strategy, works, facts, costs)
@@ -248,12 +248,12 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
     """Price strategies as the cost tables do, measuring only what these strategies need."""
     works = [_works_of(strategy) for strategy, _ in drawn]
     # All strategies' work at once, by key: what several of them share is measured once.
-    costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
+    costs.timings.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
     compute, overheads = costs.compute(), costs.overheads()
     predictions = []
     for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
-        facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
+        facts = {name: costs.facts.of(w) for name, w in of_strategy.items()}
         counts = predicted_collectives(strategy, facts)
         optimizer = costs.settings.optimizer
         prices = Prices(
@@ -286,14 +286,14 @@ def predict_pipelines(
     """Return pipelined strategies, each with the mesh of its job, and their predictions by the simulator."""
     works = [stage_works(strategy) for strategy, _ in drawn]
     every = {w.key: w for of_strategy in works for of_stage in of_strategy for w in of_stage.values()}
-    costs.find_facts_of(every.values())
-    costs.measure(every)
+    costs.facts.find(every.values())
+    costs.timings.measure(every)
     prices = {mesh: PipelinePrices.of(costs, mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
     predictions = []
     for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
         sources = sources_at(costs, strategy.places)
         facts = [
-            {name: sources[strategy.place_of(stage)].facts_of(w) for name, w in of_stage.items()}
+            {name: sources[strategy.place_of(stage)].facts.of(w) for name, w in of_stage.items()}
             for stage, of_stage in enumerate(of_strategy)
         ]
         evaluated = evaluate_pipeline(strategy, of_strategy, facts, prices[mesh])

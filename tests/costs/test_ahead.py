@@ -51,10 +51,10 @@ def test_less_is_hidden_of_the_first_and_the_last_block(number: int, hidden_s: f
 
 def test_two_average_blocks_are_counted_of_weights_and_of_gradients() -> None:
     effects, choice = effects_and_choice(1, 0.4)
-    use = effects.uses(choice)[NAMES[1]]
+    use, parameters = effects.uses(choice)[NAMES[1]], effects.parameters
     # There are four.
-    assert effects.ahead_bytes(NAMES[1], (GATHERED_AHEAD, 0), use) == 2 * 2 * W / 4
-    assert effects.ahead_bytes(NAMES[1], (-1, 0), use) == 0.0
+    for stored, expected in (((GATHERED_AHEAD, 0), 2 * 2 * W / 4), ((-1, 0), 0.0)):
+        assert parameters.ahead_bytes(parameters.stored_use(NAMES[1], stored, use)) == expected
 
 
 def test_it_is_offered_where_anything_runs_beside() -> None:

@@ -13,7 +13,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, SlowestCompute, weight_gradient_share
 from tensoropt.costs.cost_graph import EdgeTable
-from tensoropt.costs.effects import READ, READ_BACK, Effects, additive
+from tensoropt.costs.effects import READ_BACK, Effects, additive
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
@@ -155,7 +155,7 @@ def test_all_pairs_at_once_hide_what_each_does(beside: bool) -> None:
     products_s = [1e-6 * number for number in range(len(layouts))]
     _, back_s = effects.moving_s(name, layouts, layouts, products_s)
     for (i, source), (j, target) in itertools.product(enumerate(layouts), enumerate(layouts)):
-        back = effects.there_and_back(name, source, target, READ, READ_BACK)[1]
+        back = effects.moved(READ_BACK, name, source, target)
         if is_one_reduction(effects.steps(name, source, target)[1], MESH):
             back = replace(back, beside_work_s=products_s[j])
         assert back_s[i, j] * MESH[0] == pytest.approx(additive(Effects((back,)), prices).communication)

@@ -83,7 +83,7 @@ def test_all_pairs_at_once_cost_what_each_does(mesh, learns):
 
     passed = 0
     for (i, source), (j, target) in itertools.product(enumerate(layouts), enumerate(layouts[::-1])):
-        there, back = effects.there_and_back(name, source, target, READ, READ_BACK)
+        there, back = (effects.moved(when, name, source, target) for when in (READ, READ_BACK))
         assert forward_s[i, j] * mesh[0] == additive(Effects((there,)), prices).communication
         assert back_s[i, j] * mesh[0] == additive(Effects((back,)), prices).communication
         passed += there.passing.device_s > 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.costs.effects import STEP, additive
+from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.parameter_effects import ParameterEffects
 from tensoropt.costs.prices import free_prices
 from tests.costs.models import problem, two_layers
@@ -16,8 +17,9 @@ WEIGHT = "p_model_second_weight"
 
 def effects(optimizer: str = "sgd", **changes) -> ParameterEffects:
     graph = problem(two_layers).graph
-    made = ParameterEffects(free_prices(graph, (1, 2), optimizer))
-    made.tensors = {**made.tensors, WEIGHT: replace(made.tensors[WEIGHT], **changes)}
+    made = ParameterEffects(MoveEffects(free_prices(graph, (1, 2), optimizer)))
+    tensors = made.moves.tensors
+    made.moves.tensors = {**tensors, WEIGHT: replace(tensors[WEIGHT], **changes)}
     return made
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
+from tensoropt.costs.timings import Timings
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
@@ -47,16 +48,16 @@ def source(store: ProfileStore, cluster: str = "dgx-h100", pool=None) -> CostSou
 
 def test_a_gpu_is_asked_what_it_keeps_once_and_others_of_its_kind_know(store):
     work = linear(8, 16, 16)
-    cpu = source(store, "local:2").facts_of(work)
+    cpu = source(store, "local:2").facts.of(work)
     asked = source(store, pool=Gpus())
-    assert asked.facts_of(work) == replace(cpu, kept_bytes=cpu.kept_bytes + 100)
-    assert asked.saved_notes() == ()
+    assert asked.facts.of(work) == replace(cpu, kept_bytes=cpu.kept_bytes + 100)
+    assert asked.facts.notes() == ()
     later = source(store)
-    assert later.facts_of(work) == asked.facts_of(work)
-    assert later.saved_notes() == ()
+    assert later.facts.of(work) == asked.facts.of(work)
+    assert later.facts.notes() == ()
     other = source(store, "dgx-v100")
-    assert other.facts_of(work) == source(store, "local:2").facts_of(work) == cpu
-    assert other.saved_notes() == (
+    assert other.facts.of(work) == source(store, "local:2").facts.of(work) == cpu
+    assert other.facts.notes() == (
         "saved tensors are those of CPU kernels for all pieces of work; kernels of GPUs keep some others",
     )
 
@@ -64,11 +65,11 @@ def test_a_gpu_is_asked_what_it_keeps_once_and_others_of_its_kind_know(store):
 @pytest.mark.parametrize("error", ["CUDA out of memory", "died"])
 def test_what_a_gpu_cannot_run_is_counted(store, error):
     asked = source(store, pool=Gpus())
-    asked.facts_of(linear(8, 16, 16))
+    asked.facts.of(linear(8, 16, 16))
     asked.pool = Gpus(error)
-    assert isinstance(asked.facts_of(linear(8, 16, 32)), Facts)
+    assert isinstance(asked.facts.of(linear(8, 16, 32)), Facts)
     assert asked.pool.runs == 1
-    assert asked.saved_notes() == (
+    assert asked.facts.notes() == (
         "saved tensors are those of CPU kernels for 1 of 2 pieces of work; kernels of GPUs keep some others",
     )
 
@@ -77,20 +78,20 @@ def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
     work, other = attention("bfloat16", size=(40, 20)), linear(8, 16, 16)
     cpu, h100, v100 = (source(store, name) for name in ("local:2", "dgx-h100", "dgx-v100"))
     for one in (cpu, h100, v100):
-        one.find_facts_of([work, other])
-        assert one.facts_of(other) == find_facts(other)
-    assert cpu.facts_of(work) == find_facts(work)
+        one.facts.find([work, other])
+        assert one.facts.of(other) == find_facts(other)
+    assert cpu.facts.of(work) == find_facts(work)
     # Known by kernels, not by kinds of devices: what one found the other reads, and no record is another's.
-    assert h100.facts_of(work) == source(store, "dgx-h200").facts_of(work) == find_facts(work, True, (9, 0))
-    assert v100.facts_of(work) == find_facts(work, True, (7, 0)) != h100.facts_of(work)
-    attended, rest = h100.saved_notes()
+    assert h100.facts.of(work) == source(store, "dgx-h200").facts.of(work) == find_facts(work, True, (9, 0))
+    assert v100.facts.of(work) == find_facts(work, True, (7, 0)) != h100.facts.of(work)
+    attended, rest = h100.facts.notes()
     assert "compute capability 9.0 keep" in attended
     assert rest.startswith("saved tensors are those of CPU kernels for 1 of 2 pieces of work")
     h100.cluster = replace(
         h100.cluster, devices=tuple(replace(one, capability="") for one in h100.cluster.devices)
     )
     assert h100.capability == (8, 0)
-    assert "8.0, which is assumed, keep" in h100.saved_notes()[0]
+    assert "8.0, which is assumed, keep" in h100.facts.notes()[0]
 
 
 def test_shares_of_peaks_that_were_fitted_are_said(store):
@@ -103,8 +104,8 @@ def test_shares_of_peaks_that_were_fitted_are_said(store):
 
 def test_cpu_ranks_say_nothing_of_gpus(store):
     asked = source(store, "local:2")
-    asked.facts_of(linear(8, 16, 16))
-    assert asked.saved_notes() == ()
+    asked.facts.of(linear(8, 16, 16))
+    assert asked.facts.notes() == ()
 
 
 def test_devices_do_not_share_timings(store):
@@ -142,15 +143,15 @@ def test_what_failed_is_impossible_while_there_is_another_choice(store):
     asked = source(store, "local:2")
     works = [linear(8, 16, n) for n in (16, 32, 64)]
     records = [{"error": "it did not end within 60 s"}, {"error": f"{OUT_OF_MEMORY}: 1 TiB"}]
-    asked.measured = {
+    asked.timings.records = {
         w.key: r for w, r in zip(works, [*records, {"forward_s": 1.0, "backward_s": 1.0}], strict=True)
     }
-    asked.run_one_of(works)
-    assert not asked.lost
+    asked.timings.require_one(works)
+    assert not asked.timings.lost
     assert not any("could be timed" in note for note in asked.notes())
-    asked.run_one_of(works[:2])
-    assert set(asked.lost) == {works[0].key}
-    hung, short = (asked.compute().seconds(work, asked.facts_of(work))[0] for work in works[:2])
+    asked.timings.require_one(works[:2])
+    assert set(asked.timings.lost) == {works[0].key}
+    hung, short = (asked.compute().seconds(work, asked.facts.of(work))[0] for work in works[:2])
     assert 0 < hung < short == float("inf")
     assert asked.compute().source_of(works[0]) in ("fitted", "data sheet")
     assert asked.notes()[-1].startswith("aten.linear.default: in none of its configurations could be timed")
@@ -161,35 +162,35 @@ def test_facts_of_many_are_found_once_and_kept(store):
     asked = source(store)
     asked.progress = lambda stage, done, total, what: told.append((stage, done, total))
     asked.expect = lambda part, seconds: expected.append((part, seconds))
-    asked.find_facts_of(works)
+    asked.facts.find(works)
     assert told == [("facts", 0, 2), ("facts", 2, 2)]
     assert [part for part, _ in expected] == ["facts", "facts"]
     assert expected[0][1] > expected[1][1] == 0
-    assert [asked.facts_of(work) for work in works] == [source(store).facts_of(work) for work in works]
-    asked.find_facts_of([*works, linear(8, 16, 48)])
+    assert [asked.facts.of(work) for work in works] == [source(store).facts.of(work) for work in works]
+    asked.facts.find([*works, linear(8, 16, 48)])
     assert told[2:] == [("facts", 0, 1), ("facts", 1, 1)]
 
 
 def test_what_a_gpu_was_asked_is_not_asked_of_the_cpu(store):
     work, told = linear(8, 16, 16), []
     gpu = source(store, pool=Gpus())
-    gpu.facts_of(work)
+    gpu.facts.of(work)
     later = source(store)
     later.progress = lambda *what: told.append(what)
-    later.find_facts_of([work])
+    later.facts.find([work])
     assert told == []
     gpu.progress = later.progress
-    gpu.find_facts_of([linear(8, 16, 32)])  # ranks are asked one by one
+    gpu.facts.find([linear(8, 16, 32)])  # ranks are asked one by one
     assert told == []
 
 
 def test_timing_says_itself_how_long_it_takes(store, monkeypatch):
     asked, seen = source(store, "local:2", pool=Gpus()), []
     monkeypatch.setattr(
-        "tensoropt.costs.source.measure_workloads", lambda *_, progress, **__: seen.append(progress) or {}
+        "tensoropt.costs.timings.measure_workloads", lambda *_, progress, **__: seen.append(progress) or {}
     )
-    monkeypatch.setattr(CostSource, "_fit", lambda _: (None, None))
-    asked.measure({})
+    monkeypatch.setattr(Timings, "_fit", lambda _: (None, None))
+    asked.timings.measure({})
     asked.timing = lambda *_: None
-    asked.measure({})
+    asked.timings.measure({})
     assert seen == [asked.progress, asked.timing]

@@ -289,10 +289,10 @@ def test_each_place_has_the_prices_of_its_kind(tmp_path: Path) -> None:
 
 def test_facts_are_of_each_kind(tmp_path: Path) -> None:
     costs, _ = of_kinds(tmp_path, FAST, FAST, SLOW, SLOW)
-    costs.facts["work"] = costs.measured["work"] = None  # type: ignore[assignment]
+    costs.facts.found["work"] = costs.timings.records["work"] = None  # type: ignore[assignment]
     fast, slow = costs.on((FAST,)), costs.on((SLOW,))
-    assert not fast.facts
-    assert not slow.measured
+    assert not fast.facts.found
+    assert not slow.timings.records
     assert fast.facts is not slow.facts
 
 

@@ -133,8 +133,8 @@ def test_their_figures_are_the_simulators(both: Exploration, store: ProfileStore
         strategy = pipelined_strategy(plan, graph)
         assert strategy.devices == 4
         works = stage_works(strategy)
-        costs.find_facts_of(work for of_stage in works for work in of_stage.values())
-        facts = [{name: costs.facts_of(work) for name, work in of.items()} for of in works]
+        costs.facts.find(work for of_stage in works for work in of_stage.values())
+        facts = [{name: costs.facts.of(work) for name, work in of.items()} for of in works]
         mesh = Mesh(shape=plan.mesh.shape, names=plan.mesh.names)
         found = evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
         assert point.memory_bytes == pytest.approx(found.memory_bytes, rel=1e-9)

@@ -16,7 +16,6 @@ import pytest
 from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.move_effects import WorkingSets
-from tensoropt.costs.source import silent
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.export import write_frontier_csv
@@ -28,6 +27,7 @@ from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, outlin
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.simulations import Simulations
 from tensoropt.session.spaces import SpaceSearch
+from tensoropt.types import silent
 from tests.plan import explorations
 
 

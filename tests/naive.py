@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 
 import numpy as np
 
 
 def reduce(points):
     """Points that no other one beats, memory ascending; duplicates once."""
-    points = {(m, t) for m, t in points if np.isfinite(m) and np.isfinite(t)}
-    return sorted(p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points))
+    kept, best = [], math.inf
+    for m, t in sorted({(m, t) for m, t in points if math.isfinite(m) and math.isfinite(t)}):
+        if t < best:
+            kept.append((m, t))
+            best = t
+    return kept
 
 
 def product(left, right):
@@ -29,12 +34,12 @@ def exhaustive(nodes, edges):
     is a list of (memory, time) options.
     """
     names = list(nodes)
-    found = []
+    found, products = [], cache(product)
     for choice in itertools.product(*(range(len(nodes[n])) for n in names)):
         chosen = dict(zip(names, choice, strict=True))
-        front = [(0.0, 0.0)]
+        front = ((0.0, 0.0),)
         for factor in [nodes[n][chosen[n]] for n in names] + [f(chosen[a], chosen[b]) for a, b, f in edges]:
-            front = product(front, [tuple(p) for p in factor])
+            front = tuple(products(front, tuple(tuple(p) for p in factor)))
         found.extend(front)
         if len(found) > 2000:
             found = reduce(found)

@@ -13,7 +13,6 @@ produces none.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import logging
 import os
@@ -27,13 +26,13 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._decomp import _should_decompose_because_unsafe_op
-from torch._export import utils as _export_utils
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
+from tensoropt.capture.composites import composites_prepared_once
 from tensoropt.capture.custom_functions import own_backwards
 from tensoropt.capture.draws import note_of, seeded
 from tensoropt.capture.fidelity import EagerStep, eager_step
@@ -177,7 +176,7 @@ class _Checkpoints:
 
     def _meet(self, function: Any) -> None:
         module = getattr(function, "__self__", function)
-        while isinstance(module, functools.partial):
+        while isinstance(module, partial):
             callee = next((a for a in module.args if isinstance(a, nn.Module)), module.func)
             module = getattr(callee, "__self__", callee)
         name = self._names.get(id(getattr(module, "__dict__", None)))
@@ -333,21 +332,8 @@ def _functional(
     keep_no_grad(exported)
     # The graph becomes functional, but composite operators (`linear`, attention) stay whole, because the
     # table does not list them.
-    with _composites_listed_once():
+    with composites_prepared_once():
         return exported.run_decompositions(_changes_inside(exported))
-
-
-@contextlib.contextmanager
-def _composites_listed_once() -> Iterator[None]:
-    """List PyTorch's composite operators once, not anew for each namespace of operators: that takes an eighth
-    of the time of capturing a small model."""
-    name = "_materialize_cpp_cia_ops"
-    original = getattr(_export_utils, name, lambda: None)
-    if hasattr(original, "cache_info"):  # another capture's, in another thread
-        yield
-        return
-    with mock.patch.object(_export_utils, name, functools.cache(original), create=True):
-        yield
 
 
 @contextlib.contextmanager

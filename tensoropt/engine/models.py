@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -177,21 +178,37 @@ def _as_it_is(spec: ModelSpec) -> ModelSpec:
     return replace(spec, dtype=None, compute_dtype="float32")
 
 
-# One model at most: ranks run many checks of one model after another, and two models may not fit. It is kept
-# in all requested precisions, as distinguishing rounding from faults alternates between them.
-_opened: dict[ModelSpec, _Opened] = {}
-_loaded: dict[ModelSpec, CapturedModel] = {}
+_Key = tuple[ModelSpec, int]
+
+# Ranks run many checks of one model after another: it is kept in all requested precisions, as distinguishing
+# rounding from faults alternates between them. Two large models may not fit.
+_opened: dict[_Key, _Opened] = {}
+_loaded: dict[_Key, dict[ModelSpec, CapturedModel]] = {}
+
+KEPT_BYTES = 2**26
+"""The bytes of values up to which captured models are kept beside the last one."""
 
 
 def load_model(spec: ModelSpec) -> CapturedModel:
-    """Build and capture a model; the last one loaded is kept for further calls, in every precision."""
-    key = _as_it_is(spec)
+    """Build and capture a model; the last one loaded is kept for further calls, in every precision, and what
+    small ones were captured as beside it, as long as their files do not change."""
+    key = _as_it_is(spec), _changed_ns(spec.source)
     if key not in _opened:
-        forget_models()
+        if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > KEPT_BYTES:
+            forget_models()
         _opened[key] = _Opened.of(spec)
-    if spec not in _loaded:
-        _loaded[spec] = _opened[key].in_precision(spec)
-    return _loaded[spec]
+    if key not in _loaded:
+        _loaded.clear()
+    precisions = _loaded.setdefault(key, {})
+    if spec not in precisions:
+        precisions[spec] = _opened[key].in_precision(spec)
+    return precisions[spec]
+
+
+def _changed_ns(source: str) -> int:
+    """When a model's file was last changed; 0 for what is no file."""
+    file = Path(source) if source.endswith(".onnx") else Path(source.rpartition(":")[0])
+    return file.stat().st_mtime_ns if file.is_file() else 0
 
 
 def open_model(spec: ModelSpec) -> CapturedModel:
@@ -201,6 +218,6 @@ def open_model(spec: ModelSpec) -> CapturedModel:
 
 
 def forget_models() -> None:
-    """Release the model that :func:`load_model` keeps."""
+    """Release the models that :func:`load_model` keeps."""
     _opened.clear()
     _loaded.clear()

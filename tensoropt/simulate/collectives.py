@@ -132,8 +132,11 @@ class StepSends:
         return use.moves or bool(use.backward) or (use.way.back != use.way.source and use.gives)
 
     def delivers(self, place: ParameterUse) -> bool:
-        """Return whether the gradient of a parameter's use comes to a leaf: the one whose gradient the optimizer
-        reads, or a copy that collects gradients until the last micro-batch."""
+        """Return whether the gradient of a parameter's use comes to a leaf.
+
+        The leaf is the one whose gradient the optimizer reads, or a copy that collects gradients until the last
+        micro-batch.
+        """
         return self.uses[place].gives
 
     def leaves_behind(self, place: ParameterUse) -> bool:

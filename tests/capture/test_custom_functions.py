@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -18,6 +15,7 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.errors import CaptureError
 from tensoropt.ops.overloads import FUNCTIONS
 from tensoropt.plan import load_model
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 
@@ -71,15 +69,15 @@ def test_what_cannot_be_kept_is_refused_by_name(name):
         capture(built.model, built.args)
 
 
-def test_names_are_the_same_in_another_process():
-    """A plan names functions; the ranks that run it define them again."""
-    code = (
-        "from tensoropt.plan import load_model; from tensoropt.capture import capture\n"
-        f"m = load_model('{SITUATIONS}:build_quantised'); print(capture(m.model, m.args).graph.fingerprint)"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def quantised(rank: int, world: int) -> str:
     built = load_model(f"{SITUATIONS}:build_quantised")
-    assert other.stdout.split()[-1] == capture(built.model, built.args).graph.fingerprint
+    return capture(built.model, built.args).graph.fingerprint
+
+
+@pytest.mark.distributed
+def test_names_are_the_same_in_another_process(ranks: RankPool):
+    """A plan names functions; the ranks that run it define them again."""
+    assert ranks.run(quantised) == [quantised(0, 1)] * 2
 
 
 def test_a_module_on_the_meta_device_keeps_its_functions():

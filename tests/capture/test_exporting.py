@@ -10,9 +10,11 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import fake_impls
+from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from tensoropt.capture import capture
+from tensoropt.capture import capture, composites
 from tensoropt.capture.exporting import EAGER_NOTE
 from tensoropt.capture.fidelity import trained_parameters
 from tensoropt.errors import CaptureError
@@ -120,3 +122,35 @@ def test_a_refusal_prints_nothing(capfd):
         capture(Branches(4, 4), (torch.randn(3, 4),))
     shown = capfd.readouterr()
     assert shown.out == shown.err == ""
+
+
+class Composed(nn.Module):
+    """Three composite operators, of which one changes its statistics only where it tracks them."""
+
+    def __init__(self, tracks: bool):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.InstanceNorm1d(4, track_running_stats=tracks)
+
+    def forward(self, x):
+        y = self.norm(self.layer(x))
+        return functional.scaled_dot_product_attention(y, y, y).square().mean()
+
+
+def test_composite_operators_of_an_earlier_capture_are_as_prepared_anew(monkeypatch):
+    def both() -> list[str]:
+        return [
+            capture(Composed(tracks), (torch.ones(2, 4, 8),)).graph.fingerprint for tracks in (True, False)
+        ]
+
+    def kernels() -> list[dict]:
+        return [dict(op.py_kernels) for op in prepared]
+
+    graphs = both()
+    prepared = list(composites._prepared)
+    before = kernels()
+    assert both() == graphs
+    assert kernels() == before
+    monkeypatch.setattr(composites, "_prepared", {})
+    assert both() == graphs
+    assert kernels() == before
+    assert not any(op in fake_impls.op_implementations_dict for op in prepared)

@@ -13,13 +13,14 @@ from torch.overrides import TorchFunctionMode
 
 from tensoropt.capture import capture, rebuild
 from tensoropt.errors import CaptureError
+from tests.models import Call
 
 TOKENS = 12
 SIZES = {
     "vocab_size": 32,
     "hidden_size": 16,
     "intermediate_size": 24,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
@@ -27,7 +28,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-GPT2 = {"vocab_size": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+GPT2 = {"vocab_size": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 BERT = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
 FAMILIES = {
     "GPT2LMHeadModel": ("GPT2Config", GPT2),
@@ -140,13 +141,8 @@ def test_branches_on_other_values_are_refused(question):
         capture(Branches(question), (torch.randn(3, 4),))
 
 
-class Net(nn.Module):
-    def __init__(self, forward):
-        super().__init__()
-        self.a, self.step = nn.Linear(4, 4), forward
-
-    def forward(self, x):
-        return self.step(self, x)
+def net(forward):
+    return Call(forward, a=nn.Linear(4, 4))
 
 
 def _labels(m, x):
@@ -172,9 +168,9 @@ def _data(m, x):
 
 @pytest.mark.parametrize("forward", [_labels, _positions, _values, _named_device, _data])
 def test_constants_have_their_values_wherever_the_model_is_captured(forward):
-    model, x = Net(forward), torch.randn(4, 4)
+    model, x = net(forward), torch.randn(4, 4)
     with torch.device("meta"):
-        empty = Net(forward)
+        empty = net(forward)
     graph = capture(empty, (x.to("meta"),)).graph
     assert graph.operators == capture(model, (x,)).graph.operators
     assert not any(value.is_meta for value in graph.constants.values())
@@ -189,7 +185,7 @@ def _written_data(m, x):
 
 
 def test_a_buffer_changed_through_data_is_seen():
-    model = Net(_written_data)
+    model = net(_written_data)
     model.register_buffer("count", torch.ones(()))
     graph = capture(model, (torch.randn(4, 4),)).graph
     assert list(graph.mutations) == ["b_model_count"]
@@ -206,7 +202,7 @@ def test_a_buffer_changed_through_data_is_seen():
 )
 def test_a_refusal_has_the_models_line_and_a_remedy(forward, pattern):
     with pytest.raises(CaptureError, match=rf"test_forward_calls\.py:\d+ .*{pattern}.*not supported; \w+"):
-        capture(Net(forward), (torch.randn(4, 4),))
+        capture(net(forward), (torch.randn(4, 4),))
 
 
 def test_seeding_in_forward_is_noted_and_does_not_touch_the_scripts_numbers():
@@ -214,7 +210,7 @@ def test_seeding_in_forward_is_noted_and_does_not_touch_the_scripts_numbers():
         torch.manual_seed(3)
         return m.a(x).sum()
 
-    model = Net(forward)
+    model = net(forward)
     before = torch.get_rng_state()
     graph = capture(model, (torch.zeros(4, 4),)).graph
     assert any("seeds the random numbers" in note for note in graph.notes)

@@ -9,22 +9,18 @@ from torch.nn import functional as F
 
 from tensoropt.capture import capture, rebuild
 from tensoropt.errors import CaptureError
+from tests.models import Call
 
 
-class Net(nn.Module):
-    def __init__(self, forward):
-        super().__init__()
-        self.a, self.step = nn.Linear(8, 4), forward
-
-    def forward(self, *args):
-        return self.step(self, *args)
+def net(forward):
+    return Call(forward, a=nn.Linear(8, 4))
 
 
 X, Y = torch.randn(6, 8), torch.randint(0, 4, (6,))
 
 
 def _captured(forward, *args):
-    model = Net(forward)
+    model = net(forward)
     captured = capture(model, args)
     found = rebuild(captured.graph, model)(*args)
     torch.testing.assert_close(found, model(*args))
@@ -89,7 +85,7 @@ def _two_ways(m, x, y):
 
 def test_a_branch_that_computes_is_no_guard():
     with pytest.raises(CaptureError, match=r"test_validity\.py:\d+ \(if \(x > 0\)\.any\(\):\)"):
-        capture(Net(_two_ways), (X, Y))
+        capture(net(_two_ways), (X, Y))
 
 
 def test_a_causal_mask_of_a_transformer_is_used_as_it_is():

@@ -82,10 +82,10 @@ def reshard_uneven(rank: int, world: int) -> dict[str, float]:
     return found
 
 
-def reshard_all(rank: int, world: int, sizes: tuple[int, ...]) -> list[str]:
+def reshard_all(rank: int, world: int, sizes: tuple[int, ...], each: bool = True) -> list[str]:
     """Every pair of layouts on a mesh: value and gradient against what the whole tensor says. Every other
     tensor lies transposed in memory, and what arrives has to lie so too. There are as many atoms as dims, but
-    none in the first."""
+    none in the first. Without ``each``, only the first pair of every sequence of collectives."""
     mesh = (1, *sizes)
     runtime = Runtime(mesh)
     atoms = ((), (4, 2), (8,))
@@ -112,10 +112,14 @@ def reshard_all(rank: int, world: int, sizes: tuple[int, ...]) -> list[str]:
     def shard(x: torch.Tensor, placements: tuple[int, ...]) -> torch.Tensor:
         return part(x, tuple(-1 if code == -3 else code for code in placements))
 
-    wrong = []
+    wrong, seen = [], set()
     for (i, source), (j, target) in itertools.product(enumerate(layouts), enumerate(layouts)):
         forward, backward = edge_steps(flat, mesh, source, target)
         order = (0, 2, 1) if (i + j) % 2 else None
+        sequence = *((s.kind, s.axes) for s in forward), None, *((s.kind, s.axes) for s in backward)
+        if sequence in seen and not each:
+            continue
+        seen.add(sequence)
         spec = EdgeSpec("x", atoms, mesh, source, target, forward, backward, order=order)
         x = part(value, forward_placements(source)).clone()
         x = (x.mT.contiguous().mT if order else x).requires_grad_()

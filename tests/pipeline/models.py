@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -122,6 +123,7 @@ class Blocks(nn.Module):
         return F.mse_loss(self.last(x), y)
 
 
+@cache
 def blocks_of(count: int) -> GroupGraph:
     """The grouped graph of a model of so many equal blocks."""
     captured = capture(Blocks(count), (torch.randn(16, 8), torch.randn(16, 8)), {})

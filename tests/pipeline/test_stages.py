@@ -83,7 +83,7 @@ def stacked(blocks: int, *, stem: bool, head: bool) -> Cutter:
     return Cutter(prepare(capture(Stacked(blocks, stem=stem, head=head), (torch.randn(4, 24),), {})).graph)
 
 
-@given(st.sampled_from([1, 3, 5]), st.integers(2, 8), st.booleans(), st.booleans())
+@given(st.sampled_from([1, 4]), st.integers(2, 8), st.booleans(), st.booleans())
 def test_blocks_are_dealt_to_stages_whatever_the_model_begins_and_ends_with(blocks, stages, stem, head):
     """Cuts that a pipeline can have, or a refusal, also of a bare stack of blocks."""
     cutter = stacked(blocks, stem=stem, head=head)

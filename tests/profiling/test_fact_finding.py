@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tensoropt.profiling.fact_finding import LEAST_PER_PROCESS, KernelStorages, _Probe
+from tests.models import Call
 from tests.profiling.test_facts import linear
-from tests.sharding.calls import CALLS, IMAGE, Call
+from tests.sharding.calls import CALLS, IMAGE
 
 FOLDED = (
     lambda m, x: functional.fold(functional.unfold(x * m.w, 3, padding=1), (12, 16), 3, padding=1),
@@ -53,7 +54,7 @@ def storages(call: Any, *, fake: bool) -> list[tuple[str, list[int]]]:
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(KernelStorages())
             args = tuple(mode.from_tensor(value) for value in args)
-        model, watch = Call(function, parameters), Storages()
+        model, watch = Call(function, **parameters), Storages()
         with watch:
             model(*args).square().sum().backward()
     return watch.found

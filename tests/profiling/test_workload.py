@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -23,6 +20,7 @@ from tensoropt.profiling.workload import (
     run_workload,
     workload,
 )
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
 from tensoropt.sharding.groups import group_operators
@@ -120,14 +118,14 @@ def test_the_loss_of_a_single_row_is_a_workload():
     assert {s.high for w in works for _, s, _ in w.inputs if s.dtype == "int64"} == {8}
 
 
-def test_keys_are_the_same_in_another_process():
+def keys_of_gates(rank: int, world: int) -> list[str]:
+    return [w.key for _, _, w in every_workload(gates)]
+
+
+@pytest.mark.distributed
+def test_keys_are_the_same_in_another_process(ranks: RankPool):
     """Nothing of them depends on a process: no addresses, no salted hashes."""
-    code = (
-        "import json\nfrom tests.profiling.test_workload import every_workload, gates\n"
-        "print(json.dumps([w.key for _, _, w in every_workload(gates)]))"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert json.loads(shown.splitlines()[-1]) == [w.key for _, _, w in every_workload(gates)]
+    assert ranks.run(keys_of_gates) == [keys_of_gates(0, 1)] * 2
 
 
 def test_how_a_tensor_lies_in_memory():

@@ -27,7 +27,7 @@ def cases(seed):
 @pytest.mark.parametrize("narrow", [0, 10**9])
 def test_rivals_prune_nothing_that_the_union_needs(monkeypatch, narrow):
     monkeypatch.setattr(exact, "WORTH_NARROWING", narrow)
-    for seed in seeds_of(0, 24):
+    for seed in seeds_of(0, 12):
         made = cases(seed)
         expected = merge([track_frontier(c.graph) for c in made])
         found = track_union(c.graph for c in made)
@@ -73,7 +73,7 @@ def test_the_union_of_nothing_is_empty():
 
 def test_a_point_is_certified_against_all_graphs():
     """Every strategy of every graph, measured by what all of them together offer."""
-    for seed in seeds_of(60, 84):
+    for seed in seeds_of(60, 72):
         made = cases(seed)
         truths = [naive.exhaustive(case.nodes, case.edges) for case in made]
         everything = naive.union(truths)
@@ -143,7 +143,7 @@ def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed
         """All multiples of a unit that is not 1, or anything at all."""
         return np.rint(costs * 100) * unit if unit else costs
 
-    for seed in seeds_of(0, 5):
+    for seed in seeds_of(0, 3):
         rng = np.random.default_rng(seed)
         graph, nodes, edges = CostGraph(), {}, []
         for v in range(5):
@@ -167,7 +167,7 @@ def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed
 def test_possible_strategies_are_found_among_many_impossible_ones(monkeypatch):
     monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
     monkeypatch.setattr(paper, "ASSIGNMENTS", 1)
-    for seed in seeds_of(0, 30):
+    for seed in seeds_of(0, 15):
         rng = np.random.default_rng(seed)
         graph, nodes, edges = CostGraph(), {}, []
         for v in range(5):

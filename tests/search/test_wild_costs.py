@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from fractions import Fraction
+from functools import cache, cached_property
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import tensoropt.search.exact as exact
 from tensoropt.costs.cost_graph import LEAST_COST, MOST_COST
 from tensoropt.search import CostGraph, NoStrategyError, track_frontier
+from tests import naive
 from tests.search.graphs import seeds_of
 
 NEAR = Fraction(1, 10**9)
@@ -57,26 +59,21 @@ class Wild:
         of_edges = [table[strategy[a]][strategy[b]] for a, b, table in self.edges]
         return [*(costs[strategy[v]] for v, costs in enumerate(self.operators)), *of_edges]
 
+    @cached_property
     def truth(self) -> list[tuple[Fraction, Fraction]]:
         found: set[tuple[Fraction, Fraction]] = set()
         for strategy in itertools.product(*(range(len(costs)) for costs in self.operators)):
-            points = {(Fraction(0), Fraction(0))}
+            points = [(Fraction(0), Fraction(0))]
             for options in self.options_of(strategy):
                 possible = [p for p in options if math.isfinite(p[0]) and math.isfinite(p[1])]
-                points = unbeaten(
-                    {(m + Fraction(x), t + Fraction(y)) for m, t in points for x, y in possible}
+                points = naive.reduce(
+                    (m + Fraction(x), t + Fraction(y)) for m, t in points for x, y in possible
                 )
-            found |= points
-        return sorted(unbeaten(found))
+            found.update(points)
+        return naive.reduce(found)
 
 
-def unbeaten(points):
-    kept, best = set(), None
-    for m, t in sorted(points):
-        if best is None or t < best:
-            kept.add((m, t))
-            best = t
-    return kept
+wild = cache(Wild)
 
 
 def covered(point, points):
@@ -86,8 +83,8 @@ def covered(point, points):
 
 
 def check(seed: int, method: str = "auto") -> None:
-    case = Wild(seed)
-    truth = case.truth()
+    case = wild(seed)
+    truth = case.truth
     if not truth:
         with pytest.raises(NoStrategyError):
             track_frontier(case.graph(), method=method)
@@ -117,7 +114,7 @@ def check(seed: int, method: str = "auto") -> None:
 
 @pytest.mark.parametrize("method", ["auto", "ldp", "elimination"])
 def test_wild_costs_lose_no_point(method):
-    for seed in seeds_of(0, 150):
+    for seed in seeds_of(0, 60):
         check(seed, method)
 
 
@@ -125,7 +122,7 @@ def test_wild_costs_lose_no_point_to_pruning(monkeypatch):
     """Small graphs are searched without bounds unless they are told to count as large."""
     monkeypatch.setattr(exact, "FEW_SUMS", 0)
     monkeypatch.setattr(exact, "WORTH_NARROWING", 0)
-    for seed in seeds_of(1000, 1100):
+    for seed in seeds_of(1000, 1050):
         check(seed)
 
 

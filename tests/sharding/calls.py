@@ -10,34 +10,21 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
 from tensoropt.graph import OperatorGraph
+from tests.models import Call
 
 Function = Callable[..., torch.Tensor]
 CALLS: dict[str, tuple[Function, tuple[torch.Tensor, ...], dict[str, tuple[int, ...]]]] = {}
-
-
-class Call(nn.Module):
-    """``function(module, *args)`` with parameters by name."""
-
-    def __init__(self, function: Function, parameters: dict[str, tuple[int, ...]]):
-        super().__init__()
-        for name, shape in parameters.items():
-            setattr(self, name, nn.Parameter(torch.randn(shape)))
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(self, *args)
 
 
 @cache
 def graph_of_call(name: str) -> OperatorGraph:
     torch.manual_seed(0)
     function, args, parameters = CALLS[name]
-    return capture(Call(function, parameters), args, loss=lambda y: y.square().sum()).graph
+    return capture(Call(function, **parameters), args, loss=lambda y: y.square().sum()).graph
 
 
 def call(name: str, function: Function, *args: torch.Tensor, **parameters: tuple[int, ...]) -> None:

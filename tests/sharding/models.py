@@ -256,15 +256,8 @@ def bert_with(dropout: float, **inputs: Any) -> Made:
 
 MODELS["gpt2"] = lambda: gpt2_with(0.0)
 MODELS["gpt2-dropout"] = lambda: gpt2_with(0.1)
-MODELS["bert"] = lambda: bert_with(0.0)
 MODELS["bert-dropout"] = lambda: bert_with(0.1)
 MODELS["bert-mask"] = lambda: bert_with(0.0, attention_mask=torch.ones(BATCH, SEQUENCE, dtype=torch.long))
-MODELS["bert-classes"] = lambda: hugging_face(
-    "BertForSequenceClassification",
-    "BertConfig",
-    {"input_ids": tokens(), "labels": torch.randint(0, 2, (BATCH,))},
-    **encoder(),
-)
 MODELS["llama"] = lambda: hugging_face("LlamaForCausalLM", "LlamaConfig", **decoder())
 MODELS["t5"] = lambda: hugging_face(
     "T5ForConditionalGeneration",
@@ -291,6 +284,14 @@ MODELS["resnet"] = lambda: hugging_face(
 
 CORE = tuple(MODELS)
 """Checked in every test run; what follows is checked with the slow tests."""
+
+MODELS["bert"] = lambda: bert_with(0.0)
+MODELS["bert-classes"] = lambda: hugging_face(
+    "BertForSequenceClassification",
+    "BertConfig",
+    {"input_ids": tokens(), "labels": torch.randint(0, 2, (BATCH,))},
+    **encoder(),
+)
 
 DECODERS = {
     "mistral": ("Mistral", {}),

@@ -132,9 +132,7 @@ def test_the_batch_is_the_first_dim_of_the_first_input():
     assert Counter(batch_placements(positions).values()) == {0: 2, REPLICATE: 1}
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "gpt2-dropout", "bert", "bert-mask", "llama", "t5", "vit", "perceptron"]
-)
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-dropout", "bert-mask", "llama", "t5", "vit", "perceptron"])
 def test_models_that_follow_the_batch(name):
     graph = grouped(name)
     chosen = micro_batch_strategies(graph)

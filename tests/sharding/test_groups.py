@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
-from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
-from tensoropt.sharding.atoms import refine_graph
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
+from tensoropt.sharding.atoms import AtomGraph, refine_graph
 from tensoropt.sharding.groups import PARTIAL_GRADIENT, PASSED_ON, WHOLE, GroupGraph, Label, group_operators
 from tests.sharding.models import CORE, graph_of, make
 
@@ -171,9 +171,10 @@ def test_residual_stream_carries_partial_sums():
     assert all("partial" in [str(s.label) for s in g.strategies] for g in adds)
 
 
-@pytest.mark.parametrize(
-    "family", ["gpt2", "gpt2-dropout", "llama", pytest.param("bert", marks=pytest.mark.slow), "bert-dropout"]
-)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert")]
+
+
+@pytest.mark.parametrize("family", ["gpt2-dropout", "llama", "bert-dropout", *SLOW])
 def test_groups_per_layer(family):
     """Small things have no opinion: the search sees a dozen variables per layer, not forty."""
 
@@ -200,9 +201,19 @@ def test_a_position_bias_meets_the_batch_in_a_group_of_its_own():
     assert all("d0" in [str(s.label) for s in g.strategies] for g in wheres)
 
 
+def check_loops_and_atoms(graph: AtomGraph) -> None:
+    for space in graph.spaces.values():
+        for operand in (*space.reads, *space.writes):
+            sizes = tuple(space.dims[loop].size for dim in operand.dims for loop in dim)
+            assert sizes == graph.atom_sizes(operand.tensor)
+    for tensor in graph.graph.tensors.values():
+        assert local_shape(graph.atoms[tensor.name], (-1,), (1,)) == tensor.shape
+
+
 @pytest.mark.parametrize("name", [*CORE, "bart", "swin", "gemma2"])
 def test_groups_are_a_partition_and_their_strategies_consistent(name):
     graph = grouped(name)
+    check_loops_and_atoms(graph.atoms)
     operators = [op.name for g in graph.groups for op in g.operators]
     assert sorted(operators) == sorted(op.name for op in graph.atoms.graph.operators)
     tensors = graph.atoms.graph.tensors

@@ -15,20 +15,8 @@ from tensoropt.ops.index_space import NONE, IndexSpace, LoopDim, Operand
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD
 from tensoropt.sharding.atoms import AtomGraph, refine_graph
 from tensoropt.sharding.discovery.check import check_choices
+from tests.models import Call
 from tests.sharding.graph_check import check_graph, check_operator
-
-
-class Call(nn.Module):
-    """A function of inputs and parameters as a model whose loss weighs every output element."""
-
-    def __init__(self, function, **parameters):
-        super().__init__()
-        for name, shape in parameters.items():
-            setattr(self, name, nn.Parameter(torch.randn(shape)))
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(self, *args)
 
 
 def graph_of(function, *args, **parameters):

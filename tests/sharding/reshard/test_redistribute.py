@@ -87,8 +87,9 @@ def test_one_axis(ranks: RankPool) -> None:
         assert wrong == []
 
 
-def test_two_axes(four_ranks: RankPool) -> None:
-    for count, *wrong in four_ranks.run(part_jobs.reshard_all, (2, 2)):
+@pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_axes(four_ranks: RankPool, each: bool) -> None:
+    for count, *wrong in four_ranks.run(part_jobs.reshard_all, (2, 2), each):
         assert count == "35 layouts"
         assert wrong == []
 

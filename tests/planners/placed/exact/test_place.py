@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,11 @@ from tests.planners.placed.exhaustive import best_play
 from tests.planners.placed.placements import random_problem
 
 ROUNDED = 1 + 2e-3
+
+
+def some(*seeds: int, rest: Iterable[int] = ()) -> pytest.MarkDecorator:
+    """Seeds of small problems that differ in all that decides; the rest are slow tests."""
+    return pytest.mark.parametrize("seed", [*seeds, *(pytest.param(s, marks=pytest.mark.slow) for s in rest)])
 
 
 def small(seed: int, share: float | None = None) -> PlacementProblem:
@@ -70,7 +76,7 @@ def alone(problem: PlacementProblem) -> Placement:
     return Placement.in_order([0] * problem.size, problem.devices.count)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@some(1, 3, 4, 6, 8, rest=(0, 2, 5, 7, 9))
 def test_the_optimum_is_that_of_exhaustive_search(seed):
     problem = small(seed)
     answer = netsplit.place(problem, None, 0, NetSplit(seconds=200))
@@ -80,7 +86,7 @@ def test_the_optimum_is_that_of_exhaustive_search(seed):
     assert outcome_of(problem, Rules()).bound_s <= best.time_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [0, 2, pytest.param(4, marks=pytest.mark.slow), 8])
+@some(0, 2, rest=(4, 8))
 def test_the_optimum_of_several_micro_batches_is_that_of_exhaustive_search(seed):
     """The program knows one of them and the work of all, the simulator the rest. With seed 2 nothing is left
     in the end, where OR-tools ended the process while it had a hint."""
@@ -106,7 +112,7 @@ def test_the_memory_of_all_micro_batches_keeps_the_rule(seed):
     assert all_once_bytes(problem, Rules()) > all_once_bytes(one, Rules()) or not problem.training
 
 
-@pytest.mark.parametrize("seed", range(6, 12))
+@some(6, 7, 8, rest=(9, 10, 11))
 def test_the_published_program_promises_at_most_what_is_possible(seed):
     problem = small(seed)
     published, real = (outcome_of(problem, Rules(exclusive=e)) for e in (False, True))
@@ -139,7 +145,7 @@ def test_bounds_hold_with_tied_weights_and_an_optimizer_that_needs_room(seed):
         assert outcome_of(problem, rules, effort=0.02, hint=best).time_s <= best.time_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [0, 3, 8])
+@some(0, 3, rest=(8,))
 def test_capacity_is_kept_under_the_simulator(seed):
     problem = small(seed, 0.8)
     simulated = simulate_placement(problem, netsplit.place(problem, None, 0, NetSplit(seconds=2)).placement)
@@ -152,7 +158,7 @@ def test_capacity_is_kept_under_the_simulator(seed):
     assert simulate_placement(problem, within).memory_bytes <= limit
 
 
-@pytest.mark.parametrize("seed", range(4))
+@some(0, 1, rest=(2, 3))
 @pytest.mark.parametrize("published", [False, True])
 def test_never_slower_than_any_heuristic(seed, published):
     problem = random_problem(seed, 18, 3, mixed=bool(seed % 2))
@@ -262,7 +268,7 @@ def share_of_the_fullest(problem: PlacementProblem, device, state=None) -> float
     return max(held) / (own.sum() + sum(t.bytes for t in kept))
 
 
-@pytest.mark.parametrize("seed", [1, 3, 4, 6, 8, 9])
+@some(1, 3, 4, 6, rest=(8, 9))
 def test_pesto_is_the_best_of_all_that_are_balanced(seed):
     """In all of them a placement that is not balanced is faster, mostly everything on one device."""
     transfer, mixed = (0.1, 0.5, 1.5, 6)[seed % 4], bool(seed % 2)

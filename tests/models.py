@@ -1,0 +1,23 @@
+"""A little model that tests of many folders write their own forward for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Call(nn.Module):
+    """``function(module, *args, **kwargs)``, with modules, and parameters of the given shapes, by name."""
+
+    def __init__(self, function: Callable[..., Any], **held: nn.Module | int | tuple[int, ...]) -> None:
+        super().__init__()
+        for name, value in held.items():
+            made = value if isinstance(value, nn.Module) else nn.Parameter(torch.randn(value))
+            setattr(self, name, made)
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)

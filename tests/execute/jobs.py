@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,8 +20,8 @@ from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.engine.parameters import is_strided
-from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute import executable
+from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import AnyStrategy, executable_of
 from tensoropt.execute.parallel import parallelize
 from tensoropt.sharding.reshard import redistribute
@@ -57,21 +59,28 @@ def captured_model(name: str) -> CapturedModel:
     return open_model(spec(name))
 
 
-_captures: dict[str, Capture] = {}
+_captures: dict[Hashable, Capture] = {}
+
+
+@contextlib.contextmanager
+def captured_once(key: Hashable) -> Iterator[None]:
+    """While open, parallelize gives a model the graph of the first one of this process that has the key:
+    capturing takes longer than all that is tried with most models. They must be built alike."""
+
+    def once(model: nn.Module, *call: Any, **how: Any) -> Capture:
+        if key not in _captures:
+            _captures[key] = replace(capture(model, *call, **how), model=nn.Module())
+        return replace(_captures[key], model=model)
+
+    with mock.patch.object(executable, "capture", once):
+        yield
 
 
 def parallelize_alike(
     name: str, model: nn.Module, mesh: tuple[Any, ...], seed: int, args: Any, kwargs: Any, **more: Any
 ) -> nn.Module:
-    """Parallelize a model that is as ``spec(name)`` builds it: after the first one of this process, its graph
-    is that of the first one, as capturing takes longer than all that is tried with the model."""
-
-    def captured_once(model: nn.Module, *call: Any, **how: Any) -> Capture:
-        if name not in _captures:
-            _captures[name] = replace(capture(model, *call, **how), model=nn.Module())
-        return replace(_captures[name], model=model)
-
-    with mock.patch.object(executable, "capture", captured_once):
+    """Parallelize a model that is as ``spec(name)`` builds it."""
+    with captured_once(name):
         return parallelize(model, strategy_of(captured_model(name), mesh, seed), args, kwargs, **more)
 
 

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
-from tensoropt.engine import script_values
+from tensoropt.engine import runtime, script_values
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.errors import TensorOptError
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
@@ -86,7 +86,7 @@ def unlike(rank: int, world: int, mesh: Mesh, what: str) -> list[str]:
 def unlike_later(rank: int, world: int, mesh: Mesh, calls: int) -> list[int]:
     """The calls that say that ranks are not fed alike, of many in which they are not after the first."""
     model, (x, y), _ = parallel("mlp", mesh)
-    with torch.no_grad():
+    with torch.no_grad(), mock.patch.object(runtime, "_EVERY", 10):
         return [i for i in range(calls) if refusal(lambda: model(x + rank * (i > 3), y))]  # noqa: B023
 
 

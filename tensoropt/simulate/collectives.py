@@ -134,8 +134,8 @@ class StepSends:
     def delivers(self, place: ParameterUse) -> bool:
         """Return whether the gradient of a parameter's use comes to a leaf.
 
-        The leaf is the one whose gradient the optimizer reads, or a copy that collects gradients until the last
-        micro-batch.
+        The leaf is the one whose gradient the optimizer reads, or a copy that collects gradients until the
+        last micro-batch.
         """
         return self.uses[place].gives
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from tensoropt.capture import capture
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.runtime import content_hash
 from tensoropt.errors import PlanError
-from tensoropt.execute import original_shape, parallelize
+from tensoropt.execute import executable, original_shape, parallelize
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
+from tests.execute.jobs import captured_once
 
 X = torch.randn(8, 4)
 
@@ -27,12 +27,18 @@ class StaysInEvaluation(nn.BatchNorm1d):
         return super().train(False)
 
 
-def parallel(norm: type[nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(4, 4), norm(4), nn.Dropout(0.3), nn.Linear(4, 1))
+def unsplit(kind: str, model: Any, **how: Any) -> Any:
+    """The model on one device; models of a kind are built alike."""
+    with captured_once(("test_guard", kind)):
+        captured = executable.capture(model, (X,), **how)
+        strategy = unsplit_strategy(group_operators(refine_graph(captured.graph)))
+        return parallelize(model, strategy, (X,), as_measured=False, **how)
+
+
+def parallel() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1))
     model[3].weight.requires_grad_(False)
-    captured = capture(model, (X,), loss=torch.sum)
-    strategy = unsplit_strategy(group_operators(refine_graph(captured.graph)))
-    return parallelize(model, strategy, (X,), loss=torch.sum, as_measured=False)
+    return unsplit("parallel", model, loss=torch.sum)
 
 
 def set_buffer(model: Any) -> None:
@@ -98,13 +104,6 @@ class Reading(Offset):
         return super().forward(sum(factor * self.helped(x) for factor in self.factors))
 
 
-def reading() -> Any:
-    model = nn.Sequential(Reading())
-    captured = capture(model, (X,))
-    strategy = unsplit_strategy(group_operators(refine_graph(captured.graph)))
-    return parallelize(model, strategy, (X,), as_measured=False)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -122,7 +121,7 @@ def reading() -> Any:
     ],
 )
 def test_what_a_forward_reads_in_whatever_way(change: Any, says: str) -> None:
-    model = reading()
+    model = unsplit("reading", nn.Sequential(Reading()))
     model(X)
     model[0].unread = torch.tanh
     model(X)
@@ -172,13 +171,6 @@ def set_class(model: Any) -> None:
     type(model).power = 3.0
 
 
-def configured() -> Any:
-    model = Configured()
-    captured = capture(model, (X,))
-    strategy = unsplit_strategy(group_operators(refine_graph(captured.graph)))
-    return parallelize(model, strategy, (X,), as_measured=False)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -191,7 +183,7 @@ def configured() -> Any:
     ],
 )
 def test_what_forward_reads_of_configs_and_classes(change: Any, says: str) -> None:
-    model = configured()
+    model = unsplit("configured", Configured())
     model(X)
     try:
         change(model)
@@ -202,7 +194,7 @@ def test_what_forward_reads_of_configs_and_classes(change: Any, says: str) -> No
 
 
 def test_what_forward_does_not_read_of_them() -> None:
-    model = configured()
+    model = unsplit("configured", Configured())
     model.config.unread, model.unread, model.config.use_cache, model.config.new = 4, 6, False, 1
     model(X)
 
@@ -211,9 +203,7 @@ def test_what_forward_does_not_read_of_them() -> None:
 def test_modules_that_stay_in_evaluation(training: bool) -> None:
     """Also where the model as a whole was in evaluation when it was parallelized."""
     model = nn.Sequential(nn.Linear(4, 4), StaysInEvaluation(4)).train(training)
-    captured = capture(model, (X,), loss=torch.sum)
-    strategy = unsplit_strategy(group_operators(refine_graph(captured.graph)))
-    parallelize(model, strategy, (X,), loss=torch.sum, as_measured=False)
+    unsplit(f"stays in evaluation {training}", model, loss=torch.sum)
     model.train()
     model(X)
     model[1].training = True

@@ -24,13 +24,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
-from tensoropt.engine import script_values
-from tensoropt.engine.models import load_model
+from tensoropt.engine import runtime, script_values
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.errors import TensorOptError
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.parallel import parallelize
-from tests.execute.jobs import is_pipeline, spec, strategy_of, whole
+from tests.execute.jobs import captured_model, is_pipeline, parallelize_alike, spec, strategy_of, whole
 
 Mesh = tuple[Any, ...]
 
@@ -41,8 +40,7 @@ def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 def parallel(name: str, mesh: Mesh, seed: int = 3, **more: Any) -> tuple[nn.Module, Any, Any]:
     model, args, kwargs = build(name)
-    strategy = strategy_of(load_model(spec(name)), mesh, seed)
-    return parallelize(model, strategy, args, kwargs, **more), args, kwargs
+    return parallelize_alike(name, model, mesh, seed, args, kwargs, **more), args, kwargs
 
 
 def refusal(action: Callable[[], Any]) -> str:
@@ -88,7 +86,7 @@ def unlike(rank: int, world: int, mesh: Mesh, what: str) -> list[str]:
 def unlike_later(rank: int, world: int, mesh: Mesh, calls: int) -> list[int]:
     """The calls that say that ranks are not fed alike, of many in which they are not after the first."""
     model, (x, y), _ = parallel("mlp", mesh)
-    with torch.no_grad():
+    with torch.no_grad(), mock.patch.object(runtime, "_EVERY", 10):
         return [i for i in range(calls) if refusal(lambda: model(x + rank * (i > 3), y))]  # noqa: B023
 
 
@@ -123,7 +121,7 @@ def unlike_weights(rank: int, world: int, mesh: Mesh, what: str, sync: bool) -> 
                 model.average.add_(0.5)
             elif what == "dtype":
                 model.half()
-    strategy = strategy_of(load_model(spec(name)), mesh, 3)
+    strategy = strategy_of(captured_model(name), mesh, 3)
     said = refusal(lambda: parallelize(model, strategy, args, kwargs, sync_weights=sync))
     far = 0.0 if said else abs(float(loss_of(model(*args))) - float(loss_of(plain(*args))))
     return said, far
@@ -301,7 +299,7 @@ def optimizer_before(rank: int, world: int, name: str, mesh: Mesh, seed: int) ->
         optimizers.append(optimizer)
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in optimizers]
     kept = list(model.parameters())
-    parallelize(model, strategy_of(load_model(spec(name)), mesh, seed), args, kwargs)
+    parallelize(model, strategy_of(captured_model(name), mesh, seed), args, kwargs)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for each, optimizer, schedule, own in zip((model, plain), optimizers, schedules, losses, strict=True):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tensoropt.capture import Capture, capture
 from tensoropt.engine.gradients import Gradients
-from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.engine.parameters import is_strided
+from tensoropt.execute import executable
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import AnyStrategy, executable_of
 from tensoropt.execute.parallel import parallelize
@@ -46,16 +53,45 @@ def whole(value: Any) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+@cache
+def captured_model(name: str) -> CapturedModel:
+    """A model of ``tests/execute/models.py``, captured once per process."""
+    return open_model(spec(name))
+
+
+_captures: dict[Hashable, Capture] = {}
+
+
+@contextlib.contextmanager
+def captured_once(key: Hashable) -> Iterator[None]:
+    """While open, parallelize gives a model the graph of the first one of this process that has the key:
+    capturing takes longer than all that is tried with most models. They must be built alike."""
+
+    def once(model: nn.Module, *call: Any, **how: Any) -> Capture:
+        if key not in _captures:
+            _captures[key] = replace(capture(model, *call, **how), model=nn.Module())
+        return replace(_captures[key], model=model)
+
+    with mock.patch.object(executable, "capture", once):
+        yield
+
+
+def parallelize_alike(
+    name: str, model: nn.Module, mesh: tuple[Any, ...], seed: int, args: Any, kwargs: Any, **more: Any
+) -> nn.Module:
+    """Parallelize a model that is as ``spec(name)`` builds it."""
+    with captured_once(name):
+        return parallelize(model, strategy_of(captured_model(name), mesh, seed), args, kwargs, **more)
+
+
 class Twins:
     """A parallelized model and the plain one, with one optimizer each, on the same data."""
 
     def __init__(self, name: str, mesh: tuple[int, ...], seed: int, optimizer: Any = None, **settings: Any):
-        loaded = load_model(spec(name))
-        self.strategy = strategy_of(loaded, mesh, seed)
         self.plain, self.args, self.kwargs = spec(name).build()
         model, _, _ = spec(name).build()
         self.plain_parameters = dict(self.plain.named_parameters(remove_duplicate=False))
-        self.model = parallelize(model, self.strategy, self.args, self.kwargs)
+        self.model = parallelize_alike(name, model, mesh, seed, self.args, self.kwargs)
         make = optimizer or torch.optim.AdamW
         settings = settings or {"lr": 1e-2, "eps": 1e-4}
         self.optimizers = [make(m.parameters(), **settings) for m in (self.model, self.plain)]
@@ -147,10 +183,9 @@ def asked_for(
     rank: int, world: int, name: str, mesh: tuple[Any, ...], seed: int
 ) -> tuple[list[str], list[str]]:
     """The parameters whose values an engine asks for, and all of the model."""
-    loaded = load_model(spec(name))
-    values = _Watched(loaded.values)
-    executable_of(strategy_of(loaded, mesh, seed)).engine(values)
-    parameters = [t.name for t in loaded.graph.atoms.graph.parameters]
+    values = _Watched(captured_model(name).values)
+    executable_of(strategy_of(captured_model(name), mesh, seed)).engine(values)
+    parameters = [t.name for t in captured_model(name).graph.atoms.graph.parameters]
     return [n for n in parameters if n in values.asked], parameters
 
 

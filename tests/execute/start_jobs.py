@@ -7,6 +7,7 @@ import ctypes
 import gc
 import random
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tensoropt.pipeline.strategy import SCHEDULES
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
-from tests.execute.jobs import whole
+from tests.execute.jobs import captured_once, whole
 from tests.pipeline.models import split_along_the_batch
 from tests.placement.execute.random_placed import random_placed
 
@@ -94,6 +95,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
+@cache
 def graph(mode: Mode = "train") -> GroupGraph:
     return group_operators(refine_graph(capture(on_meta(), batch(), mode=mode).graph))
 
@@ -145,7 +147,7 @@ def start(
         "drawn": {"init_weights": draw},
         "stored": {"checkpoint": path, "init_weights": draw},
     }
-    with Alive() as alive:
+    with captured_once(("Tied", mode)), Alive() as alive:
         parallelize(model, strategy, batch(), device="cpu", seed=3, **sources[source])
     plain = drawn(3)
     engine = parallel_of(model).engine
@@ -187,7 +189,7 @@ def start_stages(rank: int, world: int, source: str, path: str, schedule: str, s
         "stored": {"checkpoint": path, "init_weights": draw},
     }
     model = on_meta()
-    with Alive() as alive:
+    with captured_once(("Tied", "train")), Alive() as alive:
         parallelize(model, strategy, batch(), device="cpu", seed=3, **sources[source])
     plain = drawn(3)
     engine = parallel_of(model).engine

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tensoropt.engine import runtime
 from tensoropt.ranks.pool import RankPool
 from tests.execute import habit_jobs as jobs
 
@@ -45,8 +46,9 @@ def test_ranks_that_are_fed_unlike(ranks: RankPool, mesh: Any, what: str) -> Non
 
 
 def test_inputs_are_compared_every_so_often(ranks: RankPool) -> None:
-    for found in ranks.run(jobs.unlike_later, (1, 2), 1002):
-        assert found == [999]
+    assert runtime._EVERY == 1000  # as documented
+    for found in ranks.run(jobs.unlike_later, (1, 2), 22):
+        assert found == [9, 19]
 
 
 def test_ranks_need_not_be_compared(ranks: RankPool) -> None:

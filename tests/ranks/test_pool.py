@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tensoropt.cluster import available_cores
 from tensoropt.errors import MeasurementError
+from tensoropt.ranks import pool as pool_module
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker import tell
 from tensoropt.ranks.worker_process import RankError
@@ -146,7 +147,8 @@ def test_a_rank_that_raises_keeps_the_processes(pool):
     assert pool.run(add_ranks, 0.0)[0].tolist() == [1.0] * 3
 
 
-def test_a_rank_that_raises_while_others_wait(pool):
+def test_a_rank_that_raises_while_others_wait(pool, monkeypatch):
+    monkeypatch.setattr(pool_module, "_GRACE_S", 0.2)
     with pytest.raises(RankError, match="bad luck on 0") as caught:
         pool.run(fail_on, 0)
     assert caught.value.rank == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
 
 from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 
@@ -25,10 +23,3 @@ def dies(context: CheckContext) -> Outcome:
     """A check whose process ends at a kernel's fault."""
     os.write(2, b"an illegal memory access was encountered")
     os._exit(70)
-
-
-def hangs(context: CheckContext) -> Outcome:
-    """A check that never ends; it says whether it is still there."""
-    while True:
-        Path(os.environ["STILL_THERE"]).write_text(str(os.getpid()))
-        time.sleep(0.05)

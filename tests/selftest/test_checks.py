@@ -181,9 +181,9 @@ def test_a_graph_that_is_not_the_module_is_wrong_though_its_plans_agree() -> Non
 
 @pytest.mark.distributed
 def test_facts_of_fake_tensors_and_of_real_ones(
-    context: CheckContext, mlp_alone: None, monkeypatch: pytest.MonkeyPatch, single_rank: RankPool
+    context: CheckContext, mlp_alone: None, monkeypatch: pytest.MonkeyPatch, ranks: RankPool
 ) -> None:
-    monkeypatch.setattr(facts, "RankPool", lambda *_, **__: KeptRanks(single_rank))
+    monkeypatch.setattr(facts, "RankPool", lambda *_, **__: KeptRanks(ranks))
     assert facts.run(context).state == "passed"
     true = facts.find_facts
 
@@ -195,12 +195,6 @@ def test_facts_of_fake_tensors_and_of_real_ones(
     found = facts.run(context)
     assert "mlp, float32: kept for backward" in too_much(found)
     assert found.details["unlike_count"] > 0
-
-
-@pytest.fixture(scope="module")
-def single_rank() -> Any:
-    with RankPool(1) as pool:
-        yield pool
 
 
 def test_memory_is_what_is_predicted_and_tracked(
@@ -311,7 +305,7 @@ def test_a_slow_graph_is_seen(
 
     def slow(*given: Any) -> Callable[[], object]:
         step = true(*given)
-        return lambda: (step(), time.sleep(0.2))
+        return lambda: (step(), time.sleep(0.05))
 
     monkeypatch.setattr(overhead, "step_of_graph", slow)
     assert too_much(overhead.run(context)) == "mlp: over the module's step"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from tensoropt.errors import TensorOptError
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.selftest import CHECKS, run, run_selftest
 from tensoropt.selftest.checks import Check
+from tensoropt.selftest.outcome import RESULT, Outcome
+from tensoropt.selftest.outcome import main as run_check
 from tensoropt.selftest.run import timed_check
 
 
@@ -37,53 +41,72 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     return found
 
 
-def test_a_check_runs_in_a_process_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
-    found = timed_check(planted("passes"), "cpu", 60.0)
-    assert found.outcome.state == "passed"
-    assert found.outcome.details == {"device": "cpu"}
-    assert found.seconds > 0
-    assert capfd.readouterr().out == ""  # what it says is no part of an answer
+def test_checks_run_in_processes_of_their_own(
+    checks: list[Check],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """An error and a death are findings, what does not fit is left out, and nothing private is said."""
+    monkeypatch.setenv("USER", "margarete")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "margarete's files"))
+    checks += [planted("dies"), planted("hangs", 1000.0)]
+    report = run_selftest("cpu", minutes=2.0, out=tmp_path / "report")
+    assert capfd.readouterr().out == ""  # what a check says is no part of an answer
+    passed, raised, died, left_out = (result.outcome for result in report.results)
+    assert passed.state == "passed"
+    assert passed.details == {"device": "cpu"}
+    assert all(result.seconds > 0 for result in report.results[:3])
+    assert raised.state == "failed"
+    assert raised.reason.startswith("FileNotFoundError")
+    assert any(line.startswith("faults.py:") for line in raised.details["raised_in"])
+    assert died.state == "failed"
+    assert died.reason.startswith("its process ended with code 70")
+    assert "illegal memory access" in died.reason
+    assert left_out.state == "left out"
+    assert "takes about 1000 s" in left_out.reason
+    assert "left out for want of time, not checked: hangs" in str(report)
+    for text in (
+        str(report),
+        json.dumps(report.to_dict()),
+        *(p.read_text() for p in tmp_path.glob("report.*")),
+    ):
+        assert "weights.bin" in text
+        assert "margarete" not in text
+        assert str(tmp_path) not in text
+        assert os.uname().nodename not in text
 
 
-def test_an_error_is_a_finding_with_its_place() -> None:
-    outcome = timed_check(planted("raises"), "cpu", 60.0).outcome
-    assert outcome.state == "failed"
-    assert outcome.reason.startswith("FileNotFoundError")
-    assert any(line.startswith("faults.py:") for line in outcome.details["raised_in"])
+def test_a_time_in_which_no_check_fits_is_refused(checks: list[Check]) -> None:
+    with pytest.raises(TensorOptError, match=r"no check fits into 0\.05 minutes.*--minutes 0\.1"):
+        run_selftest("cpu", minutes=0.05)
 
 
-def test_a_process_that_dies_is_a_finding() -> None:
-    outcome = timed_check(planted("dies"), "cpu", 60.0).outcome
-    assert outcome.state == "failed"
-    assert outcome.reason.startswith("its process ended with code 70")
-    assert "illegal memory access" in outcome.reason
+HANGING = """#!/bin/sh
+while :; do echo here > "$STILL_THERE"; sleep 0.05; done &
+wait
+"""
+"""A check's process that never ends, and one that it started; it takes the place of an interpreter."""
 
 
 @pytest.mark.parametrize(
-    ("left_s", "state", "words"), [(60.0, "failed", "did not end"), (4.0, "left out", "time was up")]
+    ("left_s", "state", "words"), [(60.0, "failed", "did not end"), (1.0, "left out", "time was up")]
 )
 def test_a_check_that_hangs_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left_s: float, state: str, words: str
 ) -> None:
     monkeypatch.setattr(run, "HUNG_S", 0.0)
-    monkeypatch.setattr(run, "HUNG_FACTOR", 6.0)
-    there = tmp_path / "there"
+    monkeypatch.setattr(run, "HUNG_FACTOR", 2.0)
+    script, there = tmp_path / "python", tmp_path / "there"
+    script.write_text(HANGING)
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setenv("STILL_THERE", str(there))
-    outcome = timed_check(planted("hangs", 1.0), "cpu", left_s).outcome
+    outcome = timed_check(planted("hangs", 0.6), "cpu", left_s).outcome
     assert (outcome.state, words in outcome.reason) == (state, True)
     there.unlink(missing_ok=True)
     time.sleep(0.3)
     assert not there.exists()
-
-
-def test_what_does_not_fit_is_left_out_and_said(checks: list[Check]) -> None:
-    checks.append(planted("dies", 1000.0))
-    found = run_selftest("cpu", minutes=2.0)
-    assert [result.outcome.state for result in found.results] == ["passed", "failed", "left out"]
-    assert "takes about 1000 s" in found.results[2].outcome.reason
-    assert "left out for want of time, not checked: dies" in str(found)
-    with pytest.raises(TensorOptError, match=r"no check fits into 0\.05 minutes.*--minutes 0\.1"):
-        run_selftest("cpu", minutes=0.05)
 
 
 def test_the_command_has_the_functions_default() -> None:
@@ -111,8 +134,19 @@ def test_without_a_gpu_there_is_none_to_test(capsys: pytest.CaptureFixture[str])
 
 
 def test_exit_codes_and_files(
-    checks: list[Check], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checks: list[Check],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Of checks that run in this process."""
+
+    def here(check: Check, device: str, folder: Path, left_s: float) -> Outcome:
+        with contextlib.redirect_stdout(None):
+            run_check(check.function, device, folder)
+        return Outcome.from_dict(json.loads((folder / RESULT).read_text()))
+
+    monkeypatch.setattr(run, "_in_process", here)
     stem = tmp_path / "out" / "h100.first"
     assert main(["selftest", "--cpu", "--only", "passes", "--out", f"{stem}.json"]) == 0
     text = capsys.readouterr().out
@@ -127,23 +161,6 @@ def test_exit_codes_and_files(
     assert json.loads(capsys.readouterr().out)["ok"] is False
     assert main(["selftest", "--cpu", "--only", "passes", "--out", "/proc/nowhere/report"]) == 2
     assert "cannot write the report" in capsys.readouterr().err
-
-
-def test_a_report_has_nothing_private(
-    checks: list[Check], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("USER", "margarete")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "margarete's files"))
-    report = run_selftest("cpu", out=tmp_path / "report")
-    for text in (
-        str(report),
-        json.dumps(report.to_dict()),
-        *(p.read_text() for p in tmp_path.glob("report.*")),
-    ):
-        assert "weights.bin" in text
-        assert "margarete" not in text
-        assert str(tmp_path) not in text
-        assert os.uname().nodename not in text
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import predict, real_ranks, verify_random
 from tensoropt.verify.predict import Place, place_for
+from tests.lent_ranks import KeptRanks
 from tests.verify import gpu_jobs
 
 
@@ -55,10 +56,10 @@ def test_a_shared_gpu_has_room_for_few_ranks(one_gpu: None) -> None:
     "kind", [{}, {"placed": True}, {"pipeline": 2}], ids=["sharded", "placed", "pipeline"]
 )
 def test_verifying_on_a_shared_gpu_times_nothing(
-    one_gpu: None, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch, ranks: RankPool, kind: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(Place, "device", "cpu")
-    monkeypatch.setattr(RankPool, "_gpu", lambda pool, rank: None)
+    monkeypatch.setattr(Place, "pool", lambda place, count, timeout_s: KeptRanks(ranks))
     monkeypatch.setattr(real_ranks, "check_plan", gpu_jobs.check_through_host)
     # A model with messages both ways; prices are data sheets, as nothing is timed.
     data: dict[str, Any] = verify_random("zoo:mlp", "cpu:2", 2, where="share-gpu", **kind)

@@ -245,8 +245,17 @@ def unlike(prediction: Prediction, issued: list[dict[str, Any]]) -> list[str]:
     return compare_collectives(prediction.collectives, [row | {"axes": shown_axes(row)} for row in issued])
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer_dropout", "vgg_dropout"])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("mlp", 4),
+        ("transformer_dropout", 2),
+        ("vgg_dropout", 4),
+        pytest.param("mlp", 2, marks=pytest.mark.slow),
+        pytest.param("transformer_dropout", 4, marks=pytest.mark.slow),
+        pytest.param("vgg_dropout", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str, count: int) -> None:
     loaded = opened(name)
     for seed in range(3):

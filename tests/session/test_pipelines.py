@@ -29,9 +29,11 @@ from tensoropt.session import pipelines as pipeline_cuts
 from tensoropt.session.quick_plans import with_quick_plans
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks
+from tests.session.captured_once import CapturedOnce
 from tests.situations.readers import made_of_parameters
 
 CLUSTER = "cpu:4"
+FOUR = CapturedOnce(four)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,9 +52,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
 
 def explored(store: ProfileStore, **settings: Any) -> Exploration:
     """Four layers on four CPU ranks at data-sheet prices, in four micro-batches unless said otherwise."""
-    model, args, kwargs = four()
     asked = {"cluster": CLUSTER, "measure": "never", "micro_batches": [4], "placements": "never"} | settings
-    return explore(model, args, kwargs, store=store, **asked)
+    return FOUR.explore(store=store, **asked)
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +231,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 
     def looked(micro_batches: int, **asked: Any) -> Exploration:
         return explore(
-            Blocks(6), (torch.randn(16, 8), torch.randn(16, 8)), cluster=CLUSTER, measure="never",
+            Blocks(6), (torch.randn(16, 8), torch.randn(16, 8)), cluster="cpu:2", measure="never",
             micro_batches=[micro_batches], store=store, pipelines="always", **asked,
         )  # fmt: skip
 

@@ -231,7 +231,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 
     def looked(micro_batches: int, **asked: Any) -> Exploration:
         return explore(
-            Blocks(6), (torch.randn(16, 8), torch.randn(16, 8)), cluster="cpu:2", measure="never",
+            Blocks(6), (torch.randn(16, 8), torch.randn(16, 8)), cluster=CLUSTER, measure="never",
             micro_batches=[micro_batches], store=store, pipelines="always", **asked,
         )  # fmt: skip
 

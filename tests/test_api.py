@@ -89,9 +89,7 @@ def test_every_point_is_a_plan_that_comes_back(exploration, tmp_path):
         assert plan.strategy(graph).stored == strategy.stored
         assert plan.predicted.memory_bytes == point.memory_bytes
         plan.save(tmp_path / "plan.json")
-        assert (
-            tensoropt.load_plan(tmp_path / "plan.json") == plan if hasattr(tensoropt, "load_plan") else True
-        )
+        assert tensoropt.load_plan(tmp_path / "plan.json") == plan
 
 
 def test_saved_and_loaded_it_is_the_same(exploration, tmp_path):

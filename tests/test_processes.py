@@ -106,7 +106,7 @@ from tensoropt import processes
 processes.cores = lambda: 2
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print(os.getpid(), flush=True)
-processes.in_forks(lambda _: time.sleep(60), range(4))
+processes.in_forks(lambda _: (os.write(1, b"forked\\n"), time.sleep(60)), range(4))
 """
     command = [sys.executable, "-c", program]
     with subprocess.Popen(
@@ -118,7 +118,7 @@ processes.in_forks(lambda _: time.sleep(60), range(4))
         text=True,
     ) as process:
         assert process.stdout.readline().strip() == str(process.pid)
-        time.sleep(1.0)
+        assert [process.stdout.readline() for _ in range(2)] == ["forked\n"] * 2
         group = process.pid
         if ended_by == "SIGINT":
             os.killpg(group, signal.SIGINT)

@@ -44,11 +44,12 @@ def test_a_model_is_captured_once_and_explored_on_each(
     with ProfileStore(tmp_path / "profiles.sqlite") as store:
         found = tensoropt.explore_clusters(
             model, inputs, clusters="dgx-h100[2],dgx-a100[2],dgx-a100[2]", out=tmp_path / "out",
-            loss=loss, store=store, micro_batches=(1,),
+            loss=loss, store=store, micro_batches=(1,), placements="never", pipelines="never",
         )  # fmt: skip
         alone = tensoropt.explore(
-            model, inputs, cluster="dgx-a100[2]", loss=loss, store=store, micro_batches=(1,)
-        )
+            model, inputs, cluster="dgx-a100[2]", loss=loss, store=store, micro_batches=(1,),
+            placements="never", pipelines="never",
+        )  # fmt: skip
     assert len(captures) == 2  # for all clusters together, and alone
     assert [one.cluster["name"] for one in found.explorations] == ["dgx-h100[2]", "dgx-a100[2]"]
     assert not found.refused

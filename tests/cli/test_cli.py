@@ -15,7 +15,6 @@ import pytest
 
 from tensoropt import __version__
 from tensoropt.cli.parser import main
-from tensoropt.profiling.links import LinkFits
 from tensoropt.ranks.pool import RankPool
 from tests.lent_ranks import lend_ranks
 
@@ -254,17 +253,10 @@ def test_lists(run: Any, what: str, name: str) -> None:
     assert name in [entry["name"] for entry in json.loads(out)[what]]
 
 
-@pytest.fixture(scope="module")
-def ranks_there(place: Path) -> Iterator[RankPool]:
-    """Ranks that find the models of the folder."""
-    with RankPool(2) as pool:
-        yield pool
-
-
 @pytest.fixture
-def lent_ranks(ranks_there: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def lent_ranks(ranks: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ranks for every command; others of this module start theirs."""
-    lend_ranks(monkeypatch, ranks_there)
+    lend_ranks(monkeypatch, ranks)
 
 
 @pytest.mark.distributed
@@ -307,9 +299,7 @@ def test_verify_an_inference_plan(run: Any, lent_ranks: None) -> None:
 
 
 @pytest.mark.distributed
-def test_verify_random_strategies(run: Any, lent_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Timing links takes most of it, and is tested with `measure-links` and `explore`.
-    monkeypatch.setattr("tensoropt.costs.source.measure_links", lambda *_, **__: LinkFits(collectives={}))
+def test_verify_random_strategies(run: Any, lent_ranks: None) -> None:
     code, out, err = run("verify", "net.py:net", "--random", "2", "--seed", "5")
     assert code == 0, out
     assert "on cluster cpu:2 (the default" in err
@@ -658,11 +648,11 @@ def test_what_a_model_prints_is_no_part_of_the_answer(
     talked: Path,
     capfd: pytest.CaptureFixture[str],
     arguments: tuple[str, ...],
-    ranks_there: RankPool,
+    ranks: RankPool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if "--random" in arguments:  # as the command starts them it has its own with a plan
-        lend_ranks(monkeypatch, ranks_there)
+        lend_ranks(monkeypatch, ranks)
     capfd.readouterr()
     assert main([*arguments, "--json"]) == 0
     out, err = capfd.readouterr()
@@ -710,7 +700,8 @@ def test_in_python_stdout_is_left_alone(talked: Path, capfd: pytest.CaptureFixtu
 
 def test_another_question_about_a_zoo_model_needs_no_capture(run, place, monkeypatch) -> None:
     monkeypatch.setenv("TENSOROPT_CACHE", str(place / "graphs"))
-    asked = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--out", "asked")
+    alone = ("--placements", "never", "--pipelines", "never")
+    asked = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--out", "asked", *alone)
     code, _, first = run(*asked)
     assert code == 0
     assert "capture" in first

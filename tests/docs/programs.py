@@ -2,11 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import runpy
+import socket
 import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+from unittest import mock
+
+import torch.distributed as dist
+
+from tensoropt.ranks.pool import RankPool
 
 CHECKED_ELSEWHERE = {"make", "pip", ".", ".ci/run", ".venv/bin/pre-commit", "git", "cd", "jupyter"}
-PROGRAMS = {
-    "tensoropt": [sys.executable, "-m", "tensoropt"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"],
-    "python": [sys.executable],
-}
+PROGRAMS = {"tensoropt", "torchrun", "python"}
+
+
+def run_python(words: Sequence[str]) -> None:
+    """What ``python SCRIPT ...`` or ``python -m MODULE ...`` does, in this process.
+
+    Raises:
+        RuntimeError: it ends with an exit code.
+    """
+    start, words = (runpy.run_module, words[1:]) if words[0] == "-m" else (runpy.run_path, words)
+    with mock.patch.object(sys, "argv", list(words)):
+        try:
+            start(words[0], run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"{words} ended with {end.code}") from end
+
+
+def run_job(ranks: RankPool, words: Sequence[str]) -> None:
+    """What ``torchrun --nproc-per-node N ...`` does, on as many ranks that are there already."""
+    assert words[:2] == ["--nproc-per-node", str(ranks.world_size)], words
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        ranks.run(_take_part, port, os.getcwd(), list(words[2:]), folder)
+
+
+def _stay(code: int, end: Callable[[int], NoReturn] = os._exit) -> None:
+    """End the script, and not the rank; other threads end it where its parent is gone."""
+    if threading.current_thread() is not threading.main_thread():
+        end(code)
+    raise SystemExit(code)
+
+
+def _take_part(rank: int, world_size: int, port: int, place: str, words: list[str], folder: str) -> None:
+    """Leave the group of the pool for the one that the script makes, and come back."""
+    rank_of_host = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": world_size,
+    }
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **rank_of_host}
+    dist.destroy_process_group()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.chdir(place))
+            stack.enter_context(
+                mock.patch.dict(os.environ, {name: str(value) for name, value in job.items()})
+            )
+            stack.enter_context(mock.patch.object(os, "_exit", _stay))
+            run_python(words)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        store = dist.FileStore(str(Path(folder) / "group"), world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        dist.barrier()  # the folder is there until all have met

@@ -2,17 +2,19 @@
 
 A page's blocks share a folder and, for Python, their names: what one block writes or defines, the next may
 use, as for a person who follows the page. Shell commands run as they stand, our own and scripts in this
-process, on ranks that were started once; ``make`` and ``pip`` are checked in ``test_references.py`` instead.
+process, jobs on ranks that were started once; ``make`` and ``pip`` are checked in ``test_references.py``
+instead. ``tests/execute/test_train.py`` and ``test_jobs.py`` have jobs of real processes.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
-import runpy
 import shlex
 import signal
-import subprocess
 import sys
+import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,13 +23,13 @@ import onnx
 import pytest
 
 from tensoropt.cli.parser import main
+from tensoropt.console import ProgressDisplay
 from tensoropt.ranks.pool import RankPool
 from tests.capture.onnx.models import perceptron
 from tests.docs.pages import ROOT, Block, blocks, pages, shell_lines
-from tests.docs.programs import CHECKED_ELSEWHERE, PROGRAMS
+from tests.docs.programs import CHECKED_ELSEWHERE, run_job, run_python
 from tests.lent_ranks import lend_ranks
 
-TIMEOUT_S = 600.0
 RUN = [page for page in pages() if any(b.language != "text" for b in blocks(page))]
 
 
@@ -38,6 +40,8 @@ def test_a_page_works_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: RankPool
 ) -> None:
     lend_ranks(monkeypatch, ranks)
+    if page != ROOT / "README.md":  # published planners take as long again as the search
+        monkeypatch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found: found)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(tmp_path)]))
     monkeypatch.syspath_prepend(tmp_path)
@@ -55,7 +59,7 @@ def test_a_page_works_from_top_to_bottom(
         elif block.language == "sh":
             for command, remark in shell_lines(block):
                 if not remark.startswith("needs "):
-                    shell(command, block)
+                    shell(command, block, ranks)
 
 
 def excerpt(block: Block) -> str:
@@ -63,49 +67,43 @@ def excerpt(block: Block) -> str:
     return block.text.split("\n", 1)[1].strip()
 
 
-def shell(command: str, block: Block) -> None:
-    words = shlex.split(command)
-    if words[0] in CHECKED_ELSEWHERE:
-        return
-    full = [*PROGRAMS[words[0]], *words[1:]]
-    if words[:2] == ["tensoropt", "dashboard"]:
-        serves([*full, "--port", "0"])
-        return
-    if words[0] == "tensoropt":
-        in_this_process(words[1:], f"{block.page.name}:{block.line}: {command}")
-        return
-    if words[0] == "python" and words[1].endswith(".py"):
-        with mock.patch.object(sys, "argv", words[1:]):
-            runpy.run_path(words[1], run_name="__main__")
-        return
-    done = subprocess.run(full, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, f"{block.page.name}:{block.line}: {command}\n{done.stdout}\n{done.stderr}"
-
-
-def in_this_process(arguments: list[str], what: str) -> None:
-    """One of our own commands, without a new process's seconds of imports."""
+def shell(command: str, block: Block, ranks: RankPool) -> None:
+    program, *words = shlex.split(command)
     known = set(sys.modules)
-    code = main(arguments)
+    if program == "python":
+        run_python(words)
+    elif program == "torchrun":
+        run_job(ranks, words)
+    elif program == "tensoropt":
+        answer = serves if words[0] == "dashboard" else main
+        assert answer(words) == 0, f"{block.page.name}:{block.line}: {command}"
+    else:
+        assert program in CHECKED_ELSEWHERE
     for name in set(sys.modules) - known:  # what a page's folder holds is not the next page's
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(os.getcwd()):
             del sys.modules[name]
-    assert code == 0, what
 
 
-def serves(command: list[str]) -> None:
-    """The server says where it is, and ends when interrupted."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore it
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    signal.signal(signal.SIGINT, before)
-    with started as server:
-        assert server.stderr is not None
+def serves(words: list[str]) -> int:
+    """Interrupt the server once it has answered at the address that it says."""
+    answers, note = [], ProgressDisplay.note
+
+    def visit(address: str) -> None:
         try:
-            said = ""
-            while "http://127.0.0.1" not in said:
-                line = server.stderr.readline()
-                assert line, said
-                said += line
-            server.send_signal(signal.SIGINT)
-            server.wait(timeout=60)
+            answers.append(urllib.request.urlopen(address, timeout=60).status)
         finally:
-            server.kill()  # else leaving would wait for it
+            _thread.interrupt_main()
+
+    def noted(display: ProgressDisplay, text: str) -> None:
+        note(display, text)
+        for address in (word for word in text.split() if word.startswith("http://127.0.0.1")):
+            threading.Thread(target=visit, args=(address,)).start()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore it
+    try:
+        with mock.patch.object(ProgressDisplay, "note", noted):
+            code = main([*words, "--port", "0"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert answers == [200]
+    return code

@@ -16,16 +16,15 @@ from tests.docs.pages import ROOT, pages, prose
 from tests.docs.parts import PARTS
 from tests.docs.taken import sentence
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 UNIT = re.compile(r"(?<![\w,.])\d[\d.,]*\s?(?:%|s\b|ms\b|MiB\b|GiB\b|TiB\b|×)")
 MOST_WORDS = 1200
 """Of README.md, table rules and code included: it is a first look; stages' READMEs hold the rest."""
 
 
-@each_page
-def test_generated_parts_are_those_of_the_results(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert text == current(text, PARTS), "run make figures"
+def test_generated_parts_are_those_of_the_results() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text == current(text, PARTS), f"{page}: run make figures"
 
 
 def test_every_part_stands_once_on_a_page_that_is_written_anew() -> None:
@@ -35,21 +34,17 @@ def test_every_part_stands_once_on_a_page_that_is_written_anew() -> None:
     assert Counter(name for parts in found.values() for name, _ in parts) == Counter(list(PARTS))
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_comments_are_nothing_but_the_bounds_of_generated_parts(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert text.count("<!--") == 2 * len(PART.findall(text)), (
-        "a bound without its other, or a comment in a text"
-    )
+def test_comments_are_nothing_but_the_bounds_of_generated_parts() -> None:
+    """No bound stands without its other, and no comment in a text."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    assert [p for p, text in texts.items() if text.count("<!--") != 2 * len(PART.findall(text))] == []
 
 
-@pytest.mark.parametrize(
-    "page", [README, ROOT / "tests" / "benchmarks" / "README.md"], ids=lambda p: p.parent.name
-)
-def test_no_figure_comes_from_nowhere(page: Path) -> None:
+def test_no_figure_comes_from_nowhere() -> None:
     """What carries a unit is generated, or code."""
-    bare = re.sub(r"`[^`\n]*`", "", PART.sub("", prose(page)))
-    assert not UNIT.findall(bare)
+    for page in (README, ROOT / "tests" / "benchmarks" / "README.md"):
+        bare = re.sub(r"`[^`\n]*`", "", PART.sub("", prose(page)))
+        assert not UNIT.findall(bare), page
 
 
 def test_the_first_page_is_short() -> None:

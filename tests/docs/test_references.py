@@ -6,13 +6,10 @@ import argparse
 import re
 from pathlib import Path
 
-import pytest
-
 from tensoropt.cli.parser import parser
 from tests.docs.pages import (
     INDENTED,
     ROOT,
-    Block,
     anchors,
     blocks,
     inline_commands,
@@ -25,37 +22,31 @@ from tests.docs.programs import CHECKED_ELSEWHERE, PROGRAMS
 
 PAGES = pages()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
 EVERYWHERE = {"--json", "--debug", "--help"}
-each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
 
 
-@each_page
-def test_blocks_say_what_they_are(page: Path) -> None:
-    text = prose(page)
-    assert not INDENTED.findall(text), "fence blocks and name their language, text if it is not to be run"
-    assert {b.language for b in blocks(page)} <= {"text", "sh", "python", "yaml"}
+def test_blocks_say_what_they_are() -> None:
+    """They are fenced and name their language, which is text if they are not to be run."""
+    assert [page for page in PAGES if INDENTED.search(prose(page))] == []
+    assert {block.language for page in PAGES for block in blocks(page)} <= {"text", "sh", "python", "yaml"}
 
 
-@each_page
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in links(page):
-        target, _, anchor = link.partition("#")
-        if target.startswith(("http://", "https://")):
-            continue
-        file = (page.parent / target).resolve() if target else page
-        assert file.exists(), link
-        assert not anchor or anchor in anchors(file), link
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for link in links(page):
+            target, _, anchor = link.partition("#")
+            if target.startswith(("http://", "https://")):
+                continue
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), (page, link)
+            assert not anchor or anchor in anchors(file), (page, link)
 
 
 def missing_files(page: Path) -> set[str]:
     """Of the first column of a table of files, in backticks: what is neither beside the page nor below it."""
-    found = set()
-    for row in re.findall(r"^\| (`[^|]+`) +\|", prose(page), re.MULTILINE):
-        for name in re.findall(r"`([\w./-]+(?:\.py|\.json|\.yaml|/))`", row):
-            if page.parent != ROOT and not (page.parent / name).exists() and not any(page.parent.rglob(name)):
-                found.add(name)
-    return found
+    rows = [] if page.parent == ROOT else re.findall(r"^\| (`[^|]+`) +\|", prose(page), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([\w./-]+(?:\.py|\.json|\.yaml|/))`", row)}
+    return {n for n in named if not (page.parent / n).exists() and not any(page.parent.rglob(n))}
 
 
 def missing_paths(page: Path) -> set[str]:
@@ -64,9 +55,9 @@ def missing_paths(page: Path) -> set[str]:
     return {name for name in named if not (ROOT / name).exists()}
 
 
-@each_page
-def test_named_files_exist(page: Path) -> None:
-    assert not missing_files(page) | missing_paths(page)
+def test_named_files_exist() -> None:
+    missing = {page: missing_files(page) | missing_paths(page) for page in PAGES}
+    assert not {page: names for page, names in missing.items() if names}
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
@@ -94,18 +85,14 @@ def test_the_reference_names_every_verb_and_option() -> None:
     assert reference() == expected
 
 
-def sh_blocks() -> list[Block]:
-    return [b for page in PAGES for b in blocks(page) if b.language == "sh"]
-
-
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
-@pytest.mark.parametrize("block", sh_blocks(), ids=lambda b: f"{b.page.relative_to(ROOT)}:{b.line}")
-def test_words_of_commands_are_known(block: Block) -> None:
+def test_words_of_commands_are_known() -> None:
     """Also of those that are not run: verbs and options parse, make targets and extras exist."""
-    for command, _ in shell_lines(block):
+    shell = [block for page in PAGES for block in blocks(page) if block.language == "sh"]
+    for command, _ in (line for block in shell for line in shell_lines(block)):
         words = command.split()
         if words[0] == "tensoropt" and words[1] != "--version":
             parser().parse_args(words[1:])
@@ -115,11 +102,8 @@ def test_words_of_commands_are_known(block: Block) -> None:
             assert words[0] in {*PROGRAMS, *CHECKED_ELSEWHERE}, command
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, *sorted((ROOT / "notebooks").glob("*.ipynb"))], ids=lambda p: p.name
-)
-def test_words_of_commands_in_sentences_are_known(page: Path) -> None:
-    for command in inline_commands(page):
+def test_words_of_commands_in_sentences_are_known() -> None:
+    for command in (command for page in (*PAGES, *NOTEBOOKS) for command in inline_commands(page)):
         program, *words = command.split()
         if program == "make":
             assert {w for w in words if "=" not in w} <= targets(), command

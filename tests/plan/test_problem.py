@@ -5,6 +5,7 @@ Model FLOP by the formula of PaLM's appendix B, and by kind of device and settin
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tensoropt.report.table import summary_lines
 PLAIN = KernelSettings()
 
 
+@cache
 def problem_of(name: str, **more: object) -> Problem:
     built = zoo.build(name, device="meta")
     return prepare(capture(built.model, built.args, built.kwargs, **more))  # type: ignore[arg-type]
@@ -101,7 +103,13 @@ def explored(folder: Path, batch: int, inside: int, out: int) -> Exploration:
 
     with ProfileStore(folder / "profiles.sqlite") as store:
         return explore(
-            Net(), (torch.randn(batch, inside),), cluster=load_cluster(file), micro_batches=(1,), store=store
+            Net(),
+            (torch.randn(batch, inside),),
+            cluster=load_cluster(file),
+            micro_batches=(1,),
+            store=store,
+            placements="never",
+            pipelines="never",
         )
 
 

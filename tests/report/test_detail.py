@@ -171,7 +171,7 @@ def test_strategies_without_a_place_on_the_new_cluster_are_named(gpus):
         pipelines="never",
         store=gpus.store,
     )
-    _, again = tensoropt.api.recost(found, cluster="dgx-a100", store=gpus.store)
+    _, again = tensoropt.api.recost(found, cluster="dgx-a100[2]", store=gpus.store)
     assert all(r.time_s is None for r in again)
     assert {r.reason.split(" is not")[0] for r in again} <= {"mesh 4", "mesh 2x2"}
 

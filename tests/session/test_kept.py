@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -13,13 +15,9 @@ from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session import kept
 
-ASKED = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1], "keep": True}
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
-        yield opened
+ASKED = {
+    "cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1], "pipelines": "never", "keep": True,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +25,36 @@ def model():
     return ModelSpec("zoo:mlp", 0).build()
 
 
+@pytest.fixture(scope="module")
+def kept_once(model, tmp_path_factory):
+    """An exploration, and the folder of the store that keeps it."""
+    folder = tmp_path_factory.mktemp("kept")
+    with ProfileStore(folder / "profiles.sqlite") as opened:
+        return explore(*model, store=opened, **ASKED), folder
+
+
+@pytest.fixture
+def first(kept_once):
+    return kept_once[0]
+
+
+@pytest.fixture
+def store(kept_once, tmp_path):
+    """A store of its own for each test, in which the first exploration is kept."""
+    shutil.copytree(kept_once[1], tmp_path / "store")
+    with ProfileStore(tmp_path / "store" / "profiles.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture
+def empty_store(tmp_path):
+    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
+        yield opened
+
+
 @pytest.fixture
 def searches(monkeypatch):
-    """How often something was searched."""
+    """How often something was searched, but for the first exploration."""
     import tensoropt.api as api
 
     count, real = [], api.search
@@ -41,9 +66,9 @@ def points(found):
     return [(p.memory_bytes, p.time_s, p.choice) for p in found.points]
 
 
-def test_the_same_again_is_not_searched(model, store, searches):
-    first, again = (explore(*model, store=store, **ASKED) for _ in range(2))
-    assert len(searches) == 1
+def test_the_same_again_is_not_searched(model, first, store, searches):
+    again = explore(*model, store=store, **ASKED)
+    assert not searches
     assert points(again) == points(first)
     assert again.captured is not None
     assert "kept from" in again.report["notes"][-1]
@@ -51,59 +76,53 @@ def test_the_same_again_is_not_searched(model, store, searches):
     assert again.plan(0).to_json() == first.plan(0).to_json()
 
 
-@pytest.mark.parametrize(
-    "other", [{"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}]
-)
-def test_another_question_is_searched(model, store, searches, other):
-    explore(*model, store=store, **ASKED)
-    explore(*model, store=store, **{**ASKED, **other})
-    assert len(searches) == 2
+def test_another_question_is_searched(model, store, searches):
+    others = {"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}
+    for asked, other in enumerate(others, 1):
+        explore(*model, store=store, **{**ASKED, **other})
+        assert len(searches) == asked, other
 
 
-def test_what_was_searched_with_a_smaller_gap_is_good_enough(model, store, searches):
-    close, _ = (explore(*model, store=store, epsilon=gap, **ASKED) for gap in (0.0005, 0.0002))
+def test_what_was_searched_with_a_smaller_gap_is_good_enough(model, first, store, searches):
+    explore(*model, store=store, epsilon=0.0002, **ASKED)
     wider = explore(*model, store=store, epsilon=0.01, **ASKED)
-    assert len(searches) == 2
+    assert len(searches) == 1
     # Of several that which was searched with the widest gap.
-    assert points(wider) == points(close)
+    assert points(wider) == points(first)
     assert wider.settings["epsilon"] == 0.01
-    assert "searched with the smaller gap 0.0005;" in wider.report["notes"][-1]
+    assert "searched with the smaller gap 0.001;" in wider.report["notes"][-1]
     assert "smaller gap" not in explore(*model, store=store, epsilon=0.0002, **ASKED).report["notes"][-1]
-    assert len(searches) == 2
+    assert len(searches) == 1
 
 
-def test_an_exact_list_answers_no_other_question(model, store, searches):
-    explore(*model, store=store, epsilon=0, **ASKED)
-    explore(*model, store=store, epsilon=0.01, **ASKED)
-    explore(*model, store=store, epsilon=0.0, **ASKED)
+def test_an_exact_list_answers_no_other_question(model, empty_store, searches):
+    for epsilon in (0, 0.01, 0.0):
+        explore(*model, store=empty_store, epsilon=epsilon, **ASKED)
     assert len(searches) == 2
 
 
 def test_what_the_store_learns_is_seen(model, store, searches):
-    explore(*model, store=store, **ASKED)
     store.put("somewhere/else", {"forward_s": 1.0})
     explore(*model, store=store, **ASKED)
-    assert len(searches) == 2
+    assert len(searches) == 1
     store.put("facts-6/of/a/workload", {"kept_bytes": 1}, kind="saved")
     explore(*model, store=store, **ASKED)
-    assert len(searches) == 2
+    assert len(searches) == 1
 
 
 def test_other_code_is_another_question(model, store, searches, monkeypatch):
-    explore(*model, store=store, **ASKED)
     monkeypatch.setattr(kept, "code", lambda: "changed")
     explore(*model, store=store, **ASKED)
-    assert len(searches) == 2
+    assert len(searches) == 1
 
 
-def test_another_budget_is_free_and_checked(model, store, searches):
-    first = explore(*model, store=store, **ASKED)
+def test_another_budget_is_free_and_checked(model, first, store, searches):
     fits = explore(*model, store=store, memory_bytes=2.0**40, **ASKED)
     assert points(fits) == points(first)
     assert fits.settings["memory_bytes"] == 2.0**40
     with pytest.raises(InfeasibleError, match="no plan fits 1 KiB"):
         explore(*model, store=store, memory_bytes=1024.0, **ASKED)
-    assert len(searches) == 1
+    assert not searches
 
 
 def change(store, change):
@@ -122,22 +141,18 @@ def change(store, change):
         lambda data: data.clear(),
     ],
 )
-def test_a_damaged_one_is_explored_anew(model, store, searches, damage):
-    first = explore(*model, store=store, **ASKED)
+def test_a_damaged_one_is_explored_anew(model, first, store, searches, damage):
     change(store, damage)
-    again = explore(*model, store=store, **ASKED)
-    assert points(again) == points(first)
-    assert len(searches) == 2
-    explore(*model, store=store, **ASKED)
-    assert len(searches) == 2
+    for _ in range(2):
+        assert points(explore(*model, store=store, **ASKED)) == points(first)
+        assert len(searches) == 1
 
 
-def test_no_other_file_is_written(model, store, searches, tmp_path):
+def test_no_other_file_is_written(model, first, store, searches, tmp_path):
     """A store that somebody else wrote may name any path."""
-    first = explore(*model, store=store, **ASKED)
     change(store, lambda data: data["files"].update({str(tmp_path / "run"): np.zeros(1, np.uint8)}))
     assert points(explore(*model, store=store, **ASKED)) == points(first)
-    assert len(searches) == 1
+    assert not searches
     assert not (tmp_path / "run").exists()
 
 
@@ -154,33 +169,28 @@ def test_only_sources_without_code_have_a_key(tmp_path):
     assert kept.source_key(str(file), {}) is None
 
 
-def test_what_cannot_be_kept_is_said(model, store):
-    found = explore(*model, store=store, **{**ASKED, "keep": False})
+def test_what_cannot_be_kept_is_said(first, empty_store):
+    store = empty_store
     store._connection.execute("PRAGMA max_page_count = 1")  # no more than there are
-    said = kept.KeptExplorations(store).keep("question", load_cluster("dgx-h100[2]"), Settings(), found)
+    said = kept.KeptExplorations(store).keep("question", load_cluster("dgx-h100[2]"), Settings(), first)
     assert said.startswith("not kept for the next time it is asked: ")
     assert "disk is full" in said
     assert store.persistent
 
 
-def test_the_graph_of_a_source_is_kept_for_other_questions(store):
-    built = ModelSpec("zoo:mlp", 0).build()
+def test_the_graph_of_a_source_is_kept_for_other_questions(model, first, store):
     explorations = kept.KeptExplorations(store)
     assert explorations.capture_of("zoo:mlp") is None
-    found = explore(*built, store=store, **ASKED)
-    captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
+    captured = kept.KeptCapture(first.model, first.recorded.graph, ("from a file",))
     explorations.keep_capture("zoo:mlp", captured)
     again = explorations.capture_of("zoo:mlp")
     assert again.notes == ("from a file",)
-    assert again.graph.fingerprint == found.model.fingerprint
-    assert kept.question_of(again.model) == kept.question_of(found.model)
-    other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
-    assert points(explore_graph(again.graph, again.model, store=store, **_without_keep(other))) == points(
-        explore(*built, store=store, **other)
+    assert again.graph.fingerprint == first.model.fingerprint
+    assert kept.question_of(again.model) == kept.question_of(first.model)
+    other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]"}
+    del other["keep"]
+    assert points(explore_graph(again.graph, again.model, store=store, **other)) == points(
+        explore(*model, store=store, **other)
     )
     store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")
     assert explorations.capture_of("zoo:mlp") is None
-
-
-def _without_keep(asked):
-    return {name: value for name, value in asked.items() if name != "keep"}

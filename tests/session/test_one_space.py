@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import shutil
 
 import numpy as np
 import pytest
@@ -20,7 +21,10 @@ from tensoropt.session import one_space
 from tensoropt.session.kept import KeptExplorations
 from tensoropt.session.one_space import BOUNDS, OneSpace, part_from
 
-ASKED = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2]}
+ASKED = {
+    "cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2], "placements": "never",
+    "pipelines": "never",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,27 @@ def model():
 @pytest.fixture
 def store(tmp_path):
     with ProfileStore(tmp_path / "profiles.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def kept_once(model, tmp_path_factory):
+    """An exploration, and the folder of the store that keeps it."""
+    folder = tmp_path_factory.mktemp("kept")
+    with ProfileStore(folder / "profiles.sqlite") as opened:
+        return explore(*model, store=opened, keep=True, **ASKED), folder
+
+
+@pytest.fixture
+def found(kept_once):
+    return kept_once[0]
+
+
+@pytest.fixture
+def kept_store(kept_once, tmp_path):
+    """A store of its own for each test, which knows what the exploration has found."""
+    shutil.copytree(kept_once[1], tmp_path / "kept")
+    with ProfileStore(tmp_path / "kept" / "profiles.sqlite") as opened:
         yield opened
 
 
@@ -79,63 +104,56 @@ def test_an_interrupted_search_goes_on_where_it_ended(model, store, count):
     assert points(again) == points(fresh)
 
 
-def test_planners_are_compared_without_another_search(model, store, count):
-    found = explore(*model, store=store, keep=True, **ASKED)
-    count.stop = count.done
-    beside = compare(*model, planners=["optcnn"], store=store, keep=True, **ASKED)
+def test_planners_are_compared_without_another_search(model, found, kept_store, count):
+    count.stop = 0
+    beside = compare(*model, planners=["optcnn"], store=kept_store, keep=True, **ASKED)
     assert points(beside) == points(found)
     assert beside.comparison
 
 
-def test_planners_run_beside_a_saved_frontier_without_another_search(model, store, count):
-    found = explore(*model, store=store, keep=True, **ASKED)
-    count.stop = count.done
-    beside, old = recost(found, planners=["optcnn"], store=store, keep=True, old_points=False)
+def test_planners_run_beside_a_saved_frontier_without_another_search(found, kept_store, count):
+    count.stop = 0
+    beside, old = recost(found, planners=["optcnn"], store=kept_store, keep=True, old_points=False)
     assert points(beside) == points(found)
     assert beside.comparison
     assert old == ()
     with pytest.raises(StoppedError):
-        recost(found, store=store)
+        recost(found, store=kept_store)
 
 
-def test_a_graph_is_explored_with_what_was_kept(model, store, count):
-    found = explore(*model, store=store, keep=True, **ASKED)
-    count.stop = count.done
+def test_a_graph_is_explored_with_what_was_kept(found, kept_store, count):
+    count.stop = 0
     graph = found.recorded.graph
-    assert points(explore_graph(graph, found.model, store=store, keep=True, **ASKED)) == points(found)
+    assert points(explore_graph(graph, found.model, store=kept_store, keep=True, **ASKED)) == points(found)
     with pytest.raises(StoppedError):
-        explore_graph(graph, found.model, store=store, **ASKED)
+        explore_graph(graph, found.model, store=kept_store, **ASKED)
 
 
-@pytest.mark.parametrize("other", [{"epsilon": 1e-4}, {"cluster": "dgx-v100[2]"}, {"micro_batches": [1, 4]}])
-def test_another_question_is_another_search(model, store, count, other):
-    explore(*model, store=store, keep=True, **ASKED)
-    before = count.done
-    explore(*model, store=store, keep=True, **{**ASKED, **other})
-    assert count.done > before
+def test_another_question_is_another_search(model, kept_store, count):
+    for other in ({"epsilon": 1e-4}, {"cluster": "dgx-v100[2]"}, {"micro_batches": [1, 4]}):
+        before = count.done
+        explore(*model, store=kept_store, keep=True, **{**ASKED, **other})
+        assert count.done > before, other
 
 
-def test_tables_of_other_numbers_are_searched_again(model, store, count, monkeypatch):
+def test_tables_of_other_numbers_are_searched_again(model, kept_store, count, monkeypatch):
     """As after devices were timed anew: the question is the same."""
-    explore(*model, store=store, keep=True, **ASKED)
-    before = count.done
     prices = CommunicationModel.time_s
     monkeypatch.setattr(CommunicationModel, "time_s", lambda *args: 2 * prices(*args))
     monkeypatch.setattr(KeptExplorations, "find", lambda *_: None)
     monkeypatch.setattr(source, "TableArrays", lambda *_: TableArrays())
-    slower = explore(*model, store=store, keep=True, **ASKED)
-    assert count.done == 2 * before
+    slower = explore(*model, store=kept_store, keep=True, **ASKED)
+    searched = count.done
     assert points(slower) == points(explore(*model, store=None, **ASKED))
+    assert count.done == 2 * searched > 0
 
 
-def test_damaged_values_are_as_if_they_were_not_there(model, store, count):
-    found = explore(*model, store=store, keep=True, **ASKED)
-    first, second, *_ = store.cached("frontiers", "")
+def test_damaged_values_are_as_if_they_were_not_there(model, found, kept_store, count):
+    first, second, *_ = kept_store.cached("frontiers", "")
     for key, damage in ((first, b""), (second, b"\x1f\x8b half of one")):
-        store._connection.execute("UPDATE cache SET value = ? WHERE key = ?", (damage, key))
-    before = count.done
-    again = compare(*model, planners=["optcnn"], store=store, keep=True, **ASKED)
-    assert count.done == before + 2
+        kept_store._connection.execute("UPDATE cache SET value = ? WHERE key = ?", (damage, key))
+    again = compare(*model, planners=["optcnn"], store=kept_store, keep=True, **ASKED)
+    assert count.done == 2
     assert points(again) == points(found)
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from tensoropt.api import explore
 from tensoropt.cluster.files import cluster_from
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import Recipe
+from tests.session.captured_once import CapturedOnce
 
 LAYERS = 8
 FAST, SLOW = "H100-80GB", "A100-80GB"
@@ -36,6 +36,9 @@ def recipe() -> Recipe:
     return Layers(), (torch.randn(8192, 1024), torch.randn(8192, 1024)), {}
 
 
+LAYERED = CapturedOnce(recipe)
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
     with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
@@ -47,9 +50,8 @@ def explored(store: ProfileStore, *devices: dict[str, Any], nodes: int = 1, **se
     if nodes == 1:
         del links["inter_node"]
     cluster = cluster_from({"devices": list(devices), "nodes": nodes, "links": links}, name="toy")
-    model, args, kwargs = recipe()
     asked = {"measure": "never", "micro_batches": [8], "constraints": PINNED} | settings
-    return explore(model, args, kwargs, cluster=cluster, store=store, **asked)
+    return LAYERED.explore(cluster=cluster, store=store, **asked)
 
 
 def fastest(found: Exploration) -> Plan:

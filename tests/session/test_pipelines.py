@@ -29,9 +29,11 @@ from tensoropt.session import pipelines as pipeline_cuts
 from tensoropt.session.quick_plans import with_quick_plans
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks
+from tests.session.captured_once import CapturedOnce
 from tests.situations.readers import made_of_parameters
 
 CLUSTER = "cpu:4"
+FOUR = CapturedOnce(four)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,9 +52,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
 
 def explored(store: ProfileStore, **settings: Any) -> Exploration:
     """Four layers on four CPU ranks at data-sheet prices, in four micro-batches unless said otherwise."""
-    model, args, kwargs = four()
     asked = {"cluster": CLUSTER, "measure": "never", "micro_batches": [4], "placements": "never"} | settings
-    return explore(model, args, kwargs, store=store, **asked)
+    return FOUR.explore(store=store, **asked)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from tensoropt import zoo
-from tensoropt.api import _evaluated, _model_info, _prepared, compare, explore, recost
+from tensoropt.api import _evaluated, _model_info, _prepared, compare, recost
 from tensoropt.cluster import load_cluster
 from tensoropt.execute import parallelize
 from tensoropt.placement.points import placed_record
@@ -43,6 +44,7 @@ from tensoropt.session import evaluation
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.searched import search
 from tensoropt.session.session import Session
+from tests.session.captured_once import CapturedOnce
 from tests.situations import branching
 
 QUICK = quick_planners(1)
@@ -81,6 +83,11 @@ def branches(device: str = "cpu", batch: int = 4) -> tuple[nn.Module, tuple[torc
     return model, (torch.randn(batch, 3, 32, 32, device=device), torch.randint(10, (batch,), device=device))
 
 
+@cache
+def built_once(device: str, batch: int) -> CapturedOnce:
+    return CapturedOnce(lambda: branches(device, batch))
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
     with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
@@ -88,14 +95,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
 
 
 def explored(store: ProfileStore, cluster: str = "dgx-a100[2]", batch: int = 4, **chosen: Any) -> Exploration:
-    model, args = branches("cpu" if cluster.startswith("local") else "meta", batch)
-    asked = {"measure": "never", "micro_batches": (1, 2)} | chosen
-    return explore(model, args, cluster=cluster, store=store, **asked)
+    built = built_once("cpu" if cluster.startswith("local") else "meta", batch)
+    return built.explore(cluster=cluster, store=store, measure="never", **{"micro_batches": (1, 2)} | chosen)
 
 
 @pytest.fixture(scope="module")
 def found(store: ProfileStore) -> Exploration:
     return explored(store)
+
+
+@pytest.fixture(scope="module")
+def unplaced(store: ProfileStore) -> Exploration:
+    return explored(store, placements="never")
 
 
 def placed(exploration: Exploration) -> list[tuple[int, Point]]:
@@ -117,25 +128,23 @@ def beating(points: Sequence[Point], others: Sequence[Point]) -> list[tuple[str,
 # -- what comes in --------------------------------------------------------------------------------
 
 
-def test_placed_plans_of_a_branching_model_are_points(found: Exploration, store: ProfileStore) -> None:
+def test_placed_plans_of_a_branching_model_are_points(found: Exploration, unplaced: Exploration) -> None:
     assert placed(found)
     memory, times = [p.memory_bytes for p in found.points], [p.time_s for p in found.points]
     assert memory == sorted(memory)
     assert times == sorted(times, reverse=True)
-    without = explored(store, placements="never", pipelines="never")
-    assert not placed(without)
-    assert found.points[-1].time_s < without.points[-1].time_s
+    assert not placed(unplaced)
+    assert found.points[-1].time_s < unplaced.points[-1].time_s
 
 
-def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, store: ProfileStore) -> None:
+def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, unplaced: Exploration) -> None:
     (note,) = [n for n in found.report["notes"] if n.startswith("published planners beside the search")]
     assert all(name in note for name in QUICK)
     counted = {name: sum(p.planner == name for p in found.points) for name in found.report["tried"]}
     assert {name: row["merged"] for name, row in found.report["tried"].items()} == counted
     assert all(f"{n} of {name}" in note for name, n in counted.items() if n)
-    never = explored(store, placements="never")
-    assert "placed plans were not tried: --placements never" in never.report["notes"]
-    assert not set(ALL_PLACED) & set(never.report["tried"])
+    assert "placed plans were not tried: --placements never" in unplaced.report["notes"]
+    assert not set(ALL_PLACED) & set(unplaced.report["tried"])
 
 
 def test_they_are_chosen_exported_saved_and_loaded(found: Exploration, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,24 +56,27 @@ def _situations() -> Iterator[tuple[Path, str, Callable[[], Any]]]:
                 yield path, name, build
 
 
-def _parameters(refused: bool) -> list[Any]:
-    """The situations that are refused, or the others."""
-    return [
-        pytest.param(
-            *one, id=f"{one[0].stem}-{one[1]}", marks=[pytest.mark.slow] if hasattr(one[2], "slow") else []
-        )
-        for one in _situations()
-        if hasattr(one[2], "refused") is refused
-    ]
-
-
 EXPLORED = {
     "ordinary-build", "asked-build_held_in_forward", "branching-build_two_towers",
     "gradients-build_not_reentrant", "guarded-build_guards", "habits-build_nested_arguments",
     "masks-build_grouped_queries", "readers-build_split_weights", "state-build_codebook",
     "untrainable-build_complex_select",
 }  # fmt: skip
-"""One of each module, which the fast tests explore too; the others they only capture."""
+"""One of each module, which the fast tests explore; the others they capture."""
+
+
+SITUATIONS = {
+    f"{path.stem}-{name}": (path, name, getattr(build, "refused", None), hasattr(build, "slow"))
+    for path, name, build in _situations()
+}
+TAKEN = [id for id, (_, _, refused, _) in SITUATIONS.items() if refused is None]
+
+
+def each(ids: Iterable[str], slow: Callable[[str], bool]) -> pytest.MarkDecorator:
+    """A test for each of these situations, which is slow where it says so."""
+    return pytest.mark.parametrize(
+        "id", [pytest.param(id, marks=[pytest.mark.slow] if slow(id) else []) for id in ids]
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +90,9 @@ def only_our_words(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     assert not LOGGED.search(said), said
 
 
-def explored(path: Path, name: str, out: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+def explored(id: str, out: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     """The exit code, and the answer."""
+    path, name, *_ = SITUATIONS[id]
     words = ["explore", f"{path}:{name}", "--cluster", "local:2", "--measure", "never", "--json"]
     code = main([*words, "--epsilon", "0.5", "--max-points", "8", "--out", str(out)])
     printed, said = capfd.readouterr()
@@ -96,45 +100,32 @@ def explored(path: Path, name: str, out: Path, capfd: pytest.CaptureFixture[str]
     return code, json.loads(printed)
 
 
-@pytest.mark.parametrize(("path", "name", "build"), _parameters(refused=True))
-def test_a_situation_is_refused(
-    path: Path, name: str, build: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code, answer = explored(path, name, tmp_path / "out", capfd)
+@each((id for id in SITUATIONS if id not in TAKEN), lambda id: SITUATIONS[id][3])
+def test_a_situation_is_refused(id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, answer = explored(id, tmp_path / "out", capfd)
     assert (code, "error" in answer) == (2, True), "it was explored"
-    assert re.search(build.refused, answer["error"], re.IGNORECASE), answer["error"]
+    assert re.search(SITUATIONS[id][2], answer["error"], re.IGNORECASE), answer["error"]
     assert not INTERNAL.search(answer["error"]), answer["error"]
 
 
-@pytest.mark.parametrize(("path", "name", "build"), _parameters(refused=False))
-def test_a_situation_is_captured(path: Path, name: str, build: Any) -> None:
+@each((id for id in TAKEN if id not in EXPLORED), lambda id: SITUATIONS[id][3])
+def test_a_situation_is_captured(id: str) -> None:
+    path, name, *_ = SITUATIONS[id]
     session = Session(load_cluster("local:2"), Settings(measure="never"))
     _, problem = _prepared(session, load_model(f"{path}:{name}"), None)
     assert problem.graph.groups
 
 
-@pytest.mark.parametrize(
-    ("path", "name", "build"),
-    [
-        pytest.param(*one.values, id=one.id, marks=[] if one.id in EXPLORED else [pytest.mark.slow])
-        for one in _parameters(refused=False)
-    ],
-)
-def test_a_situation_is_explored(
-    path: Path, name: str, build: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code, answer = explored(path, name, tmp_path / "out", capfd)
+@each(TAKEN, lambda id: id not in EXPLORED)
+def test_a_situation_is_explored(id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, answer = explored(id, tmp_path / "out", capfd)
     assert (code, "error" in answer) == (0, False), answer
     assert answer["points"]
 
 
 def test_one_of_every_module_is_explored_in_the_fast_tests() -> None:
-    there = {one.id for one in _parameters(refused=False)}
-    assert there >= EXPLORED
-    assert {id.split("-")[0] for id in there} == {id.split("-")[0] for id in EXPLORED}
-
-
-def test_every_module_has_situations() -> None:
     """A module whose functions are all called otherwise would be read by nobody."""
-    found = {path for path, *_ in _situations()}
-    assert found == {path for path in HERE.glob("*.py") if not path.name.startswith("test_")}
+    modules = {path.stem for path in HERE.glob("*.py") if not path.name.startswith("test_")}
+    assert set(TAKEN) >= EXPLORED
+    assert {path.stem for path, *_ in SITUATIONS.values()} == modules
+    assert {id.split("-")[0] for id in EXPLORED} == {id.split("-")[0] for id in TAKEN}

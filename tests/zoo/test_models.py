@@ -1,67 +1,22 @@
-"""Every model of the zoo: builds without memory, trains where it is small, exports in train mode."""
+"""Every model of the zoo: builds without memory, has the size that is said of it, trains where it is small,
+exports in train mode."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from tensoropt import zoo
+from tensoropt.zoo.figures import figures
 
-LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
-PAPER = [e.name for e in zoo.list_models() if e.size == "paper"]
+LAPTOP, PAPER = ([e.name for e in zoo.list_models() if e.size == size] for size in ("laptop", "paper"))
 GIB = 2**30
-
-
-def _need(name: str) -> None:
-    package = zoo.entry(name).requires
-    if package:
-        pytest.importorskip(package)
-
-
-@pytest.mark.parametrize("name", LAPTOP + PAPER)
-def test_builds_on_the_meta_device(name: str) -> None:
-    _need(name)
-    built = zoo.build(name, device="meta")
-    tensors = [*built.model.parameters(), *built.model.buffers(), *built.args, *built.kwargs.values()]
-    assert all(t.device.type == "meta" for t in tensors if isinstance(t, torch.Tensor))
-    assert built.model.training
-    assert built.loss is None
-
-
-@pytest.mark.parametrize("name", LAPTOP)
-def test_a_laptop_model_trains(name: str) -> None:
-    _need(name)
-    built = zoo.build(name)
-    loss = built.model(*built.args, **built.kwargs)
-    assert loss.shape == ()
-    assert torch.isfinite(loss)
-    loss.backward()
-    for key, parameter in built.model.named_parameters():
-        assert parameter.grad is not None, f"{key} takes no part in the loss"
-        assert torch.isfinite(parameter.grad).all(), key
-
-
-@pytest.mark.parametrize("name", LAPTOP)
-def test_a_laptop_model_exports_and_gives_the_same_loss(name: str) -> None:
-    _need(name)
-    built = zoo.build(name)
-    program = torch.export.export(built.model, built.args, dict(built.kwargs))
-    torch.manual_seed(7)
-    expected = built.model(*built.args, **built.kwargs)
-    torch.manual_seed(7)
-    found = program.module()(*built.args, **built.kwargs)
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAPER)
-def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
-    _need(name)
-    built = zoo.build(name, device="meta")
-    program = torch.export.export(built.model, built.args, dict(built.kwargs))
-    (loss,) = (node for node in program.graph.find_nodes(op="output")[0].args[0])
-    assert loss.meta["val"].shape == ()
-
+README = (Path(zoo.__file__).parent / "README.md").read_text()
+ROWS = {m[1]: m[2] for m in re.finditer(r"^\| `([^`]+)` \| ([\d.]+ [GMk]) \|", README, re.MULTILINE)}
+UNITS = {"G": 1e9, "M": 1e6, "k": 1e3}
 
 # TensorOpt's table 1 writes GB for 2^30 bytes: VGG16 has 138.36 million float32 parameters, which is
 # 0.553e9 bytes and 0.515 * 2^30 bytes; the table says 0.52. VGG16 is fully defined by its paper, so it
@@ -70,31 +25,7 @@ def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
 # width of a WideResNet gives 7.3; 152 layers of width 6 come nearest, 7 % above.
 TABLE_1 = {"vgg16": (0.52, 0.02), "rnn-lm": (108, 0.01), "transformer-2.6b": (9.7, 0.01)}
 TABLE_1 |= {"wide-resnet-152": (7.3, 0.08)}
-
-
-@pytest.mark.parametrize("name", TABLE_1)
-def test_parameter_bytes_match_table_1_of_tensoropt(name: str) -> None:
-    figure, tolerance = TABLE_1[name]
-    found = zoo.build(name, device="meta").parameter_bytes / GIB
-    assert found == pytest.approx(figure, rel=tolerance)
-
-
-# ToFu (EuroSys 2019), its table of WResNet sizes: GB of weights, gradients and momentum. Quoted from
-# memory, as is GPipe's 82 M below: to be read against the papers before either is shown to anyone.
-@pytest.mark.parametrize(
-    ("depth", "width", "figure"),
-    [(50, 4, 4.2), (101, 4, 7.8), (152, 4, 10.5), (101, 6, 17.1), (152, 6, 23.4), (50, 10, 26.7),
-     (152, 8, 41.7), (152, 10, 65.1)],
-)  # fmt: skip
-def test_wide_resnets_match_tofu(depth: int, width: int, figure: float) -> None:
-    built = zoo.build("wide-resnet-152", device="meta", depth=depth, width=width)
-    assert 3 * built.parameter_bytes / GIB == pytest.approx(figure, rel=0.03)
-
-
-def test_amoebanet_matches_gpipe() -> None:
-    built = zoo.build("amoebanet-d", device="meta", filters=208)
-    assert built.parameter_count / 1e6 == pytest.approx(82, rel=0.01)
-
+"""Bytes of parameters in GiB, and how far off they may be."""
 
 # Millions of parameters as the models' own papers or reference implementations count them.
 COUNTS = {
@@ -120,8 +51,74 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts_match_the_references(name: str) -> None:
-    _need(name)
-    found = zoo.build(name, device="meta").parameter_count / 1e6
-    assert found == pytest.approx(COUNTS[name], rel=1e-3)
+@pytest.fixture
+def _installed(name: str) -> None:
+    if package := zoo.entry(name).requires:
+        pytest.importorskip(package)
+
+
+def test_every_model_has_a_row() -> None:
+    assert set(ROWS) == {*LAPTOP, *PAPER} >= {*TABLE_1, *COUNTS}
+
+
+@pytest.mark.parametrize("name", LAPTOP + PAPER)
+@pytest.mark.usefixtures("_installed")
+def test_builds_on_the_meta_device_with_the_size_that_is_said_of_it(name: str) -> None:
+    built = zoo.build(name, device="meta")
+    tensors = [*built.model.parameters(), *built.model.buffers(), *built.args, *built.kwargs.values()]
+    assert all(t.device.type == "meta" for t in tensors if isinstance(t, torch.Tensor))
+    assert built.model.training
+    assert built.loss is None
+    if name in figures():
+        assert built.parameter_bytes == figures()[name].parameter_bytes
+    number, unit = ROWS[name].split()
+    assert built.parameter_count == pytest.approx(float(number) * UNITS[unit], rel=1e-3)
+    if name in COUNTS:
+        assert built.parameter_count / 1e6 == pytest.approx(COUNTS[name], rel=1e-3)
+    if name in TABLE_1:
+        figure, tolerance = TABLE_1[name]
+        assert built.parameter_bytes / GIB == pytest.approx(figure, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", LAPTOP)
+@pytest.mark.usefixtures("_installed")
+def test_a_laptop_model_exports_gives_the_same_loss_and_trains(name: str) -> None:
+    built = zoo.build(name)
+    program = torch.export.export(built.model, built.args, dict(built.kwargs))
+    torch.manual_seed(7)
+    loss = built.model(*built.args, **built.kwargs)
+    torch.manual_seed(7)
+    torch.testing.assert_close(program.module()(*built.args, **built.kwargs), loss)
+    assert loss.shape == ()
+    assert torch.isfinite(loss)
+    loss.backward()
+    for key, parameter in built.model.named_parameters():
+        assert parameter.grad is not None, f"{key} takes no part in the loss"
+        assert torch.isfinite(parameter.grad).all(), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.usefixtures("_installed")
+def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
+    built = zoo.build(name, device="meta")
+    program = torch.export.export(built.model, built.args, dict(built.kwargs))
+    (loss,) = (node for node in program.graph.find_nodes(op="output")[0].args[0])
+    assert loss.meta["val"].shape == ()
+
+
+# ToFu (EuroSys 2019), its table of WResNet sizes: GB of weights, gradients and momentum. Quoted from
+# memory, as is GPipe's 82 M below: to be read against the papers before either is shown to anyone.
+@pytest.mark.parametrize(
+    ("depth", "width", "figure"),
+    [(50, 4, 4.2), (101, 4, 7.8), (152, 4, 10.5), (101, 6, 17.1), (152, 6, 23.4), (50, 10, 26.7),
+     (152, 8, 41.7), (152, 10, 65.1)],
+)  # fmt: skip
+def test_wide_resnets_match_tofu(depth: int, width: int, figure: float) -> None:
+    built = zoo.build("wide-resnet-152", device="meta", depth=depth, width=width)
+    assert 3 * built.parameter_bytes / GIB == pytest.approx(figure, rel=0.03)
+
+
+def test_amoebanet_matches_gpipe() -> None:
+    built = zoo.build("amoebanet-d", device="meta", filters=208)
+    assert built.parameter_count / 1e6 == pytest.approx(82, rel=0.01)

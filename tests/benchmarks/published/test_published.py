@@ -91,8 +91,15 @@ def test_a_decoder_has_the_parameters_of_its_numbers(of):
     assert parameters_of(of, 32) == expected
 
 
-@pytest.mark.parametrize("of", [GPT, LLAMA], ids=["gpt", "llama"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("of", "recompute"),
+    [
+        pytest.param(GPT, "none", id="gpt-none"),
+        pytest.param(LLAMA, "full", id="llama-full"),
+        pytest.param(GPT, "full", id="gpt-full", marks=pytest.mark.slow),
+        pytest.param(LLAMA, "none", id="llama-none", marks=pytest.mark.slow),
+    ],
+)
 def test_two_depths_say_what_a_deeper_model_takes(of, recompute):
     with ProfileStore(":memory:") as store:
         extended, _ = figures(run(recompute=recompute), of, store, whole=False)
@@ -105,7 +112,7 @@ def test_two_depths_say_what_a_deeper_model_takes(of, recompute):
 
 def test_some_recomputed_blocks_take_what_lies_between():
     with ProfileStore(":memory:") as store:
-        of = replace(LLAMA, layers=4)
+        of = replace(LLAMA, layers=2)
         none, all_, some = (
             figures(run(**how), of, store, whole=True)[0]
             for how in (

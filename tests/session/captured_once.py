@@ -1,0 +1,28 @@
+"""A model that is captured once for all explorations of it: that takes as long as a small search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensoropt.api import explore, explore_graph
+from tensoropt.graph import OperatorGraph
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.plan import ModelInfo
+
+
+class CapturedOnce:
+    """Args: the function that builds the model and its inputs."""
+
+    def __init__(self, build: Callable[[], tuple[Any, ...]]):
+        self._build = build
+        self._graphs: dict[tuple[Any, ...], tuple[OperatorGraph, ModelInfo]] = {}
+
+    def explore(self, **asked: Any) -> Exploration:
+        """What :func:`tensoropt.explore` finds; the first time in a mode and a dtype it captures."""
+        way = asked.get("mode"), asked.get("dtype")
+        if way in self._graphs:
+            return explore_graph(*self._graphs[way], **asked)
+        found = explore(*self._build(), **asked)
+        self._graphs[way] = found.recorded.graph, found.model
+        return found

@@ -16,17 +16,17 @@ import torch
 
 from tensoropt.capture import Capture, capture
 from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.graph import OperatorGraph
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.model_source import LoadedModel
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.plan.point import check_budget
-from tensoropt.plan.problem import Problem, prepare, prepare_graph
-from tensoropt.plan.question import Question
-from tensoropt.plan.settings import Settings, settings_of
 from tensoropt.planners.compare import asked
 from tensoropt.planners.registry import Entry
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.model_source import LoadedModel
+from tensoropt.question.question import Question
+from tensoropt.question.settings import Settings, settings_of
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of

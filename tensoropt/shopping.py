@@ -14,8 +14,7 @@ from typing import Any
 from tensoropt.api import explore, explore_graph
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
-from tensoropt.files import write_text
-from tensoropt.plan.cluster_offers import (
+from tensoropt.exploration.cluster_offers import (
     ClusterCurve,
     ClusterQuestion,
     Offers,
@@ -26,9 +25,10 @@ from tensoropt.plan.cluster_offers import (
     offers,
     profile,
 )
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.model_source import ModelSourceError
-from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
+from tensoropt.files import write_text
+from tensoropt.question.model_source import ModelSourceError
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress, silent
 

@@ -53,7 +53,7 @@ def asked(question: Mapping[str, Any]) -> Asked:
     """What a question asks for; all settings but the mode only say how thoroughly it is searched.
 
     Args:
-        question: its data, as jobs keep it (:meth:`tensoropt.plan.question.Question.data`).
+        question: its data, as jobs keep it (:meth:`tensoropt.question.question.Question.data`).
     """
     whole = {**question, "constraints_file": ""}
     core = {**whole, "settings": whole["settings"]["mode"], "seed": 0, "anew": False}

@@ -44,7 +44,7 @@ class Job:
     Attributes:
         id: its folder's name, generated.
         arguments: the words after ``tensoropt`` that do the same.
-        question: what is explored (:meth:`tensoropt.plan.question.Question.data`); None where a job does
+        question: what is explored (:meth:`tensoropt.question.question.Question.data`); None where a job does
             something else, or is an earlier version's.
         state: one of :data:`_STATES`.
         error: why it failed, in a sentence.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.settings import Setting, settings_fields
+from tensoropt.question.settings import Setting, settings_fields
 from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
 
 OF_AMOUNT = ("tokens", "samples", "epochs", "steps", "samples_per_epoch", "price", "currency")
@@ -49,12 +49,12 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
 
 
 def amount_option(options: argparse.Namespace) -> Any:
-    """The :class:`~tensoropt.plan.rates.Amount` that is asked for; None where nothing is.
+    """The :class:`~tensoropt.exploration.rates.Amount` that is asked for; None where nothing is.
 
     Raises:
         TensorOptError: it is no amount, or an epoch's size is missing.
     """
-    from tensoropt.plan.rates import AMOUNTS, Amount
+    from tensoropt.exploration.rates import AMOUNTS, Amount
 
     size = options.samples_per_epoch
     of_epoch = None if size is None else parse_count(size, "--samples-per-epoch")
@@ -68,12 +68,12 @@ def amount_option(options: argparse.Namespace) -> Any:
 
 
 def tariff_option(options: argparse.Namespace) -> Any:
-    """The :class:`~tensoropt.plan.rates.Tariff` that ``--price`` and ``--currency`` say.
+    """The :class:`~tensoropt.exploration.rates.Tariff` that ``--price`` and ``--currency`` say.
 
     Raises:
         TensorOptError: a price is none, or there are several for the same devices.
     """
-    from tensoropt.plan.rates import Tariff, prices_of
+    from tensoropt.exploration.rates import Tariff, prices_of
 
     price, by_kind = prices_of(",".join(options.price))
     return Tariff(price, by_kind, options.currency.strip())
@@ -86,10 +86,10 @@ def rated_point(options: argparse.Namespace, found: Any, index: int) -> tuple[li
     Raises:
         TensorOptError: an amount or a price is none, or is of devices that the cluster does not have.
     """
-    from tensoropt.plan.facts import rate_facts
+    from tensoropt.exploration.facts import rate_facts
+    from tensoropt.exploration.figure_rows import FigureRow, rates_data
+    from tensoropt.exploration.rates import kinds_of
     from tensoropt.plan.facts_table import fact_lines
-    from tensoropt.plan.figure_rows import FigureRow, rates_data
-    from tensoropt.plan.rates import kinds_of
     from tensoropt.report.table import point_lines
 
     amount, tariff = amount_option(options), tariff_option(options)
@@ -194,7 +194,7 @@ def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> fl
     Raises:
         TensorOptError: headroom that is no share and no size, or that leaves nothing.
     """
-    from tensoropt.plan.question import headroom_bytes
+    from tensoropt.question.question import headroom_bytes
 
     memory = parse_bytes(options.memory) if options.memory is not None else None
     if options.headroom is None:
@@ -319,8 +319,8 @@ def _flag(setting: Setting) -> dict[str, Any]:
 
 
 def _settings_option(options: argparse.Namespace) -> Any:
-    """What the command line chooses, as :class:`~tensoropt.plan.settings.Settings`."""
-    from tensoropt.plan.settings import Settings
+    """What the command line chooses, as :class:`~tensoropt.question.settings.Settings`."""
+    from tensoropt.question.settings import Settings
 
     chosen = {}
     for setting in settings_fields():
@@ -335,8 +335,8 @@ def _settings_option(options: argparse.Namespace) -> Any:
 
 
 def question_option(options: argparse.Namespace) -> Any:
-    """What the command line asks, as :class:`~tensoropt.plan.question.Question`."""
-    from tensoropt.plan.question import Question
+    """What the command line asks, as :class:`~tensoropt.question.question.Question`."""
+    from tensoropt.question.question import Question
     from tensoropt.units import parse_bytes, read_counts
 
     comparing = options.verb == "compare"

@@ -76,7 +76,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 def _sheet(options: argparse.Namespace, found: Any) -> dict[str, Any]:
     """What the sheet is told; wrong values are refused before anything is written."""
     from tensoropt.cluster import Cluster
-    from tensoropt.plan.question import headroom_bytes
+    from tensoropt.question.question import headroom_bytes
 
     point = point_option(options, found)
     whole = Cluster.from_dict(found.cluster).memory_bytes if options.headroom else 0

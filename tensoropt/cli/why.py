@@ -50,7 +50,7 @@ def explored(
     options: argparse.Namespace, found: Any, told: Any, progress: ProgressDisplay
 ) -> tuple[Any, str]:
     """(the answer with what a change's exploration found, the folder where that is)."""
-    from tensoropt.plan.verified import Changed, fingerprint, save_changed
+    from tensoropt.exploration.verified import Changed, fingerprint, save_changed
     from tensoropt.report.changes import change_named
     from tensoropt.report.levers import moved_words
 

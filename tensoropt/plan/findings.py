@@ -1,6 +1,6 @@
-"""What an exploration found, as fields; :class:`~tensoropt.plan.exploration.Exploration` adds the verbs.
+"""The fields of an exploration; :class:`~tensoropt.exploration.exploration.Exploration` adds the verbs.
 
-The files (:mod:`tensoropt.plan.exploration_files`), the CSVs, the tables and the pictures are made from
+The files (:mod:`tensoropt.exploration.exploration_files`), CSVs, tables and pictures are made from
 these fields alone, so that none of them needs the class that calls it.
 """
 

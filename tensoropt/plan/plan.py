@@ -33,7 +33,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.facts_table import Shown, described, facts_text
-from tensoropt.plan.model_source import OnnxOptions
+from tensoropt.question.model_source import OnnxOptions
 
 STAGE_AXIS = "stage"
 """The name of a mesh axis along which the stages of a pipeline lie."""
@@ -220,7 +220,7 @@ class _Strict(BaseModel):
 
 
 class OnnxInfo(_Strict):
-    """How an ONNX file was opened: :class:`tensoropt.plan.model_source.OnnxOptions`."""
+    """How an ONNX file was opened: :class:`tensoropt.question.model_source.OnnxOptions`."""
 
     dims: dict[str, int] = {}
     outputs: tuple[str, ...] = ()
@@ -433,7 +433,7 @@ class Plan(Shown, _Strict):
 
     @property
     def model_source(self) -> str:
-        """Where the model comes from, as :func:`~tensoropt.plan.model_source.load_model` takes it."""
+        """Where the model comes from, as :func:`~tensoropt.question.model_source.load_model` takes it."""
         return self.model.source
 
     @property

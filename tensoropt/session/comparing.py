@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from tensoropt.costs.source import CostSource, real_shape
+from tensoropt.evaluation.evaluate import evaluate_strategy
+from tensoropt.evaluation.problem import micro_batch_counts
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.evaluate import evaluate_strategy
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import unbeaten, with_others
-from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.planners.compare import compare
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry

@@ -26,14 +26,14 @@ import numpy as np
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration_files import DESCRIBED, LISTED, POINTS, RECORDED, STRATEGIES
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.ir import graph_from_dict, graph_to_dict
-from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.exploration_files import DESCRIBED, LISTED, POINTS, RECORDED, STRATEGIES
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import check_budget
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.session.one_space import KeptFrontiers
 from tensoropt.version import __version__

@@ -36,9 +36,9 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.frontier import representatives
 from tensoropt.frontier.tools import Points
-from tensoropt.plan.settings import Settings
 from tensoropt.processes import as_forks_end
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.search import (
     CostGraph,
     NoStrategyError,

@@ -22,6 +22,8 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.restrictions import FREE, Restriction, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
+from tensoropt.evaluation.problem import micro_batch_counts
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Crossings
 from tensoropt.pipeline.costs import PipelinePrices, degrees_of, job_meshes, kinds_at, sources_at
@@ -42,10 +44,8 @@ from tensoropt.pipeline.stages import (
     stages_to_a_place,
 )
 from tensoropt.pipeline.strategy import schedule_named
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import Point, reduce_points
-from tensoropt.plan.problem import micro_batch_counts
-from tensoropt.plan.settings import Settings
+from tensoropt.question.settings import Settings
 from tensoropt.session.evaluation import only_used_spaces
 from tensoropt.session.refining import best_counts, combining
 from tensoropt.session.searched import Searched

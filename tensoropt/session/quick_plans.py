@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.quick import placed_refusal, quick_planners
 from tensoropt.planners.registry import ENTRIES, Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
+from tensoropt.question.settings import Settings
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces, record_used
 from tensoropt.session.searched import Searched

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import math_form_notes
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.problem import (
+from tensoropt.evaluation.problem import (
     Problem,
     micro_batch_counts,
     model_flops,
@@ -37,7 +37,7 @@ class Searched:
         spaces: one space for each mesh and micro-batch count in which there is a strategy.
         simulations: the simulations of the strategies that were found.
         split_share: the share of the forward FLOPs in groups that can be split in two or more ways.
-        model_flops: the FLOP of a step by number format (:func:`~tensoropt.plan.problem.model_flops`).
+        model_flops: the FLOP of a step by number format (:func:`~tensoropt.evaluation.problem.model_flops`).
         notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
             costs in addition, in words.
     """

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.tables import CostTables, search_s
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.measure import Remaining
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress, silent

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.settings import Settings
 from tensoropt.processes import cores
 from tensoropt.profiling.measure import Remaining
+from tensoropt.question.settings import Settings
 from tensoropt.search import TOO_LARGE, TrackedFrontier
 from tensoropt.session.one_space import (
     Built,

@@ -17,7 +17,7 @@ from tensoropt.engine.models import model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.errors import CaptureError
 from tensoropt.ops.overloads import FUNCTIONS
-from tensoropt.plan import load_model
+from tensoropt.question.model_source import load_model
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_kept_is_refused_by_name(name):
 def test_names_are_the_same_in_another_process():
     """A plan names functions; the ranks that run it define them again."""
     code = (
-        "from tensoropt.plan import load_model; from tensoropt.capture import capture\n"
+        "from tensoropt import load_model; from tensoropt.capture import capture\n"
         f"m = load_model('{SITUATIONS}:build_quantised'); print(capture(m.model, m.args).graph.fingerprint)"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

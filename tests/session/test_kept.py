@@ -9,8 +9,8 @@ from tensoropt.api import explore, explore_graph
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.session import kept
 
 ASKED = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1], "keep": True}

@@ -11,7 +11,7 @@ from torch import nn
 
 from tensoropt.api import explore
 from tensoropt.cluster.files import cluster_from
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import Recipe

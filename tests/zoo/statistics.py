@@ -22,10 +22,10 @@ from tensoropt import zoo
 from tensoropt.capture import capture
 from tensoropt.costs.tables import Template
 from tensoropt.costs.variables import Variable
+from tensoropt.evaluation.problem import prepare, shares_of_flops, unsplit
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.graph.ir import DTYPE_BYTES
 from tensoropt.ops.registry import resolve_function
-from tensoropt.plan.problem import prepare, shares_of_flops, unsplit
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload

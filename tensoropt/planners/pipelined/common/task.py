@@ -14,6 +14,7 @@ from tensoropt.costs.restrictions import FREE
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError
+from tensoropt.evaluation.problem import Problem
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Composing, Crossings
 from tensoropt.pipeline.costs import degrees_of, job_meshes
@@ -21,11 +22,10 @@ from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.points import pipelined_space
 from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter, block_cuts, cheaper_again, flops_of, narrow_cuts
-from tensoropt.plan.problem import Problem
-from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.tables import Scheme
+from tensoropt.question.settings import Settings
 
 MOST_PLACES, _MOST_AXES = 16, 2
 """The highest degree that methods try, and the most axes of a place."""

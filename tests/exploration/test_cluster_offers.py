@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import (
+from tensoropt.exploration.cluster_offers import (
     ClusterQuestion,
     Offers,
     check_headroom,
@@ -21,10 +21,10 @@ from tensoropt.plan.cluster_offers import (
     offers,
     write_offers_csv,
 )
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.rates import Amount, Tariff
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import Amount, Tariff
+from tests.exploration.test_rates import explored
 from tests.plan.explorations import point
-from tests.plan.test_rates import explored
 
 GIB = 2.0**30
 PRICES = {"H100-80GB": 3.0, "A100-80GB": 1.0}

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.plan import MeshInfo, ModelInfo
-from tensoropt.plan.rates import (
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import (
     Amount,
     StepWork,
     Tariff,
@@ -30,6 +29,7 @@ from tensoropt.plan.rates import (
     prices_of,
     rates,
 )
+from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tests.plan.explorations import point, small_exploration, space
 
 

@@ -10,9 +10,8 @@ import torch
 
 from tensoropt.capture import capture
 from tensoropt.capture.onnx import OnnxError
-from tensoropt.plan import load_model
-from tensoropt.plan.model_source import ModelSourceError, OnnxOptions
 from tensoropt.plan.plan import OnnxInfo
+from tensoropt.question.model_source import ModelSourceError, OnnxOptions, load_model
 from tests.capture.onnx.models import perceptron
 
 

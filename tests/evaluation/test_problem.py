@@ -14,7 +14,7 @@ from torch import nn
 from tensoropt import Exploration, explore, zoo
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
-from tensoropt.plan.problem import Problem, model_flops, prepare, unsplit
+from tensoropt.evaluation.problem import Problem, model_flops, prepare, unsplit
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.kernel_settings import KernelSettings

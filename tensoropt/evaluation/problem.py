@@ -24,9 +24,9 @@ from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
 from tensoropt.ops.calls import CostClass, LocalCall
 from tensoropt.ops.families.attention import ATTENTION
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import (

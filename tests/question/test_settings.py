@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.constraints import constraints_of
-from tensoropt.plan.settings import Setting, Settings, settings_fields, settings_of
+from tensoropt.question.constraints import constraints_of
+from tensoropt.question.settings import Setting, Settings, settings_fields, settings_of
 
 PINS = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}]}
 

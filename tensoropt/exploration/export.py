@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tensoropt.exploration.figure_rows import figure_rows
 from tensoropt.files import written_whole
-from tensoropt.plan.figure_rows import figure_rows
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan

@@ -20,19 +20,20 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.files import check_size, unpacked, written_together
-from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import record_fields
 from tensoropt.plan.point_table import point_arrays, read_points
 from tensoropt.plan.space import Space
+from tensoropt.question.constraints import SETTINGS_FILE
 
 _SCHEMA = "tensoropt.exploration/3"
 _OLD_SCHEMA = "tensoropt.exploration/2"
 """Of explorations whose points lie in :data:`DESCRIBED`; they are read, and saved as :data:`_SCHEMA`."""
-DESCRIBED, POINTS, LISTED = "exploration.json", "points.npz", "frontier.csv"
+DESCRIBED, POINTS, LISTED = SETTINGS_FILE, "points.npz", "frontier.csv"
 STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
 
 

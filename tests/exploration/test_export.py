@@ -16,8 +16,8 @@ import pytest
 import tensoropt
 from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.process_memory import TERMS
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.export import (
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.export import (
     COMPARISON_COLUMNS,
     compared,
     limits_asked,

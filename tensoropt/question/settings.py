@@ -210,7 +210,7 @@ def _counts(value: Any) -> Any:
 def _constraints(value: Any) -> Any:
     if value is None:
         return None
-    from tensoropt.plan.constraints import constraints_of  # not before there are any: it takes PyTorch
+    from tensoropt.question.constraints import constraints_of  # not before there are any: it takes PyTorch
 
     return constraints_of(value)
 

@@ -9,17 +9,17 @@ import os
 from dataclasses import dataclass
 from html import escape
 
-import tensoropt.plan.facts  # noqa: F401  by which points, plans and spaces are shown
+import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.exploration_files import read_files, write_files
+from tensoropt.exploration.exploration_files import read_files, write_files
+from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
+from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.plan.facts_table import table_html
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.frontier_table import HEADER, draw_frontier, shown_points, table_rows
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_plan import plan_of
-from tensoropt.plan.rates import device_words, made_for
 from tensoropt.units import counted, format_bytes, format_seconds
 
 ROWS = 12

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.files import write_text
-from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.keys import plan_key
 from tensoropt.plan.plan import Plan

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.files import read_document
-from tensoropt.plan.exploration_files import DESCRIBED
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
 
+SETTINGS_FILE = "exploration.json"
+"""The file of a saved exploration that has its settings, and with them its constraints."""
 LARGEST_BYTES = 1 << 20
 """No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
 
@@ -41,7 +42,7 @@ def load_constraints(path: str | os.PathLike[str]) -> Constraints:
     """
     file = Path(path)
     with contextlib.suppress(OSError):  # which reading it says in words
-        if file.is_file() and file.stat().st_size > LARGEST_BYTES and file.name != DESCRIBED:
+        if file.is_file() and file.stat().st_size > LARGEST_BYTES and file.name != SETTINGS_FILE:
             raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
     data = read_document(file, "constraints", ConstraintError)
     if isinstance(data, dict) and isinstance(settings := data.get("settings"), dict) and "cluster" in data:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.facts import LISTED_NAMES, facts, rate_facts
+from tensoropt.exploration.facts import LISTED_NAMES, facts, rate_facts
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.rates import Amount, Tariff
 from tensoropt.plan.facts_table import Fact, Html, described, fact_lines, facts_html, filled, named
-from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import LISTED
-from tensoropt.plan.rates import Amount, Tariff
 from tests.plan.explorations import small_exploration
 
 FOUND = small_exploration()

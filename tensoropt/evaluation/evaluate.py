@@ -16,11 +16,11 @@ from tensoropt.costs.process_memory import named_terms
 from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
+from tensoropt.evaluation.problem import Problem
 from tensoropt.ops.layouts import layout_names
 from tensoropt.plan.figures import KEPT
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
-from tensoropt.plan.problem import Problem
 from tensoropt.plan.space import Space
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload

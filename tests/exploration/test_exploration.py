@@ -17,9 +17,8 @@ import pytest
 
 import tensoropt
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.plan import Exploration, load_exploration
-from tensoropt.plan.exploration import ROWS
-from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.exploration import ROWS, Exploration, load_exploration
+from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
 from tests.plan.explorations import MIB, point, small_exploration

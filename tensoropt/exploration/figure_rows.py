@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, Tariff
 from tensoropt.plan.figures import BREAKDOWNS, FIXED, FURTHER
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.point import Point
-from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, Tariff
 from tensoropt.plan.space import Space
 
 

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.exploration_files import DESCRIBED
-from tensoropt.plan.export import write_rows
-from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, StepWork, Tariff
-from tensoropt.plan.settings import settings_fields
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration_files import DESCRIBED
+from tensoropt.exploration.export import write_rows
+from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, StepWork, Tariff
+from tensoropt.question.settings import settings_fields
 from tensoropt.units import format_bytes, format_seconds
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.plan.cluster_offers import (
+from tensoropt.exploration.cluster_offers import (
     ClusterCurve,
     fewest_devices,
     folders_in,
@@ -17,7 +17,7 @@ from tensoropt.plan.cluster_offers import (
     member,
     profile,
 )
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tests.plan.explorations import MIB, point, small_exploration, space
 
 

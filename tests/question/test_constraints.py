@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tensoropt.plan.constraints import LARGEST_BYTES, constraints_of, load_constraints
-from tensoropt.plan.settings import Settings
+from tensoropt.question.constraints import LARGEST_BYTES, constraints_of, load_constraints
+from tensoropt.question.settings import Settings
 from tensoropt.sharding.constraints import ConstraintError
 
 YAML = 'pin: [{operators: "a*", axes: {gpu: batch}}]\ntogether: [[a, b]]\n'

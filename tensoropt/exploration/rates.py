@@ -26,7 +26,7 @@ from tensoropt.plan.findings import Findings
 from tensoropt.units import format_number, parse_count
 
 _MODEL_FLOPS = "model_flops"
-"""The name in an exploration's report of FLOP by number format (:mod:`tensoropt.plan.problem`)."""
+"""The name in an exploration's report of FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 _LOOKUP = "aten.embedding"
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.frontier_table import source_words, split_words
+from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount
 from tensoropt.plan.facts_table import Fact, described
-from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
-from tensoropt.plan.frontier_table import source_words, split_words
 from tensoropt.plan.plan import Plan, Predicted
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import Point
-from tensoropt.plan.rates import HOUR_S, THOUSAND_STEPS, Amount
 from tensoropt.plan.space import Space
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import LEAST_SHARE, counted, format_bytes, format_number, format_seconds, share_words

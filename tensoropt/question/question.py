@@ -15,8 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.model_source import LoadedModel, ModelSourceError, OnnxOptions, is_onnx, load_model
-from tensoropt.plan.settings import Settings, settings_fields
+from tensoropt.question.model_source import LoadedModel, ModelSourceError, OnnxOptions, is_onnx, load_model
+from tensoropt.question.settings import Settings, settings_fields
 from tensoropt.units import format_bytes, parse_bytes, write_counts, write_size
 
 

@@ -14,9 +14,9 @@ from tensoropt.cli.arguments import question_option
 from tensoropt.cli.parser import parser
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import settings
-from tensoropt.plan.question import Question
-from tensoropt.plan.settings import Settings
+from tensoropt.question import settings
+from tensoropt.question.question import Question
+from tensoropt.question.settings import Settings
 
 GIB = 2.0**30
 LINES = [
@@ -119,18 +119,18 @@ FIELD = """
 
 EVERYWHERE = """
 import sys, types
-import tensoropt.plan
+import tensoropt.question
 source, folder = open(sys.argv[1]).read(), sys.argv[2]
 with_field = source.replace('\\n    def to_dict(self)', open(sys.argv[3]).read(), 1)
 assert with_field != source
-module = sys.modules["tensoropt.plan.settings"] = types.ModuleType("tensoropt.plan.settings")
+module = sys.modules["tensoropt.question.settings"] = types.ModuleType("tensoropt.question.settings")
 exec(compile(with_field, sys.argv[1], "exec"), module.__dict__)
-tensoropt.plan.settings = module
+tensoropt.question.settings = module
 
 import json
 from tensoropt.cli.parser import parser
 from tensoropt.cli.arguments import question_option
-from tensoropt.plan.question import Question
+from tensoropt.question.question import Question
 line = ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--patience", "7", "--out", "x"]
 question = question_option(parser().parse_args(line))
 assert question.settings.patience == 7

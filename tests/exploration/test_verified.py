@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import load_exploration
-from tensoropt.plan.verified import (
+from tensoropt.exploration.exploration import load_exploration
+from tensoropt.exploration.verified import (
     CHANGED,
     FILE,
     Changed,

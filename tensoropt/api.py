@@ -16,9 +16,9 @@ import torch
 
 from tensoropt.capture import Capture, capture
 from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.graph import OperatorGraph
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.plan.point import check_budget
 from tensoropt.planners.compare import asked
@@ -26,14 +26,14 @@ from tensoropt.planners.registry import Entry
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import LoadedModel
 from tensoropt.question.question import Question
-from tensoropt.question.settings import Settings, settings_of
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
 from tensoropt.session.comparing import recost_point, with_planners
 from tensoropt.session.evaluation import evaluate_searched
-from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
+from tensoropt.session.kept import CapturedModel, KeptExplorations, question_of, source_key
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
@@ -86,8 +86,9 @@ def explore(
         CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
-    settings = settings_of(settings, chosen)
-    session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
+    session = Session(
+        load_cluster(cluster), _settings_of(settings, chosen), store, progress or silent, keep=keep
+    )
     entries = asked(planners)  # an unknown name is refused before anything is computed
     loaded = (
         model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {}, source, seed=seed)
@@ -95,46 +96,42 @@ def explore(
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)
-    info = _model_info(session, captured, loaded)
+    described = CapturedModel(_model_info(session, captured, loaded), captured.graph, loaded.notes)
     with failures_named(name, captured.graph):
-        found = _explored(session, info, lambda: problem, loaded.notes, entries, limits)
+        found = _explored(session, described, lambda: problem, entries, limits)
     return replace(found, captured=captured)
 
 
-def explore_graph(
-    graph: OperatorGraph,
-    model: ModelInfo,
+def explore_captured(
+    captured: CapturedModel,
     *,
     cluster: str | Cluster,
     settings: Settings | None = None,
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     keep: bool = False,
-    notes: Sequence[str] = (),
     **chosen: Any,
 ) -> Exploration:
-    """The cost frontier of an operator graph that was captured before, without the model.
+    """The cost frontier of a model that was captured before, in the mode and the dtype that the settings ask
+    for.
 
     Args:
-        graph: captured in the mode and the dtype that the settings ask for.
-        model: what plans say of the model.
-        cluster, settings, store, progress, chosen: as in :func:`explore`.
-        keep: as in :func:`explore`.
-        notes: what the import of the model had to say.
+        cluster, settings, store, progress, keep, chosen: as in :func:`explore`.
 
     Raises:
         ClusterError, TensorOptError: with the rule, the values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
-    settings = settings_of(settings, chosen)
-    session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
+    session = Session(
+        load_cluster(cluster), _settings_of(settings, chosen), store, progress or silent, keep=keep
+    )
 
     def prepared() -> Problem:
         with session.clock.stage("capture"), session.open_store() as kept:
-            return prepare_graph(graph, kept=kept)
+            return prepare_graph(captured.graph, kept=kept)
 
-    with failures_named("the model", graph):
-        return _explored(session, model, prepared, notes)
+    with failures_named("the model", captured.graph):
+        return _explored(session, captured, prepared)
 
 
 def answer(
@@ -159,7 +156,7 @@ def answer(
     keep, captured, source = not question.anew, None, None
     if known is not None and known.recorded is not None:
         imported = tuple(known.report.get("imported", ()))
-        captured = KeptCapture(known.model, known.recorded.graph, imported)
+        captured = CapturedModel(known.model, known.recorded.graph, imported)
     elif keep and not question.planners:
         source = source_key(question.model, question.capture_facts)
     if source is not None:
@@ -174,21 +171,15 @@ def answer(
                     return found
         if captured is not None:
             note("the operator graph is one that was kept; --anew captures the model again")
+    how: dict[str, Any] = {"cluster": cluster, "settings": settings, "progress": progress, "keep": keep}
     if captured is not None:
-        return explore_graph(
-            captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress,
-            keep=keep, notes=captured.notes,
-        )  # fmt: skip
+        return explore_captured(captured, **how)
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
-    found = explore(
-        loaded, cluster=cluster, settings=settings, progress=progress, planners=question.planners,
-        limits=question.limits, keep=keep,
-    )  # fmt: skip
+    found = explore(loaded, planners=question.planners, limits=question.limits, **how)
     if source is not None and found.recorded is not None:
+        captured = CapturedModel(found.model, found.recorded.graph, loaded.notes)
         with ProfileStore() as store:
-            KeptExplorations(store).keep_capture(
-                source, KeptCapture(found.model, found.recorded.graph, loaded.notes)
-            )
+            KeptExplorations(store).keep_capture(source, captured)
     return found
 
 
@@ -275,43 +266,36 @@ def explore_changed(
     Args:
         change: ``bandwidth:LEVEL``, ``bandwidth:all``, ``bfloat16``, ``micro-batches:N`` or ``devices:N``, as
             :func:`tensoropt.report.changes.changes` offers them.
-        store, progress, keep: as in :func:`explore_graph`.
+        store, progress, keep: as in :func:`explore`.
 
     Raises:
         TensorOptError: there is no such change, it is refused, or the operator graph was not saved.
         InfeasibleError, ClusterError: nothing can be searched with it.
     """
     asked = question_of_change(exploration, change)
-    return explore_graph(
-        asked.graph,
-        asked.model,
-        cluster=asked.cluster,
-        settings=asked.settings,
-        store=store,
-        progress=progress,
-        keep=keep,
-    )
+    return explore_captured(
+        CapturedModel(asked.model, asked.graph), cluster=asked.cluster, settings=asked.settings,
+        store=store, progress=progress, keep=keep,
+    )  # fmt: skip
 
 
 def _explored(
     session: Session,
-    info: ModelInfo,
+    captured: CapturedModel,
     prepared: Callable[[], Problem],
-    notes: Sequence[str],
     entries: Sequence[Entry] = (),
     limits: Sequence[float | None] = (),
 ) -> Exploration:
     """The exploration that was kept, where the session keeps any; else one that is made, and kept.
 
     Args:
-        prepared: the model's operators, made ready for costs.
-        notes: what the import of the model had to say; they come first.
+        prepared: gives the model's operators, made ready for costs.
         entries, limits: planners to run beside it, and what memory they are given; nothing is kept with them.
 
     Raises:
         InfeasibleError: none of its points fits the budget.
     """
-    question, cluster, settings = question_of(info), session.cluster, session.settings
+    question, cluster, settings = question_of(captured.model), session.cluster, session.settings
     keep = session.keep and not entries
     if keep:
         with session.open_store() as store:
@@ -319,7 +303,7 @@ def _explored(
         if kept is not None:
             return kept
     searched = search(session, prepared())
-    found = _evaluated(session, searched, info, notes)
+    found = _evaluated(session, searched, captured.model, captured.notes)
     if entries:
         found = with_planners(session, searched, found, entries, limits)
     check_budget(found.points, settings.memory_bytes)
@@ -342,6 +326,24 @@ def _evaluated(
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(session.cluster, found.points), *found.report["notes"]]
     return replace(found, report={**found.report, **imported, "notes": notes})
+
+
+def _settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settings:
+    """The settings that a caller gave, whole or one by one.
+
+    Raises:
+        TensorOptError: something is chosen twice, which it names; or a value means nothing.
+        TypeError: something is chosen that is no setting.
+    """
+    if settings is None:
+        return Settings(**chosen)
+    if chosen:
+        name = next(iter(chosen))
+        raise TensorOptError(
+            f"{name} is given twice, as {name}= and in settings=; give one of them, or "
+            f"settings=dataclasses.replace(settings, {name}=...)"
+        )
+    return settings
 
 
 def _prepared(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensoropt.api import explore, explore_graph
+from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.exploration.cluster_offers import (
@@ -29,6 +29,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
 from tensoropt.files import write_text
 from tensoropt.question.model_source import ModelSourceError
+from tensoropt.session.kept import CapturedModel
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress, silent
 
@@ -103,8 +104,8 @@ def explore_clusters(
     def on(cluster: Cluster, first: Exploration | None) -> Exploration:
         if first is None:
             return explore(model, args, kwargs, cluster=cluster, progress=progress, **more)
-        graph = first.recorded.graph
-        return explore_graph(graph, first.model, cluster=cluster, progress=progress, **graph_settings)
+        captured = CapturedModel(first.model, first.recorded.graph)
+        return explore_captured(captured, cluster=cluster, progress=progress, **graph_settings)
 
     return over_clusters(named_clusters(clusters), on, out=out, progress=progress or silent)
 

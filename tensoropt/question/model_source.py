@@ -105,7 +105,8 @@ def _loaded(source: str, device: str, seed: int, batch: int | None, onnx: OnnxOp
             f"'{source}' names no model; write zoo:NAME, package.module:function or path/file.py:function "
             "(`tensoropt list models` shows the zoo)"
         )
-    return _call(named_function(source, "() returning (model, args)"), source, device, seed)
+    function = named_function(source, "() returning (model, args)")
+    return _call(function, source, device, seed)
 
 
 def named_function(source: str, signature: str) -> Callable[..., Any]:

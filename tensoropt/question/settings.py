@@ -379,24 +379,6 @@ def settings_fields() -> Iterator[Setting]:
         yield replace(said, name=name, flag=flag, default=field.default, choices=choices)
 
 
-def settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settings:
-    """The settings that a caller gave, whole or one by one.
-
-    Raises:
-        TensorOptError: something is chosen twice, which it names; or a value means nothing.
-        TypeError: something is chosen that is no setting.
-    """
-    if settings is None:
-        return Settings(**chosen)
-    if chosen:
-        name = next(iter(chosen))
-        raise TensorOptError(
-            f"{name} is given twice, as {name}= and in settings=; give one of them, or "
-            f"settings=dataclasses.replace(settings, {name}=...)"
-        )
-    return settings
-
-
 def _refusal(error: ValidationError) -> Exception:
     """What is wrong with settings, in a sentence with the values that would do."""
     fault = error.errors()[0]

@@ -43,8 +43,8 @@ _FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
 
 
 @dataclass(frozen=True)
-class KeptCapture:
-    """The result of a model's capture, with which it can be explored once more without the model.
+class CapturedModel:
+    """The result of a model's capture, with which it can be explored without the model.
 
     Attributes:
         model: what plans say about the model.
@@ -113,7 +113,7 @@ class KeptExplorations:
             return f"not kept for the next time it is asked: {error}"
         return ""
 
-    def keep_capture(self, source: str, found: KeptCapture) -> None:
+    def keep_capture(self, source: str, found: CapturedModel) -> None:
         """Keep what the capture of a source gave."""
         data = {
             "model": found.model.model_dump(mode="json"),
@@ -124,11 +124,11 @@ class KeptExplorations:
         with contextlib.suppress(TensorOptError):
             self.store.put(_hash(source, code()), data, "captures")
 
-    def capture_of(self, source: str) -> KeptCapture | None:
+    def capture_of(self, source: str) -> CapturedModel | None:
         """Return what the capture of a source gave before, if it was kept."""
         data = self.store.get(_hash(source, code()), "captures")
         try:
-            return KeptCapture(
+            return CapturedModel(
                 ModelInfo.model_validate(data["model"]), graph_from_dict(data["graph"]), tuple(data["notes"])
             )
         except (ValueError, KeyError, TypeError):

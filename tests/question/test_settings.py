@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tensoropt.api import _settings_of
 from tensoropt.errors import TensorOptError
 from tensoropt.question.constraints import constraints_of
-from tensoropt.question.settings import Setting, Settings, settings_fields, settings_of
+from tensoropt.question.settings import Setting, Settings, settings_fields
 
 PINS = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}]}
 
@@ -19,9 +20,9 @@ PINS = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}]}
 def test_one_by_one_and_whole_are_the_same() -> None:
     chosen = {"optimizer": "sgd", "micro_batches": [1, 2], "epsilon": 0.0}
     whole = Settings(optimizer="sgd", micro_batches=(1, 2), epsilon=0.0)
-    assert settings_of(None, chosen) == whole
-    assert settings_of(whole, {}) is whole
-    assert settings_of(None, {}) == Settings()
+    assert _settings_of(None, chosen) == whole
+    assert _settings_of(whole, {}) is whole
+    assert _settings_of(None, {}) == Settings()
 
 
 def test_settings_are_written_in_the_order_that_saved_explorations_have() -> None:
@@ -78,12 +79,12 @@ def test_what_is_written_is_read_again(setting: Setting) -> None:
 @pytest.mark.parametrize("name", ["epsilon", "memory_bytes"])
 def test_what_is_given_twice_is_named(name: str) -> None:
     with pytest.raises(TensorOptError, match=rf"{name} is given twice, as {name}= and in settings="):
-        settings_of(Settings(), {name: 0.5})
+        _settings_of(Settings(), {name: 0.5})
 
 
 def test_what_is_no_setting_is_refused_as_python_does() -> None:
     with pytest.raises(TypeError, match="'epsilom' is no setting; there are mode, optimizer"):
-        settings_of(None, {"epsilom": 0.5})
+        _settings_of(None, {"epsilom": 0.5})
 
 
 def test_settings_are_frozen_and_checked() -> None:

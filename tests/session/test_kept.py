@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.api import explore, explore_graph
+from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
@@ -168,14 +168,14 @@ def test_the_graph_of_a_source_is_kept_for_other_questions(store):
     explorations = kept.KeptExplorations(store)
     assert explorations.capture_of("zoo:mlp") is None
     found = explore(*built, store=store, **ASKED)
-    captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
+    captured = kept.CapturedModel(found.model, found.recorded.graph, ("from a file",))
     explorations.keep_capture("zoo:mlp", captured)
     again = explorations.capture_of("zoo:mlp")
     assert again.notes == ("from a file",)
     assert again.graph.fingerprint == found.model.fingerprint
     assert kept.question_of(again.model) == kept.question_of(found.model)
     other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
-    assert points(explore_graph(again.graph, again.model, store=store, **_without_keep(other))) == points(
+    assert points(explore_captured(again, store=store, **_without_keep(other))) == points(
         explore(*built, store=store, **other)
     )
     store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")

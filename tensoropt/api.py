@@ -33,7 +33,7 @@ from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
 from tensoropt.session.comparing import recost_point, with_planners
 from tensoropt.session.evaluation import evaluate_searched
-from tensoropt.session.kept import CapturedModel, KeptExplorations, question_of, source_key
+from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
@@ -96,14 +96,14 @@ def explore(
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)
-    described = CapturedModel(_model_info(session, captured, loaded), captured.graph, loaded.notes)
+    described = KeptCapture(_model_info(session, captured, loaded), captured.graph, loaded.notes)
     with failures_named(name, captured.graph):
         found = _explored(session, described, lambda: problem, entries, limits)
     return replace(found, captured=captured)
 
 
 def explore_captured(
-    captured: CapturedModel,
+    captured: KeptCapture,
     *,
     cluster: str | Cluster,
     settings: Settings | None = None,
@@ -156,7 +156,7 @@ def answer(
     keep, captured, source = not question.anew, None, None
     if known is not None and known.recorded is not None:
         imported = tuple(known.report.get("imported", ()))
-        captured = CapturedModel(known.model, known.recorded.graph, imported)
+        captured = KeptCapture(known.model, known.recorded.graph, imported)
     elif keep and not question.planners:
         source = source_key(question.model, question.capture_facts)
     if source is not None:
@@ -177,7 +177,7 @@ def answer(
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
     found = explore(loaded, planners=question.planners, limits=question.limits, **how)
     if source is not None and found.recorded is not None:
-        captured = CapturedModel(found.model, found.recorded.graph, loaded.notes)
+        captured = KeptCapture(found.model, found.recorded.graph, loaded.notes)
         with ProfileStore() as store:
             KeptExplorations(store).keep_capture(source, captured)
     return found
@@ -274,14 +274,14 @@ def explore_changed(
     """
     asked = question_of_change(exploration, change)
     return explore_captured(
-        CapturedModel(asked.model, asked.graph), cluster=asked.cluster, settings=asked.settings,
+        KeptCapture(asked.model, asked.graph), cluster=asked.cluster, settings=asked.settings,
         store=store, progress=progress, keep=keep,
     )  # fmt: skip
 
 
 def _explored(
     session: Session,
-    captured: CapturedModel,
+    captured: KeptCapture,
     prepared: Callable[[], Problem],
     entries: Sequence[Entry] = (),
     limits: Sequence[float | None] = (),

@@ -29,7 +29,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
 from tensoropt.files import write_text
 from tensoropt.question.model_source import ModelSourceError
-from tensoropt.session.kept import CapturedModel
+from tensoropt.session.kept import KeptCapture
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress, silent
 
@@ -104,7 +104,7 @@ def explore_clusters(
     def on(cluster: Cluster, first: Exploration | None) -> Exploration:
         if first is None:
             return explore(model, args, kwargs, cluster=cluster, progress=progress, **more)
-        captured = CapturedModel(first.model, first.recorded.graph)
+        captured = KeptCapture(first.model, first.recorded.graph)
         return explore_captured(captured, cluster=cluster, progress=progress, **graph_settings)
 
     return over_clusters(named_clusters(clusters), on, out=out, progress=progress or silent)

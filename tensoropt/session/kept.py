@@ -43,7 +43,7 @@ _FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
 
 
 @dataclass(frozen=True)
-class CapturedModel:
+class KeptCapture:
     """The result of a model's capture, with which it can be explored without the model.
 
     Attributes:
@@ -113,7 +113,7 @@ class KeptExplorations:
             return f"not kept for the next time it is asked: {error}"
         return ""
 
-    def keep_capture(self, source: str, found: CapturedModel) -> None:
+    def keep_capture(self, source: str, found: KeptCapture) -> None:
         """Keep what the capture of a source gave."""
         data = {
             "model": found.model.model_dump(mode="json"),
@@ -124,11 +124,11 @@ class KeptExplorations:
         with contextlib.suppress(TensorOptError):
             self.store.put(_hash(source, code()), data, "captures")
 
-    def capture_of(self, source: str) -> CapturedModel | None:
+    def capture_of(self, source: str) -> KeptCapture | None:
         """Return what the capture of a source gave before, if it was kept."""
         data = self.store.get(_hash(source, code()), "captures")
         try:
-            return CapturedModel(
+            return KeptCapture(
                 ModelInfo.model_validate(data["model"]), graph_from_dict(data["graph"]), tuple(data["notes"])
             )
         except (ValueError, KeyError, TypeError):

@@ -168,7 +168,7 @@ def test_the_graph_of_a_source_is_kept_for_other_questions(store):
     explorations = kept.KeptExplorations(store)
     assert explorations.capture_of("zoo:mlp") is None
     found = explore(*built, store=store, **ASKED)
-    captured = kept.CapturedModel(found.model, found.recorded.graph, ("from a file",))
+    captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
     explorations.keep_capture("zoo:mlp", captured)
     again = explorations.capture_of("zoo:mlp")
     assert again.notes == ("from a file",)

@@ -17,7 +17,7 @@ from tensoropt.files import pack, unpack
 from tensoropt.profiling.store import CACHED, ProfileStore
 from tensoropt.search.bounds import Bound
 from tensoropt.session import one_space
-from tensoropt.session.kept import CapturedModel, KeptExplorations
+from tensoropt.session.kept import KeptCapture, KeptExplorations
 from tensoropt.session.one_space import BOUNDS, OneSpace, part_from
 
 ASKED = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2]}
@@ -101,7 +101,7 @@ def test_planners_run_beside_a_saved_frontier_without_another_search(model, stor
 def test_a_graph_is_explored_with_what_was_kept(model, store, count):
     found = explore(*model, store=store, keep=True, **ASKED)
     count.stop = count.done
-    captured = CapturedModel(found.model, found.recorded.graph)
+    captured = KeptCapture(found.model, found.recorded.graph)
     assert points(explore_captured(captured, store=store, keep=True, **ASKED)) == points(found)
     with pytest.raises(StoppedError):
         explore_captured(captured, store=store, **ASKED)

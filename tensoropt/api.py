@@ -311,7 +311,7 @@ def _explored(
         with session.open_store() as store:
             refusal = KeptExplorations(store).keep(question, cluster, settings, found)
         if refusal:
-            found = replace(found, report={**found.report, "notes": [*found.report["notes"], refusal]})
+            found = found.noted([refusal])
     return found
 
 

@@ -119,14 +119,16 @@ def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping
     return make_templates(graph, (1,), {g.name: g.unsplit for g in graph.groups}, facts_of)
 
 
-def shares_of_flops(problem: Problem, facts_of: Callable[[Workload], Facts]) -> tuple[float, float]:
+def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[float, float]:
     """Shares of the forward FLOPs in groups (all of whose operators have a rule, that can be split at least
-    two ways, the unsplit one not counted)."""
-    graph = problem.graph
-    templates = unsplit(graph, facts_of)
+    two ways, the unsplit one not counted).
+
+    Args:
+        whole: the groups, unsplit.
+    """
     total = ruled = split = 0.0
     for group in graph.groups:
-        flops = templates[group.name].facts[0].forward_flops
+        flops = whole[group.name].facts[0].forward_flops
         loops = {s.label.dim for s in group.strategies if s.label.splits}
         total += flops
         ruled += flops if all(graph.atoms.spaces[op.name].known for op in group.operators) else 0.0
@@ -189,7 +191,7 @@ backward beyond that, it computes again."""
 
 
 def model_flops(
-    graph: GroupGraph,
+    whole: Iterable[Template],
     facts_of: Callable[[Workload], Facts],
     device_type: str,
     kernels: KernelSettings,
@@ -200,15 +202,16 @@ def model_flops(
     numbers that PyTorch's settings let a GPU's tensor cores compute.
 
     Args:
+        whole: the groups, unsplit.
         facts_of: facts in the mode (training or inference) that is meant.
         kernels: PyTorch's settings.
     """
     found: dict[str, float] = {}
-    for template in unsplit(graph, facts_of).values():
+    for template in whole:
         work, facts = template.works[0], template.facts[0]
-        whole = _with_all_scores(work)
-        if whole is not work:
-            facts = facts_of(whole)
+        seeing_all = _with_all_scores(work)
+        if seeing_all is not work:
+            facts = facts_of(seeing_all)
         backward = min(facts.backward_flops, _GRADIENTS_OF_A_PRODUCT * facts.forward_flops)
         if facts.forward_flops:
             name = number_format(work.dtype, CostClass(class_of(work)), device_type, kernels)

@@ -6,8 +6,10 @@ What Python and notebooks show of an exploration: a headline, a few rows of its 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from html import escape
+from typing import Any
 
 import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
@@ -138,6 +140,10 @@ class Exploration(Findings):
 
     def _repr_html_(self) -> str:
         return _overview_html(self)
+
+    def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
+        """This exploration with more notes and facts in its report."""
+        return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
 
     def fastest_within(self, memory_bytes: float) -> int | None:
         """The fastest point of the frontier within a budget; None where none fits."""

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -196,16 +196,8 @@ def _read_recorded(folder: Path) -> Any:
 
 
 def _space_to_dict(space: Space) -> dict[str, Any]:
-    return {
-        "mesh": space.mesh.model_dump(mode="json"),
-        "micro_batches": space.micro_batches,
-        "groups": {k: dict(v) for k, v in space.groups.items()},
-        "hubs": dict(space.hubs),
-        "shared": dict(space.shared),
-        "keys": dict(space.keys),
-        "notes": list(space.notes),
-        "regions": dict(space.regions),
-    }
+    own = {field.name: getattr(space, field.name) for field in fields(Space)}
+    return {**own, "mesh": space.mesh.model_dump(mode="json")}
 
 
 def _space_from_dict(data: Mapping[str, Any]) -> Space:

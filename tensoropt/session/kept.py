@@ -94,9 +94,8 @@ class KeptExplorations:
         closer = "" if gap == settings.epsilon else f", searched with the smaller gap {gap:g}"
         when = made.replace("T", " ")
         note = f"kept from {when}, as nothing has changed since{closer}; --anew explores again"
-        report = {**found.report, "notes": [*found.report["notes"], note], "kept": made}
         check_budget(found.points, settings.memory_bytes)
-        return replace(found, settings=settings.to_dict(), report=report)
+        return replace(found.noted([note], kept=made), settings=settings.to_dict())
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
         """Keep an exploration; return why that was not possible, in words, or an empty text."""

@@ -223,7 +223,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     if reason := finder.refusal():
         if pinned:
             raise ConstraintError(f"{finder.pin}: {reason}")
-        return replace(exploration, report=_noted(exploration, [f"no pipelines: {reason}"]))
+        return exploration.noted([f"no pipelines: {reason}"])
     spaces, points = list(exploration.spaces), [] if pinned else list(exploration.points)
     keys = {t.name: str(t.key) for t in searched.problem.graph.atoms.graph.parameters}
     count = 0
@@ -241,20 +241,12 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
     among = sum(p.pipeline is not None for p in points)
     notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
-    seconds = {
-        **exploration.report["seconds"],
-        "pipelines": round(session.clock.seconds["pipelines"], 3),
-    }
-    report = {**_noted(exploration, notes), "seconds": seconds}
-    return only_used_spaces(replace(exploration, spaces=tuple(spaces), points=tuple(points), report=report))
+    noted = exploration.noted(notes, seconds=session.seconds_with(exploration.report, "pipelines"))
+    return only_used_spaces(replace(noted, spaces=tuple(spaces), points=tuple(points)))
 
 
 def _costs(point: Point) -> tuple[float, float]:
     return point.memory_bytes, point.time_s
-
-
-def _noted(exploration: Exploration, notes: Sequence[str]) -> dict[str, object]:
-    return {**exploration.report, "notes": [*exploration.report["notes"], *notes]}
 
 
 class _Finder:

@@ -62,21 +62,10 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():
         row["merged"] = came_in[planner]
-    report = {
-        **exploration.report,
-        "notes": [*exploration.report["notes"], *_notes(tried, refusals)],
-        "seconds": {**exploration.report["seconds"], _STAGE: round(session.clock.seconds[_STAGE], 3)},
-        "tried": tried,
-    }
-    return only_used_spaces(
-        replace(
-            exploration,
-            spaces=task.base.spaces,
-            points=points,
-            report=report,
-            recorded=record_used(searched, task.base.spaces, points),
-        )
-    )
+    seconds = session.seconds_with(exploration.report, _STAGE)
+    noted = exploration.noted(_notes(tried, refusals), seconds=seconds, tried=tried)
+    recorded = record_used(searched, task.base.spaces, points)
+    return only_used_spaces(replace(noted, spaces=task.base.spaces, points=points, recorded=recorded))
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:

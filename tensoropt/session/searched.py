@@ -60,7 +60,7 @@ def search(session: Session, problem: Problem) -> Searched:
         InfeasibleError, ConstraintError: no space has a strategy.
     """
     settings, clock = session.settings, session.clock
-    counts = micro_batch_counts(problem, settings)
+    counts, regions = micro_batch_counts(problem, settings), offered_regions(problem, settings)
     meshes = session.cluster.meshes(MAX_AXES)
     left = left_to_search(settings.constraints, problem, session.cluster, meshes, counts)
     narrow, wide = apart(problem.graph, meshes, counts, left)
@@ -75,7 +75,7 @@ def search(session: Session, problem: Problem) -> Searched:
             keep=code() if session.keep else None,
             timing=session.progress,
         )
-        tables = SpaceTables(problem, costs, offered_regions(problem, settings))
+        tables = SpaceTables(problem, costs, regions)
         refused: tuple[str, ...] = ()
         kept = KeptFrontiers()
         if session.keep:
@@ -94,11 +94,10 @@ def search(session: Session, problem: Problem) -> Searched:
         refined = refine(session, tables, spaces, wide)
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
-            _, split_share = shares_of_flops(problem, costs.facts_of)
-            flops = model_flops(problem.graph, costs.facts_of, session.cluster.device_type, costs.kernels)
-            math_form = math_form_notes(
-                unsplit(problem.graph, costs.facts_of).values(), costs.capability, costs.training
-            )
+            whole = unsplit(problem.graph, costs.facts_of)
+            _, split_share = shares_of_flops(problem.graph, whole)
+            flops = model_flops(whole.values(), costs.facts_of, session.cluster.device_type, costs.kernels)
+            math_form = math_form_notes(whole.values(), costs.capability, costs.training)
     left_out = undivided((one for _, one, _ in spaces.built), left.groups)
     found = dict(sorted(spaces.found.items()))
     return Searched(

@@ -6,6 +6,7 @@ Model FLOP by the formula of PaLM's appendix B, and by kind of device and settin
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,15 @@ def problem_of(name: str, **more: object) -> Problem:
     return prepare(capture(built.model, built.args, built.kwargs, **more))  # type: ignore[arg-type]
 
 
+def flops_of(
+    problem: Problem, device_type: str, kernels: KernelSettings = PLAIN, facts_of: Any = find_facts
+) -> dict[str, float]:
+    return model_flops(unsplit(problem.graph, facts_of).values(), facts_of, device_type, kernels)
+
+
 def test_a_transformer_has_what_palm_counts() -> None:
     problem = problem_of("gpt2-tiny")
-    (flops,) = model_flops(problem.graph, find_facts, "cuda", PLAIN).values()
+    (flops,) = flops_of(problem, "cuda").values()
     graph = problem.graph.atoms.graph
     batch, length = graph.tensors["input_ids"].shape
     blocks = sum(op.target.startswith("aten.scaled_dot_product") for op in graph.operators)
@@ -61,13 +68,13 @@ def test_products_of_the_zoo_do_not_exceed_the_cap() -> None:
         problem = problem_of(name)
         counted = [t.facts[0] for t in unsplit(problem.graph, find_facts).values()]
         whole = sum(f.forward_flops + min(f.backward_flops, 2 * f.forward_flops) for f in counted)
-        assert sum(model_flops(problem.graph, find_facts, "cpu", PLAIN).values()) == whole > 0
+        assert sum(flops_of(problem, "cpu").values()) == whole > 0
 
 
 def test_inference_has_no_backward() -> None:
     problem = problem_of("mlp", mode="inference")
-    forward = model_flops(problem.graph, lambda work: find_facts(work, training=False), "cpu", PLAIN)
-    both = model_flops(problem_of("mlp").graph, find_facts, "cpu", PLAIN)
+    forward = flops_of(problem, "cpu", facts_of=lambda work: find_facts(work, training=False))
+    both = flops_of(problem_of("mlp"), "cpu")
     # The first layer's input has no gradient.
     assert 2 * forward["float32"] < both["float32"] < 3 * forward["float32"]
 
@@ -84,7 +91,7 @@ def test_float32_is_tf32_where_settings_say_so(
     device_type: str, kernels: KernelSettings, format_name: str
 ) -> None:
     problem = problem_of("unet-tiny")
-    assert format_name in model_flops(problem.graph, find_facts, device_type, kernels)
+    assert format_name in flops_of(problem, device_type, kernels)
 
 
 def explored(folder: Path, batch: int, inside: int, out: int) -> Exploration:

@@ -50,7 +50,7 @@ def count(name: str, **settings: Any) -> Figures:
 
     graph = problem.graph
     templates = unsplit(graph, facts_of)
-    ruled, split = shares_of_flops(problem, facts_of)
+    ruled, split = shares_of_flops(graph, templates)
     facts = [templates[g.name].facts[0] for g in graph.groups]
     return Figures(
         batch=zoo.entry(name).batch,

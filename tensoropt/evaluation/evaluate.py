@@ -72,7 +72,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
             n: [list(layout_names(x)) for x in tables.of[Variable.of_parameter(n)].layouts]
             for n in tables.graph.shared
         },
-        keys={t.name: str(t.key) for t in problem.graph.atoms.graph.parameters},
+        keys=problem.parameter_keys,
         notes=tuple(notes),
         regions={name: region.name for name, region in region_of(tables.regions).items()},
     )

@@ -58,6 +58,18 @@ class Problem:
     micro: Mapping[str, AxisStrategy]
     refusal: str = ""
 
+    @property
+    def batch(self) -> int:
+        """The rows of a step: those of the first input that has any."""
+        operators = self.graph.atoms.graph
+        shapes = (operators.tensors[name].shape for name in operators.inputs)
+        return next((shape[0] for shape in shapes if shape), 1)
+
+    @property
+    def parameter_keys(self) -> dict[str, str]:
+        """The model's own name for each parameter of the graph."""
+        return {t.name: str(t.key) for t in self.graph.atoms.graph.parameters}
+
 
 def prepare(captured: Capture, kept: Kept | None = None) -> Problem:
     """The captured model as atoms and groups, with the groups' strategies on the micro-batch axis."""

@@ -24,6 +24,7 @@ from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
 from tensoropt.exploration.export import write_rows
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, StepWork, Tariff
+from tensoropt.plan.point_table import PointTable
 from tensoropt.question.settings import settings_fields
 from tensoropt.units import format_bytes, format_seconds
 
@@ -210,9 +211,8 @@ class ClusterCurve:
     @classmethod
     def of(cls, found: Exploration) -> ClusterCurve:
         """The frontier of an exploration."""
-        memory, time = (
-            np.array([getattr(p, name) for p in found.points]) for name in ("memory_bytes", "time_s")
-        )
+        points = PointTable.of(found.points)
+        memory, time = points.column("memory_bytes"), points.column("time_s")
         return cls(str(found.cluster["name"]), some_devices(found.cluster), found.devices, memory, time)
 
     @property
@@ -275,21 +275,13 @@ def offer_of(
 
 
 def _rates(curve: ClusterCurve, point: int, work: StepWork, tariff: Tariff) -> Rates:
-    seconds = float(curve.time[point])
     unknown = [some.kind for some in curve.devices if tariff.of_named(some.kind, some.price) is None]
-    return Rates(
-        step_s=seconds,
-        devices=sum(some.count for some in curve.devices),
-        samples_per_s=None if work.samples is None else work.samples / seconds,
-        tokens_per_s=None if work.tokens is None else work.tokens / seconds,
-        flops_per_s=None,
-        mfu=None,
-        per_hour=curve.per_hour(tariff),
-        whys={
-            "mfu": "not worked out",
-            "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
-        },
-    )
+    whys = {
+        "mfu": "not worked out",
+        "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
+    }
+    devices, step_s = sum(some.count for some in curve.devices), float(curve.time[point])
+    return Rates.of(work, step_s, devices, ideal_s=None, per_hour=curve.per_hour(tariff), whys=whys)
 
 
 _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {

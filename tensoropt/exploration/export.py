@@ -77,7 +77,7 @@ def compared(
         return [p for p in points if keep(p) and (limit_bytes is None or p.memory_bytes <= limit_bytes)]
 
     shown = list(found.all_points)
-    known = reduce_points(within(shown), lambda p: (p.memory_bytes, p.time_s))
+    known = reduce_points(within(shown))
     rows = []
     for name in dict.fromkeys(row["planner"] for row in found.comparison):
         asked = [row for row in found.comparison if row["planner"] == name]

@@ -330,6 +330,34 @@ class Rates:
     per_hour: float | None
     whys: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        work: StepWork,
+        step_s: float,
+        devices: int,
+        *,
+        ideal_s: float | None,
+        per_hour: float | None,
+        whys: Mapping[str, str],
+    ) -> Rates:
+        """The rates of a step that takes so long.
+
+        Args:
+            ideal_s: seconds of a step at peak, if they are known.
+            whys: why of what is unknown beside the work.
+        """
+        return cls(
+            step_s=step_s,
+            devices=devices,
+            samples_per_s=None if work.samples is None else work.samples / step_s,
+            tokens_per_s=None if work.tokens is None else work.tokens / step_s,
+            flops_per_s=None if work.flops is None else sum(work.flops.values()) / step_s,
+            mfu=None if ideal_s is None else ideal_s / step_s,
+            per_hour=per_hour,
+            whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
+        )
+
     def hours(self, steps: float) -> float:
         """Hours that so many steps take."""
         return steps * self.step_s / HOUR_S
@@ -359,20 +387,9 @@ class RatesOf:
     def of(self, index: int) -> Rates:
         """Rates of point ``index`` of ``all_points``."""
         point = self.found.all_points[index]
-        devices = math.prod(self.found.spaces[point.space].mesh.shape)
+        devices = self.found.spaces[point.space].devices
         ideal_s, per_hour, whys = self.of_devices(devices)
-        work, seconds = self.work, point.time_s
-        flops = None if work.flops is None else sum(work.flops.values()) / seconds
-        return Rates(
-            step_s=seconds,
-            devices=devices,
-            samples_per_s=None if work.samples is None else work.samples / seconds,
-            tokens_per_s=None if work.tokens is None else work.tokens / seconds,
-            flops_per_s=flops,
-            mfu=None if ideal_s is None else ideal_s / seconds,
-            per_hour=per_hour,
-            whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
-        )
+        return Rates.of(self.work, point.time_s, devices, ideal_s=ideal_s, per_hour=per_hour, whys=whys)
 
     def of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
         """(seconds of a step at peak, money per hour, whys) of plans on so many devices."""

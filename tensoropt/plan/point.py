@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -169,7 +170,10 @@ _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 Item = TypeVar("Item")
 
 
-def reduce_points(items: Sequence[Item], costs: Callable[[Item], tuple[float, float]]) -> tuple[Item, ...]:
+def reduce_points(
+    items: Sequence[Item],
+    costs: Callable[[Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
+) -> tuple[Item, ...]:
     """The items no other beats in both (memory, time), ascending in memory; the first of equals."""
     kept: list[Item] = []
     best = float("inf")
@@ -205,7 +209,7 @@ def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point
         if other.time_s * (1 + SAME)
         < best[np.searchsorted(memory, other.memory_bytes * (1 + SAME), side="right")]
     ]
-    kept = reduce_points([*points, *new], lambda point: (point.memory_bytes, point.time_s))
+    kept = reduce_points([*points, *new])
     return tuple(point for point in kept if not any(beats(other, point) for other in others))
 
 

@@ -351,6 +351,11 @@ class Settings:
         ),
     ] = "auto"  # fmt: skip
 
+    @property
+    def allows_gap(self) -> bool:
+        """Whether strategies may be left out that are hardly better than what is known."""
+        return self.epsilon > 0
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as plans and explorations keep it."""
         micro = self.micro_batches if isinstance(self.micro_batches, str) else list(self.micro_batches)

@@ -58,7 +58,7 @@ def _chosen_points(
     simulations = searched.simulations
     best = unbeaten_of(simulations)
     chosen = np.arange(len(best.memory))
-    if settings.epsilon > 0:
+    if settings.allows_gap:
         chosen = representatives(best, SHOWN, LOSS, keep=(knee(best),))
     origin = best.origin[chosen]
     points: dict[int, Point] = {}

@@ -92,9 +92,7 @@ class PipelineTask:
     def _micro_batches(self, places: int) -> int | None:
         """Return the most micro-batches per place, of a size that a place's devices can divide if there is
         one."""
-        tensors = self.problem.graph.atoms.graph.tensors
-        inputs = self.problem.graph.atoms.graph.inputs
-        batch = next((tensors[n].shape[0] for n in inputs if tensors[n].shape), 1)
+        batch = self.problem.batch
         counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
         devices = self.cluster.device_count // places
         return next((m for m in counts if (batch // m) % devices == 0), counts[0] if counts else None)
@@ -102,7 +100,7 @@ class PipelineTask:
     @property
     def spaces(self) -> tuple[Space, ...]:
         """The spaces, one for each of the jobs."""
-        keys = {t.name: str(t.key) for t in self.problem.graph.atoms.graph.parameters}
+        keys = self.problem.parameter_keys
         return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
 
     def space_of(self, mesh: Mesh, micro_batches: int) -> int:

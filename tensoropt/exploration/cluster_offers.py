@@ -212,8 +212,8 @@ class ClusterCurve:
     def of(cls, found: Exploration) -> ClusterCurve:
         """The frontier of an exploration."""
         points = PointTable.of(found.points)
-        memory, time = points.column("memory_bytes"), points.column("time_s")
-        return cls(str(found.cluster["name"]), some_devices(found.cluster), found.devices, memory, time)
+        name, devices = str(found.cluster["name"]), some_devices(found.cluster)
+        return cls(name, devices, found.devices, points.memory, points.time)
 
     @property
     def smallest(self) -> SomeDevices:

@@ -17,6 +17,7 @@ from tensoropt.console import columns
 from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import UNSPLIT, placed_words
+from tensoropt.plan.point_table import PointTable
 from tensoropt.units import format_bytes, format_seconds
 
 SHOWN = 20
@@ -35,7 +36,7 @@ def shown_points(found: Findings, most: int = SHOWN) -> list[int]:
     if count <= most:
         return list(range(count))
     kept = {0, count - 1, found.knee}
-    times = np.log([p.time_s for p in found.points])
+    times = np.log(PointTable.of(found.points).time)
     for wanted in np.linspace(times[0], times[-1], most):
         # Several wanted times may have the same nearest point; what is left is filled by index below.
         if len(kept) >= most:

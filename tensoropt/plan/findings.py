@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tensoropt.frontier import knee
 from tensoropt.plan.keys import point_keys
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import plan_names
-from tensoropt.plan.point import Point, knee_index
+from tensoropt.plan.point import Point
 from tensoropt.plan.point_table import PointTable
 from tensoropt.plan.space import Space
 
@@ -89,4 +90,4 @@ class Findings:
     @cached_property
     def knee(self) -> int:
         """The index of the frontier's knee: the point from which both memory and time get dearest."""
-        return knee_index(self.points)
+        return knee(PointTable.of(self.points))

@@ -11,7 +11,6 @@ import numpy as np
 
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import InfeasibleError
-from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.figures import BREAKDOWNS, KEPT, kept_figures, worded
 from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
@@ -252,16 +251,3 @@ def check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
             f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
             f"{format_bytes(points[0].memory_bytes)}{told if beside else ''}"
         )
-
-
-def knee_index(points: Sequence[Point]) -> int:
-    """The index of the knee: the point from which both memory and time get dearest, as fractions."""
-    return knee(_Costs(points))
-
-
-class _Costs:
-    """Memory and time of points as two arrays, which is what the tools of :mod:`tensoropt.frontier` take."""
-
-    def __init__(self, points: Sequence[Point]):
-        self.memory = np.array([p.memory_bytes for p in points])
-        self.time = np.array([p.time_s for p in points])

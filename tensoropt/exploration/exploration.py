@@ -37,92 +37,90 @@ _LEFT_OUT = ("parameters/{size}", "figures", "gap")
 class _PointSequence(tuple[Point, ...]):
     """The points of a frontier, as a tuple that shows itself as a table."""
 
-    _found: Findings
+    _findings: Findings
 
     @classmethod
-    def of(cls, found: Findings) -> _PointSequence:
+    def of(cls, findings: Findings) -> _PointSequence:
         """The points of an exploration's frontier."""
-        points = cls(found.points)
-        points._found = found
+        points = cls(findings.points)
+        points._findings = findings
         return points
 
     def __repr__(self) -> str:
-        return _frontier_words(self._found)
+        return _frontier_words(self._findings)
 
     def _repr_html_(self) -> str:
-        return _frontier_html(self._found)
+        return _frontier_html(self._findings)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (tuple, (tuple(self),))  # elsewhere the points alone are wanted
 
 
-def _title_of(found: Findings) -> str:
+def _title_of(findings: Findings) -> str:
     """The model and the cluster in words: ``zoo:gpt2 on dgx-h100``."""
-    return f"{found.model.source or 'a model'} on {found.cluster.get('name', 'a cluster')}"
+    return f"{findings.model.source or 'a model'} on {findings.cluster.get('name', 'a cluster')}"
 
 
-def _headline(found: Findings) -> str:
+def _headline(findings: Findings) -> str:
     """What was explored, where and for what: one line."""
-    cluster = made_for(found.cluster)
+    cluster = made_for(findings.cluster)
     devices = f" ({device_words(cluster)})" if cluster is not None else ""
-    step = "training step" if found.settings.get("mode", "train") == "train" else "inference step"
-    return f"Exploration of a {step} of {_title_of(found)}{devices}"
+    step = "training step" if findings.settings.get("mode", "train") == "train" else "inference step"
+    return f"Exploration of a {step} of {_title_of(findings)}{devices}"
 
 
-def _frontier_words(found: Findings) -> str:
+def _frontier_words(findings: Findings) -> str:
     """The frontier as a table of at most :data:`ROWS` rows: both ends, the knee, some between."""
-    if not found.points:
+    if not findings.points:
         return "no points"
-    rows = _rows(found)
-    return f"{columns(rows, left=_LEFT)}\n{_counted(found, len(rows) - 1)}"
+    rows = _rows(findings)
+    return f"{columns(rows, left=_LEFT)}\n{_counted(findings, len(rows) - 1)}"
 
 
-def _frontier_html(found: Findings) -> str:
+def _frontier_html(findings: Findings) -> str:
     """The same table for a notebook."""
-    if not found.points:
+    if not findings.points:
         return "<p>no points</p>"
-    rows = _rows(found)
-    return f"<div>{table_html(rows, _LEFT)}<p>{escape(_counted(found, len(rows) - 1))}</p></div>"
+    rows = _rows(findings)
+    return f"<div>{table_html(rows, _LEFT)}<p>{escape(_counted(findings, len(rows) - 1))}</p></div>"
 
 
-def _overview(found: Findings) -> str:
+def _overview(findings: Findings) -> str:
     """The headline, the frontier's table, and how to go on: what ``repr`` of an exploration is."""
-    return "\n".join([_headline(found), _frontier_words(found), *_remarks(found)])
+    return "\n".join([_headline(findings), _frontier_words(findings), *_remarks(findings)])
 
 
-def _overview_html(found: Findings) -> str:
+def _overview_html(findings: Findings) -> str:
     """The same for a notebook, with the frontier's picture."""
     picture = ""
-    if found.points:
-        svg = draw_frontier(found, title=_title_of(found), indices=shown_points(found, _DRAWN))
+    if findings.points:
+        svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
         picture = f'<div style="max-width:720px">{svg}</div>'
-    remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(found))
-    title = f"<p><b>{escape(_headline(found))}</b></p>"
-    return f"<div>{title}{picture}{_frontier_html(found)}{remarks}</div>"
+    remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(findings))
+    title = f"<p><b>{escape(_headline(findings))}</b></p>"
+    return f"<div>{title}{picture}{_frontier_html(findings)}{remarks}</div>"
 
 
-def _rows(found: Findings) -> list[list[str]]:
+def _rows(findings: Findings) -> list[list[str]]:
     """Header and rows; what is special about a point stands beside its number, the longest words last."""
     columns_kept = [i for i, name in enumerate(HEADER[:-1]) if name not in _LEFT_OUT]
-    rows = table_rows(found, shown_points(found, ROWS))
+    rows = table_rows(findings, shown_points(findings, ROWS))
     return [[row[0], row[-1].removeprefix("<- "), *(row[i] for i in columns_kept[1:])] for row in rows]
 
 
-def _counted(found: Findings, shown: int) -> str:
-    count = len(found.points)
+def _counted(findings: Findings, shown: int) -> str:
+    count = len(findings.points)
     return counted(count, "point") if shown == count else f"{shown} of {counted(count, 'point')} shown"
 
 
-def _remarks(found: Findings) -> list[str]:
+def _remarks(findings: Findings) -> list[str]:
     """What else there is to know: the spaces searched, what other planners found, how well it is proven."""
-    exact = sum(point.exact for point in found.points)
-    lines = [
-        f"{counted(len(found.spaces), 'space')} (mesh and micro-batches) searched; {counted(exact, 'point')} "
-        "proven exact in the additive model"
-    ]
-    if found.others:
-        names = ", ".join(dict.fromkeys(point.planner for point in found.others))
-        lines.append(f"{counted(len(found.others), 'point')} of other planners: {names}")
+    exact = sum(point.exact for point in findings.points)
+    searched = f"{counted(len(findings.spaces), 'space')} (mesh and micro-batches) searched"
+    lines = [f"{searched}; {counted(exact, 'point')} proven exact in the additive model"]
+    if findings.others:
+        names = ", ".join(dict.fromkeys(point.planner for point in findings.others))
+        lines.append(f"{counted(len(findings.others), 'point')} of other planners: {names}")
     return lines
 
 

@@ -37,7 +37,7 @@ DESCRIBED, POINTS, LISTED = SETTINGS_FILE, "points.npz", "frontier.csv"
 STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
 
 
-def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
+def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
     """Write all files of an exploration, or none: :data:`RECORDED` only where its costs could be kept.
 
     Raises:
@@ -46,19 +46,19 @@ def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
     folder = Path(directory)
     data = {
         "schema": _SCHEMA,
-        "model": found.model.model_dump(mode="json"),
-        "cluster": dict(found.cluster),
-        "settings": dict(found.settings),
-        "versions": dict(found.versions),
-        "report": dict(found.report),
-        "points": len(found.points),
-        "others": len(found.others),
-        "comparison": [dict(row) for row in found.comparison],
-        "recorded": found.recorded is not None,
+        "model": findings.model.model_dump(mode="json"),
+        "cluster": dict(findings.cluster),
+        "settings": dict(findings.settings),
+        "versions": dict(findings.versions),
+        "report": dict(findings.report),
+        "points": len(findings.points),
+        "others": len(findings.others),
+        "comparison": [dict(row) for row in findings.comparison],
+        "recorded": findings.recorded is not None,
     }
-    rows = (*found.points, *found.others)
+    rows = (*findings.points, *findings.others)
     strategies = {
-        "spaces": [_space_to_dict(space) for space in found.spaces],
+        "spaces": [_space_to_dict(space) for space in findings.spaces],
         "carried": {
             row: {
                 "placed": point.placed and point.placed.to_data(),
@@ -68,17 +68,17 @@ def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
             if point.record is not None
         },
     }
-    names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if found.recorded else [])]
+    names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if findings.recorded else [])]
     # Together: indices and figures of two runs would make plans that nobody searched.
     with written_together([folder / name for name in names]) as (packed, named, described, listed, *kept):
         for path in kept:
-            found.recorded.save(path)
+            findings.recorded.save(path)
         with open(packed, "wb") as file:
-            np.savez_compressed(file, **point_arrays(rows, found.spaces))  # type: ignore[arg-type]
+            np.savez_compressed(file, **point_arrays(rows, findings.spaces))  # type: ignore[arg-type]
         # Without the time, so that the same exploration is the same file.
         named.write_bytes(gzip.compress(json.dumps(strategies).encode(), mtime=0))
         described.write_text(json.dumps(data) + "\n", encoding="utf-8")
-        write_frontier_csv(found, listed)
+        write_frontier_csv(findings, listed)
 
 
 def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def facts(
         Fact("devices", space.devices),
         Fact("compute", point.compute_s, time),
         Fact("communication", time(point.communication_s) + hidden),
-        Fact("split by", split_words(row.found, row.index)),
+        Fact("split by", split_words(row.findings, row.index)),
         Fact("proven", _proof_words(point, memory, time)),
     )
     return _point_facts(point) | {fact.name: fact for fact in found}

@@ -17,14 +17,14 @@ from tensoropt.plan.space import Space
 class FigureRow:
     """A point among the others: what its figures follow from (:attr:`~tensoropt.plan.figures.Figure.of`)."""
 
-    found: Findings
+    findings: Findings
     index: int
     rated: RatesOf
 
     @classmethod
-    def of(cls, found: Findings, index: int, tariff: Tariff = CLUSTERS_OWN) -> FigureRow:
+    def of(cls, findings: Findings, index: int, tariff: Tariff = CLUSTERS_OWN) -> FigureRow:
         """Point ``index`` of ``all_points``; a tariff replaces the prices of the cluster."""
-        return cls(found, index, RatesOf(found, tariff))
+        return cls(findings, index, RatesOf(findings, tariff))
 
     @property
     def number(self) -> int:
@@ -34,22 +34,22 @@ class FigureRow:
     @property
     def point(self) -> Point:
         """The point itself."""
-        return self.found.all_points[self.index]
+        return self.findings.all_points[self.index]
 
     @property
     def space(self) -> Space:
         """The space that it is of."""
-        return self.found.spaces[self.point.space]
+        return self.findings.spaces[self.point.space]
 
     @property
     def name(self) -> str:
         """What people call its plan."""
-        return self.found.names[self.index]
+        return self.findings.names[self.index]
 
     @property
     def key(self) -> str:
         """What tells its plan from others."""
-        return self.found.keys[self.index]
+        return self.findings.keys[self.index]
 
     @property
     def rates(self) -> Rates:
@@ -57,13 +57,13 @@ class FigureRow:
         return self.rated.of(self.index)
 
 
-def figure_rows(found: Findings, indices: Iterable[int]) -> Iterator[FigureRow]:
+def figure_rows(findings: Findings, indices: Iterable[int]) -> Iterator[FigureRow]:
     """The rows of some of ``all_points``."""
-    rated = RatesOf(found)
-    return (FigureRow(found, index, rated) for index in indices)
+    rated = RatesOf(findings)
+    return (FigureRow(findings, index, rated) for index in indices)
 
 
-def points_data(found: Findings, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
+def points_data(findings: Findings, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
     """Points as plain data, with the names of the CSV; the parts of a breakdown lie in one of its name.
 
     Args:
@@ -72,7 +72,7 @@ def points_data(found: Findings, indices: Iterable[int] | None = None) -> list[d
     own = [figure for figure in (*FIXED, *FURTHER) if figure.part is None]
     parts = [figure for figure in FURTHER if figure.part is not None]
     rows = []
-    for row in figure_rows(found, range(len(found.points)) if indices is None else indices):
+    for row in figure_rows(findings, range(len(findings.points)) if indices is None else indices):
         data: dict[str, Any] = {**{figure.name: figure.plain(row) for figure in own}, "key": row.key}
         data |= {name: {} for name in BREAKDOWNS}
         for figure in parts:

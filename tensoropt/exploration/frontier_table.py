@@ -30,13 +30,13 @@ _LEFT = (8, 9, 11)
 """Columns that hold words."""
 
 
-def shown_points(found: Findings, most: int = SHOWN) -> list[int]:
+def shown_points(findings: Findings, most: int = SHOWN) -> list[int]:
     """At most ``most`` points spread evenly over the logarithm of time, both ends and the knee among them."""
-    count = len(found.points)
+    count = len(findings.points)
     if count <= most:
         return list(range(count))
-    kept = {0, count - 1, found.knee}
-    times = np.log(PointTable.of(found.points).time)
+    kept = {0, count - 1, findings.knee}
+    times = np.log(PointTable.of(findings.points).time)
     for wanted in np.linspace(times[0], times[-1], most):
         # Several wanted times may have the same nearest point; what is left is filled by index below.
         if len(kept) >= most:
@@ -49,10 +49,10 @@ def shown_points(found: Findings, most: int = SHOWN) -> list[int]:
     return sorted(kept)
 
 
-def split_words(found: Findings, index: int) -> str:
+def split_words(findings: Findings, index: int) -> str:
     """Shares of operators (groups) split along the batch (data), otherwise (model), not at all (whole)."""
-    point = found.all_points[index]
-    space = found.spaces[point.space]
+    point = findings.all_points[index]
+    space = findings.spaces[point.space]
     if point.placed is not None:
         return placed_words(point.placed, ", ")
     if point.pipeline is not None:
@@ -90,14 +90,14 @@ def source_words(sources: dict[str, float]) -> str:
     return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
 
 
-def table_rows(found: Findings, indices: Sequence[int]) -> list[list[str]]:
+def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
     """Header and one row of words per point."""
-    marks = marks_of(found)
-    (size, size_bytes), (time, time_s) = units_of(found)
+    marks = marks_of(findings)
+    (size, size_bytes), (time, time_s) = units_of(findings)
     rows = [[cell.format(size=size, time=time) for cell in HEADER]]
     for i in indices:
-        p = found.points[i]
-        space = found.spaces[p.space]
+        p = findings.points[i]
+        space = findings.spaces[p.space]
         rows.append(
             [
                 str(i + 1),
@@ -108,7 +108,7 @@ def table_rows(found: Findings, indices: Sequence[int]) -> list[list[str]]:
                 space.mesh.label,
                 str(space.micro_batches),
                 f"{p.memory[0] / size_bytes:.2f}",
-                split_words(found, i),
+                split_words(findings, i),
                 source_words(p.sources),
                 p.proven,
                 "<- " + ", ".join(marks[i]) if i in marks else "",
@@ -117,27 +117,27 @@ def table_rows(found: Findings, indices: Sequence[int]) -> list[list[str]]:
     return rows
 
 
-def frontier_text(found: Findings) -> str:
+def frontier_text(findings: Findings) -> str:
     """The frontier as a table, thinned for the eye."""
-    indices = shown_points(found)
-    text = columns(table_rows(found, indices), left=_LEFT)
-    if len(indices) < len(found.points):
-        text += f"\n{len(indices)} of {len(found.points)} points shown; frontier.csv has them all"
+    indices = shown_points(findings)
+    text = columns(table_rows(findings, indices), left=_LEFT)
+    if len(indices) < len(findings.points):
+        text += f"\n{len(indices)} of {len(findings.points)} points shown; frontier.csv has them all"
     return text
 
 
-def units_of(found: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
+def units_of(findings: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
     """((name, bytes), (name, seconds)) in which a person reads this frontier: one unit for a whole column."""
-    memory, time_s = found.points[-1].memory_bytes, found.points[0].time_s
+    memory, time_s = findings.points[-1].memory_bytes, findings.points[0].time_s
     size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
     return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
 
 
-def marks_of(found: Findings) -> dict[int, list[str]]:
+def marks_of(findings: Findings) -> dict[int, list[str]]:
     """What is special about a point: ``leanest``, ``knee``, ``fastest``."""
     marks: dict[int, list[str]] = {}
-    last = len(found.points) - 1
-    for index, word in ((0, "leanest"), (found.knee, "knee"), (last, "fastest")):
+    last = len(findings.points) - 1
+    for index, word in ((0, "leanest"), (findings.knee, "knee"), (last, "fastest")):
         marks.setdefault(index, []).append(word)
     return marks
 
@@ -160,13 +160,13 @@ def ticks(low: float, high: float) -> list[float]:
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def frontier_svg(found: Findings, path: str | os.PathLike[str], *, title: str) -> None:
+def frontier_svg(findings: Findings, path: str | os.PathLike[str], *, title: str) -> None:
     """Write the picture that :func:`draw_frontier` gives into a file."""
-    write_text(path, draw_frontier(found, title=title) + "\n")
+    write_text(path, draw_frontier(findings, title=title) + "\n")
 
 
 def draw_frontier(
-    found: Findings, *, title: str, indices: Sequence[int] | None = None, chosen: int | None = None
+    findings: Findings, *, title: str, indices: Sequence[int] | None = None, chosen: int | None = None
 ) -> str:
     """The SVG of memory against time as a staircase, with the ends and the knee named.
 
@@ -174,14 +174,14 @@ def draw_frontier(
         indices: ascending, of the points to draw; None for all. The ends and the knee must be among them.
         chosen: a point of ``all_points`` that is marked, wherever it lies.
     """
-    (size_name, size), (time_name, second) = units_of(found)
-    drawn = range(len(found.points)) if indices is None else indices
-    xs = [found.points[i].memory_bytes / size for i in drawn]
-    ys = [found.points[i].time_s / second for i in drawn]
+    (size_name, size), (time_name, second) = units_of(findings)
+    drawn = range(len(findings.points)) if indices is None else indices
+    xs = [findings.points[i].memory_bytes / size for i in drawn]
+    ys = [findings.points[i].time_s / second for i in drawn]
     reach_x, reach_y = list(xs), list(ys)
     if chosen is not None:
-        reach_x.append(found.all_points[chosen].memory_bytes / size)
-        reach_y.append(found.all_points[chosen].time_s / second)
+        reach_x.append(findings.all_points[chosen].memory_bytes / size)
+        reach_y.append(findings.all_points[chosen].time_s / second)
     right, left_end, high, low = max(reach_x), min(reach_x), max(reach_y), min(reach_y)
     pad_x, pad_y = 0.04 * (right - left_end) or 0.1 * left_end, 0.06 * (high - low) or 0.1 * high
     x0, x1, y0, y1 = left_end - pad_x, right + 3 * pad_x, low - 2 * pad_y, high + pad_y
@@ -220,14 +220,14 @@ def draw_frontier(
     for x, y in zip(xs, ys, strict=True):
         px, py = at(x, y)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{_LINE}"/>')
-    marks = marks_of(found)
+    marks = marks_of(findings)
     if chosen is not None:
         # Drawn last, over the others; a point that has a name keeps it.
         marks[chosen] = ["chosen", *marks.pop(chosen, [])]
     for index, words in marks.items():
-        point = found.all_points[index]
+        point = findings.all_points[index]
         px, py = at(point.memory_bytes / size, point.time_s / second)
-        last = index == len(found.points) - 1 and index > 0
+        last = index == len(findings.points) - 1 and index > 0
         # The stairs come from above left: the last point's words stand below them, all others above.
         anchor, across, down = ("end", 4, 22) if last else ("start", 10, -10)
         figures = f"{format_bytes(point.memory_bytes)}, {format_seconds(point.time_s)}"

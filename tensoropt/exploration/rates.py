@@ -47,49 +47,49 @@ class StepWork:
     whys: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Findings) -> StepWork:
+    def of(cls, findings: Findings) -> StepWork:
         """The step that an exploration is of."""
         whys: dict[str, str] = {}
-        inputs = list(_inputs(found))
-        samples, why = _samples(found, inputs)
+        inputs = list(_inputs(findings))
+        samples, why = _samples(findings, inputs)
         if samples is None:
             whys["samples"] = why
-        tokens, why = _tokens(found, inputs, samples)
+        tokens, why = _tokens(findings, inputs, samples)
         if tokens is None:
             whys["tokens"] = why
-        flops = found.report.get(_MODEL_FLOPS)
+        flops = findings.report.get(_MODEL_FLOPS)
         if flops is None:
             whys["flops"] = "it was saved without the FLOP of its model; explore or recost it again"
         return cls(samples, tokens, flops, whys)
 
 
-def _inputs(found: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _inputs(findings: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """(name, shape, dtype) of what a caller passes, as far as that is known."""
-    if found.recorded is not None:
-        graph = found.recorded.graph
+    if findings.recorded is not None:
+        graph = findings.recorded.graph
         for name in graph.inputs:
             yield name, tuple(graph.tensors[name].shape), graph.tensors[name].dtype
         return
-    call: Mapping[str, Any] = found.model.call or {}
+    call: Mapping[str, Any] = findings.model.call or {}
     named = [*enumerate(call.get("args", ())), *call.get("kwargs", {}).items()]
     for name, value in named:
         if isinstance(value, Mapping) and "tensor" in value:
             yield str(name), tuple(value["tensor"]), str(value["dtype"])
 
 
-def _samples(found: Findings, inputs: list[tuple[str, tuple[int, ...], str]]) -> tuple[int | None, str]:
+def _samples(findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]]) -> tuple[int | None, str]:
     sizes = list(dict.fromkeys(shape[0] for _, shape, _ in inputs if shape))
     if len(sizes) == 1 and sizes[0] > 0:
         return sizes[0], ""
-    if found.model.batch:  # what the command line asked of a model of the zoo
-        return found.model.batch, ""
+    if findings.model.batch:  # what the command line asked of a model of the zoo
+        return findings.model.batch, ""
     if not sizes:
         return None, "the shapes of the model's inputs were not saved"
     return None, f"its inputs have no batch in common (first sizes {', '.join(map(str, sizes))})"
 
 
 def _tokens(
-    found: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
+    findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
 ) -> tuple[int | None, str]:
     """Tokens are numbers that an embedding looks up: batch × sequence."""
     numbers = {
@@ -97,8 +97,8 @@ def _tokens(
         for name, shape, dtype in inputs
         if dtype in _INTEGERS and len(shape) == 2 and shape[0] == samples
     }
-    if found.recorded is not None:
-        read = _looked_up(found)
+    if findings.recorded is not None:
+        read = _looked_up(findings)
         numbers = {name: shape for name, shape in numbers.items() if name in read}
     else:
         numbers = {name: shape for name, shape in numbers.items() if name == "input_ids"}
@@ -110,11 +110,11 @@ def _tokens(
     return None, "it reads no sequences of token numbers; count samples"
 
 
-def _looked_up(found: Findings) -> set[str]:
+def _looked_up(findings: Findings) -> set[str]:
     """Inputs that an embedding reads as they are."""
     return {
         name
-        for operator in found.recorded.graph.operators
+        for operator in findings.recorded.graph.operators
         if operator.target.startswith(_LOOKUP)
         for name in operator.inputs()
     }
@@ -293,8 +293,8 @@ def made_for(cluster: Mapping[str, Any]) -> Cluster | None:
 
 def for_gpus(cluster: Mapping[str, Any]) -> bool:
     """Whether that cluster is known to be one of GPUs."""
-    found = made_for(cluster)
-    return found is not None and found.device_type == "cuda"
+    hardware = made_for(cluster)
+    return hardware is not None and hardware.device_type == "cuda"
 
 
 def device_words(cluster: Cluster) -> str:
@@ -378,16 +378,16 @@ class RatesOf:
         tariff: prices that replace those of the cluster.
     """
 
-    def __init__(self, found: Findings, tariff: Tariff = CLUSTERS_OWN):
-        self.found, self.tariff = found, tariff
-        self.work = StepWork.of(found)
-        self.cluster = made_for(found.cluster)
+    def __init__(self, findings: Findings, tariff: Tariff = CLUSTERS_OWN):
+        self.findings, self.tariff = findings, tariff
+        self.work = StepWork.of(findings)
+        self.cluster = made_for(findings.cluster)
         self._by_count: dict[int, tuple[float | None, float | None, dict[str, str]]] = {}
 
     def of(self, index: int) -> Rates:
         """Rates of point ``index`` of ``all_points``."""
-        point = self.found.all_points[index]
-        devices = self.found.spaces[point.space].devices
+        point = self.findings.all_points[index]
+        devices = self.findings.spaces[point.space].devices
         ideal_s, per_hour, whys = self.of_devices(devices)
         return Rates.of(self.work, point.time_s, devices, ideal_s=ideal_s, per_hour=per_hour, whys=whys)
 
@@ -426,12 +426,12 @@ class RatesOf:
         return seconds, ""
 
 
-def kinds_of(found: Findings) -> tuple[str, ...]:
+def kinds_of(findings: Findings) -> tuple[str, ...]:
     """The names of the kinds of devices of an exploration's cluster."""
-    return tuple(str(kind["name"]) for kind in found.cluster.get("kinds", ()))
+    return tuple(str(kind["name"]) for kind in findings.cluster.get("kinds", ()))
 
 
-def rates(found: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rates:
+def rates(findings: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rates:
     """The rates of point ``index`` of ``all_points``: throughput, MFU and what an hour costs.
 
     Args:
@@ -440,8 +440,8 @@ def rates(found: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rate
     Raises:
         TensorOptError: there is a price for a kind of devices that the cluster does not have.
     """
-    tariff.check(kinds_of(found))
-    return RatesOf(found, tariff).of(index)
+    tariff.check(kinds_of(findings))
+    return RatesOf(findings, tariff).of(index)
 
 
 def _peak(kind: DeviceKind, name: str) -> float | None:

@@ -108,7 +108,7 @@ def point_lines(row: FigureRow) -> list[str]:
     words = worded(point, "compute {compute_s}, communication {communication_s}")
     known["time"] = Fact("time", words, source=source_words(point.sources))
     return [
-        worded(point, f"{row.found.title(row.index)}: {{memory_bytes}} per device, {{time_s}} per step"),
+        worded(point, f"{row.findings.title(row.index)}: {{memory_bytes}} per device, {{time_s}} per step"),
         f"  {row.name}",
         f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
         f"{known['split by'].words}",

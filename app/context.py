@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import Exploration
-from tensoropt.plan.verified import Verified
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.verified import Verified
 from tensoropt.report.detail import detail
 
 from .jobs.manager import JobManager

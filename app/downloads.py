@@ -19,10 +19,10 @@ from dash import Dash
 from flask import Response, request
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import Exploration
-from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Html, filled
-from tensoropt.plan.verified import Verified
 from tensoropt.report.detail import detail
 from tensoropt.report.sheet import SheetOptions, decision_sheet
 

@@ -18,11 +18,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import Exploration, load_exploration
-from tensoropt.plan.cluster_offers import ClusterCurve, SomeDevices, folders_in, same_step, some_devices
-from tensoropt.plan.exploration_files import DESCRIBED, Costs, read_costs, read_described
-from tensoropt.plan.settings import settings_fields
-from tensoropt.plan.verified import Verified, load_verified
+from tensoropt.exploration.cluster_offers import (
+    ClusterCurve,
+    SomeDevices,
+    folders_in,
+    same_step,
+    some_devices,
+)
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration_files import DESCRIBED, Costs, read_costs, read_described
+from tensoropt.exploration.verified import Verified, load_verified
+from tensoropt.question.settings import settings_fields
 
 from .labels import Labels
 from .recent import Recent

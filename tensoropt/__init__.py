@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from tensoropt.cluster import Cluster, load_cluster
     from tensoropt.demo import run_demo
     from tensoropt.execute import load_checkpoint, original_shape, parallelize, save_checkpoint, shutdown
+    from tensoropt.exploration.exploration import Exploration
+    from tensoropt.exploration.exploration import load_exploration as load
     from tensoropt.machine import dashboard, measure_links, profiles
-    from tensoropt.plan import Exploration, Plan, Point, Space, load_model, load_plan
-    from tensoropt.plan import load_exploration as load
-    from tensoropt.plan.settings import Settings
+    from tensoropt.plan.plan import Plan, load_plan
+    from tensoropt.plan.point import Point
+    from tensoropt.plan.space import Space
+    from tensoropt.question.model_source import load_model
+    from tensoropt.question.settings import Settings
     from tensoropt.saved import choose, export_csv, export_sheet, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
@@ -40,12 +44,12 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "Cluster": "tensoropt.cluster",
     "ConstraintError": "tensoropt.sharding.constraints",
-    "Exploration": "tensoropt.plan",
-    "Plan": "tensoropt.plan",
-    "Point": "tensoropt.plan",
+    "Exploration": "tensoropt.exploration.exploration",
+    "Plan": "tensoropt.plan.plan",
+    "Point": "tensoropt.plan.point",
     "SelftestReport": "tensoropt.selftest",
-    "Settings": "tensoropt.plan.settings",
-    "Space": "tensoropt.plan",
+    "Settings": "tensoropt.question.settings",
+    "Space": "tensoropt.plan.space",
     "choose": "tensoropt.saved",
     "compare": "tensoropt.api",
     "dashboard": "tensoropt.machine",
@@ -58,12 +62,12 @@ _MODULE_OF = {
     "list_clusters": "tensoropt.catalogue",
     "list_models": "tensoropt.catalogue",
     "list_planners": "tensoropt.catalogue",
-    "load": "tensoropt.plan",
+    "load": "tensoropt.exploration.exploration",
     "load_checkpoint": "tensoropt.execute",
     "load_cluster": "tensoropt.cluster",
-    "load_model": "tensoropt.plan",
+    "load_model": "tensoropt.question.model_source",
     "load_onnx": "tensoropt.capture.onnx",
-    "load_plan": "tensoropt.plan",
+    "load_plan": "tensoropt.plan.plan",
     "measure_links": "tensoropt.machine",
     "original_shape": "tensoropt.execute",
     "parallelize": "tensoropt.execute",

@@ -16,17 +16,17 @@ import torch
 
 from tensoropt.capture import Capture, capture
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.graph import OperatorGraph
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.model_source import LoadedModel
+from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.plan.point import check_budget
-from tensoropt.plan.problem import Problem, prepare, prepare_graph
-from tensoropt.plan.question import Question
-from tensoropt.plan.settings import Settings, settings_of
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.model_source import LoadedModel
+from tensoropt.question.question import Question
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
@@ -86,7 +86,7 @@ def explore(
             values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
-    settings = settings_of(settings, chosen)
+    settings = _settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
     entries = requested_planners(planners)  # an unknown name is refused before anything is computed
     loaded = (
@@ -95,47 +95,42 @@ def explore(
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)
-    info = _model_info(session, captured, loaded)
+    described = KeptCapture(_model_info(session, captured, loaded), captured.graph, loaded.notes)
     with failures_named(name, captured.graph):
-        exploration = _explored(session, info, lambda: problem, loaded.notes, entries, limits)
+        exploration = _explored(session, described, lambda: problem, entries, limits)
     return replace(exploration, captured=captured)
 
 
-def explore_graph(
-    graph: OperatorGraph,
-    model: ModelInfo,
+def explore_captured(
+    captured: KeptCapture,
     *,
     cluster: str | Cluster,
     settings: Settings | None = None,
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     keep: bool = False,
-    notes: Sequence[str] = (),
     **chosen: Any,
 ) -> Exploration:
-    """Return the cost frontier of a captured operator graph; the model is not needed.
+    """Return the cost frontier of a captured model; the module itself is not needed.
 
     Args:
-        graph: captured in the mode and the dtype of the settings.
-        model: the description of the model for plans.
-        cluster, settings, store, progress, chosen: as in :func:`explore`.
-        keep: as in :func:`explore`.
-        notes: the notes of the model's import.
+        captured: the model, captured in the mode and the dtype of the settings.
+        cluster, settings, store, progress, keep, chosen: as in :func:`explore`.
 
     Raises:
         ClusterError, TensorOptError: the input cannot be used; the message has the rule, the values and the
             remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
-    settings = settings_of(settings, chosen)
+    settings = _settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
 
     def prepared() -> Problem:
         with session.clock.stage("capture"), session.open_store() as kept:
-            return prepare_graph(graph, kept=kept)
+            return prepare_graph(captured.graph, kept=kept)
 
-    with failures_named("the model", graph):
-        return _explored(session, model, prepared, notes)
+    with failures_named("the model", captured.graph):
+        return _explored(session, captured, prepared)
 
 
 def answer(
@@ -175,21 +170,15 @@ def answer(
                     return exploration
         if captured is not None:
             note("using the kept operator graph; --anew captures the model again")
+    how: dict[str, Any] = {"cluster": cluster, "settings": settings, "progress": progress, "keep": keep}
     if captured is not None:
-        return explore_graph(
-            captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress,
-            keep=keep, notes=captured.notes,
-        )  # fmt: skip
+        return explore_captured(captured, **how)
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
-    exploration = explore(
-        loaded, cluster=cluster, settings=settings, progress=progress, planners=question.planners,
-        limits=question.limits, keep=keep,
-    )  # fmt: skip
+    exploration = explore(loaded, planners=question.planners, limits=question.limits, **how)
     if source is not None and exploration.recorded is not None:
+        captured = KeptCapture(exploration.model, exploration.recorded.graph, loaded.notes)
         with ProfileStore() as store:
-            KeptExplorations(store).keep_capture(
-                source, KeptCapture(exploration.model, exploration.recorded.graph, loaded.notes)
-            )
+            KeptExplorations(store).keep_capture(source, captured)
     return exploration
 
 
@@ -276,29 +265,23 @@ def explore_changed(
     Args:
         change: ``bandwidth:LEVEL``, ``bandwidth:all``, ``bfloat16``, ``micro-batches:N`` or ``devices:N``, as
             listed by :func:`tensoropt.report.changes.changes`.
-        store, progress, keep: as in :func:`explore_graph`.
+        store, progress, keep: as in :func:`explore`.
 
     Raises:
         TensorOptError: there is no such change, it is refused, or the operator graph was not saved.
         InfeasibleError, ClusterError: the changed exploration cannot be searched.
     """
     question = question_of_change(exploration, change)
-    return explore_graph(
-        question.graph,
-        question.model,
-        cluster=question.cluster,
-        settings=question.settings,
-        store=store,
-        progress=progress,
-        keep=keep,
-    )
+    return explore_captured(
+        KeptCapture(question.model, question.graph), cluster=question.cluster, settings=question.settings,
+        store=store, progress=progress, keep=keep,
+    )  # fmt: skip
 
 
 def _explored(
     session: Session,
-    info: ModelInfo,
+    captured: KeptCapture,
     prepared: Callable[[], Problem],
-    notes: Sequence[str],
     entries: Sequence[Entry] = (),
     limits: Sequence[float | None] = (),
 ) -> Exploration:
@@ -306,13 +289,12 @@ def _explored(
 
     Args:
         prepared: returns the model's operators, ready for costs.
-        notes: the notes of the model's import; they come first.
         entries, limits: planners to run, and their memory limits; with planners nothing is kept.
 
     Raises:
         InfeasibleError: no point fits the budget.
     """
-    question, cluster, settings = question_of(info), session.cluster, session.settings
+    question, cluster, settings = question_of(captured.model), session.cluster, session.settings
     keep = session.keep and not entries
     if keep:
         with session.open_store() as store:
@@ -320,7 +302,7 @@ def _explored(
         if kept is not None:
             return kept
     searched = search(session, prepared())
-    exploration = _evaluated(session, searched, info, notes)
+    exploration = _evaluated(session, searched, captured.model, captured.notes)
     if entries:
         exploration = with_planners(session, searched, exploration, entries, limits)
     check_budget(exploration.points, settings.memory_bytes)
@@ -328,9 +310,7 @@ def _explored(
         with session.open_store() as store:
             refusal = KeptExplorations(store).keep(question, cluster, settings, exploration)
         if refusal:
-            exploration = replace(
-                exploration, report={**exploration.report, "notes": [*exploration.report["notes"], refusal]}
-            )
+            exploration = exploration.noted([refusal])
     return exploration
 
 
@@ -345,6 +325,24 @@ def _evaluated(
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(session.cluster, exploration.points), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})
+
+
+def _settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settings:
+    """Return the settings that a caller gave, whole or one by one.
+
+    Raises:
+        TensorOptError: a setting is given twice, which the message names; or a value is invalid.
+        TypeError: something chosen is not a setting.
+    """
+    if settings is None:
+        return Settings(**chosen)
+    if chosen:
+        name = next(iter(chosen))
+        raise TensorOptError(
+            f"{name} is given twice, as {name}= and in settings=; give one of them, or "
+            f"settings=dataclasses.replace(settings, {name}=...)"
+        )
+    return settings
 
 
 def _prepared(

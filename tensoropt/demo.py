@@ -17,9 +17,11 @@ from tensoropt.cluster import load_cluster
 from tensoropt.console import columns
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import MeasurementError, TensorOptError
-from tensoropt.plan import Exploration, Plan, load_model
-from tensoropt.plan.figure_rows import FigureRow
-from tensoropt.plan.frontier_table import frontier_svg, frontier_text
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.frontier_table import frontier_svg, frontier_text
+from tensoropt.plan.plan import Plan
+from tensoropt.question.model_source import load_model
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.table import point_lines, run_line, summary_lines
 from tensoropt.types import Progress, silent

@@ -7,12 +7,12 @@ import os
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import fewest_devices, folders_in, load_sweep, member
-from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, member
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.rates import CLUSTERS_OWN, Amount, Tariff, kinds_of
+from tensoropt.exploration.verified import load_verified
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.rates import CLUSTERS_OWN, Amount, Tariff, kinds_of
-from tensoropt.plan.verified import load_verified
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import MomentOwners, point_owners
 from tensoropt.report.sheet import SheetOptions, write_sheet

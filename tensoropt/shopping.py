@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensoropt.api import explore, explore_graph
+from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
-from tensoropt.files import write_text
-from tensoropt.plan.cluster_offers import (
+from tensoropt.exploration.cluster_offers import (
     ClusterCurve,
     ClusterQuestion,
     Offers,
@@ -27,9 +26,11 @@ from tensoropt.plan.cluster_offers import (
     offers,
     profile,
 )
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.model_source import ModelSourceError
-from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
+from tensoropt.files import write_text
+from tensoropt.question.model_source import ModelSourceError
+from tensoropt.session.kept import KeptCapture
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress, silent
 
@@ -105,8 +106,8 @@ def explore_clusters(
     def on(cluster: Cluster, first: Exploration | None) -> Exploration:
         if first is None:
             return explore(model, args, kwargs, cluster=cluster, progress=progress, **more)
-        graph = first.recorded.graph
-        return explore_graph(graph, first.model, cluster=cluster, progress=progress, **graph_settings)
+        captured = KeptCapture(first.model, first.recorded.graph)
+        return explore_captured(captured, cluster=cluster, progress=progress, **graph_settings)
 
     return over_clusters(named_clusters(clusters), on, out=out, progress=progress or silent)
 

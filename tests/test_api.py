@@ -17,7 +17,7 @@ from tensoropt.api import recost
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.cluster.files import cluster_from
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.plan.problem import prepare
+from tensoropt.evaluation.problem import prepare
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.strategy import strategy_from_dict, strategy_to_dict

@@ -28,8 +28,10 @@ def test_every_stage_has_its_layer() -> None:
         c["id"]: c for c in api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
     }
     layers = contracts["layers"]["layers"]
-    assert layers[-11:] == [
+    assert layers[-13:] == [
+        "evaluation | exploration",
         "plan | search",
+        "question",
         "simulate",
         "costs | frontier",
         "profiling",

@@ -15,10 +15,10 @@ from tensoropt import shopping
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import CaptureError, ClusterError, InfeasibleError, TensorOptError
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.rates import Tariff
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import Tariff
 from tensoropt.profiling.store import ProfileStore
-from tests.plan.test_cluster_offers import CHEAP, FAST
+from tests.exploration.test_cluster_offers import CHEAP, FAST
 
 
 def net() -> tuple[nn.Module, tuple[torch.Tensor]]:

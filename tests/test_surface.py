@@ -54,7 +54,7 @@ def test_errors_are_there_after_the_import_and_nothing_heavy() -> None:
 
 def test_submodules_of_the_same_names_do_not_hide_functions() -> None:
     import tensoropt.demo
-    import tensoropt.plan
+    import tensoropt.plan.plan
     import tensoropt.verify
 
     for name in tensoropt._MODULE_OF:

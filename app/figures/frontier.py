@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.facts import listed_facts
+from tensoropt.exploration.facts import listed_facts
 from tensoropt.plan.plan_names import JOIN, PLANNER_TITLES
 from tensoropt.plan.point import FRONTIER
 

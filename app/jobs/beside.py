@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration_files import DESCRIBED
-from tensoropt.plan.verified import PLANNERS, load_changed
+from tensoropt.exploration.exploration_files import DESCRIBED
+from tensoropt.exploration.verified import PLANNERS, load_changed
 
 VERB, _ONLY_BESIDE = "recost", "--only-beside"
 

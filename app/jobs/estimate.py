@@ -55,7 +55,7 @@ def request_key(question: Mapping[str, Any]) -> RequestKey:
     searched.
 
     Args:
-        question: its data, as jobs keep it (:meth:`tensoropt.plan.question.Question.data`).
+        question: its data, as jobs keep it (:meth:`tensoropt.question.question.Question.data`).
     """
     whole = {**question, "constraints_file": ""}
     core = {**whole, "settings": whole["settings"]["mode"], "seed": 0, "anew": False}

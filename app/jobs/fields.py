@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.constraints import constraints_of
-from tensoropt.plan.settings import Setting, Settings, settings_fields
+from tensoropt.question.constraints import constraints_of
+from tensoropt.question.settings import Setting, Settings, settings_fields
 from tensoropt.units import read_counts, read_number, write_counts
 
 MOST_DEVICES = 1024

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import folders_in
-from tensoropt.plan.question import Question
+from tensoropt.exploration.cluster_offers import folders_in
+from tensoropt.question.question import Question
 
 from ..safety import LOG as LOGGER
 from .beside import shown_instead

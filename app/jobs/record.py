@@ -45,7 +45,7 @@ class Job:
     Attributes:
         id: the generated name of its folder.
         arguments: the arguments of ``tensoropt`` that do the same.
-        question: what is explored (:meth:`tensoropt.plan.question.Question.data`); None if the job does
+        question: what is explored (:meth:`tensoropt.question.question.Question.data`); None if the job does
             something else, or is from an earlier version.
         state: one of :data:`_STATES`.
         error: why it failed, in a sentence.

@@ -19,9 +19,9 @@ from tensoropt.cli.arguments import question_option
 from tensoropt.cli.parser import parser
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.question import Question
-from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
+from tensoropt.question.question import Question
+from tensoropt.question.settings import settings_fields
 from tensoropt.units import write_counts, write_size
 
 from .fields import RequestError

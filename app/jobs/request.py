@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
 from tensoropt.cluster.files import cluster_from
-from tensoropt.plan.question import Question
-from tensoropt.plan.settings import settings_fields
 from tensoropt.planners import ENTRIES
+from tensoropt.question.question import Question
+from tensoropt.question.settings import settings_fields
 from tensoropt.units import write_counts, write_size
 from tensoropt.zoo import list_models
 

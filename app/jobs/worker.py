@@ -70,7 +70,7 @@ def _answer(folder: Path, arguments: list[str], progress: Any) -> Any:
     from tensoropt.cli.compare import compare
     from tensoropt.cli.explore import explore
     from tensoropt.cli.parser import VERBS, parser
-    from tensoropt.plan.question import Question
+    from tensoropt.question.question import Question
 
     from .record import read_job
 

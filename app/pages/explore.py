@@ -8,7 +8,7 @@ import dash_mantine_components as dmc
 from dash import html
 
 from tensoropt.cluster import list_devices, list_links
-from tensoropt.plan.settings import Setting, settings_fields
+from tensoropt.question.settings import Setting, settings_fields
 from tensoropt.units import read_number, read_whole
 
 from ..context import Context

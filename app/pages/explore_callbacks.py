@@ -14,7 +14,7 @@ from dash import ALL, ctx, dcc, html, no_update
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.settings import settings_fields
+from tensoropt.question.settings import settings_fields
 from tensoropt.report.commands import question_of
 
 from ..context import Context

@@ -11,7 +11,7 @@ from typing import Any
 
 from dash import html
 
-from tensoropt.plan.verified import Verified
+from tensoropt.exploration.verified import Verified
 from tensoropt.report.beside import miss_sentences
 
 from ..context import Context

@@ -8,8 +8,8 @@ from typing import Any
 from dash import ALL, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import Exploration
-from tensoropt.plan.verified import fingerprint
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.verified import fingerprint
 from tensoropt.report.changes import change_named
 from tensoropt.report.levers import OF_SIMULATED
 from tensoropt.report.why import Why, with_simulated

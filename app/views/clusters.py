@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.cluster_offers import (
+from tensoropt.exploration.cluster_offers import (
     Cell,
     ClusterCurve,
     ClusterOffer,
@@ -20,7 +20,7 @@ from tensoropt.plan.cluster_offers import (
     offer_of,
     profile,
 )
-from tensoropt.plan.rates import HOUR_S, StepWork
+from tensoropt.exploration.rates import HOUR_S, StepWork
 from tensoropt.shopping import refused_in
 
 from ..library import Entry, Library

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.facts import facts
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf, Tariff, amount_of, prices_of
 from tensoropt.frontier import knee
-from tensoropt.plan import Exploration
-from tensoropt.plan.facts import facts
 from tensoropt.plan.facts_table import Fact
-from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import BYTES, KEPT, SECONDS
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
-from tensoropt.plan.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf, Tariff, amount_of, prices_of
 
 from ..state import USUAL_ACROSS, USUAL_UP, View
 from .units import Unit, Units, digits, percent, plural, unit_for

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensoropt.plan import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import STAGE_AXIS, Plan
 from tensoropt.plan.plan_names import TENSOR, what_it_does
 from tensoropt.plan.space import Space

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.facts import hides
+from tensoropt.exploration.facts import hides
 from tensoropt.report.beside import PEAK, WHOLE, Beside
 from tensoropt.report.owners import MomentOwners, PointOwners
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow, TimelineEvent

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensoropt.plan.export import compared, limits_asked
+from tensoropt.exploration.export import compared, limits_asked
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.planners import ENTRIES
 from tensoropt.planners.registry import foreseen_refusal

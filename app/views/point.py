@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import Exploration, Point
-from tensoropt.plan.facts import LISTED_NAMES, rate_facts
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.facts import LISTED_NAMES, rate_facts
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
-from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import KEPT, LISTED
-from tensoropt.plan.point import FRONTIER
-from tensoropt.plan.verified import Verified
+from tensoropt.plan.point import FRONTIER, Point
 from tensoropt.report.beside import ran_parts
 from tensoropt.report.sheet import batch_words, settings_facts
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan import Point
 from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.plan_names import JOIN, planner_title
+from tensoropt.plan.point import Point
 
 from ..state import View
 from .frontier import FrontierData, rate_arrays

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.exploration_files import DESCRIBED, Costs
-from tensoropt.plan.settings import settings_fields
+from tensoropt.exploration.exploration_files import DESCRIBED, Costs
+from tensoropt.question.settings import settings_fields
 
 from ..library import Entry, Head, Library
 from .library import own_title, titles_of

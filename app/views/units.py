@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensoropt.plan import Exploration
-from tensoropt.plan.facts import bound_words as at_most
-from tensoropt.plan.frontier_table import units_of
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.facts import bound_words as at_most
+from tensoropt.exploration.frontier_table import units_of
 from tensoropt.units import counted as plural
 from tensoropt.units import share_words as percent
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import Exploration
-from tensoropt.plan.verified import load_changed
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.verified import load_changed
 from tensoropt.report.levers import BOUND, EXPLORED, IMPOSSIBLE, LOOKED_UP, TO_EXPLORE, Lever
 from tensoropt.report.step_parts import shown_parts
 from tensoropt.report.why import Why, looked_up

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.settings import Setting, settings_fields
+from tensoropt.question.settings import Setting, settings_fields
 from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
 
 OF_AMOUNT = ("tokens", "samples", "epochs", "steps", "samples_per_epoch", "price", "currency")
@@ -45,12 +45,12 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
 
 
 def amount_option(options: argparse.Namespace) -> Any:
-    """Return the requested :class:`~tensoropt.plan.rates.Amount`; None if none is given.
+    """Return the requested :class:`~tensoropt.exploration.rates.Amount`; None if none is given.
 
     Raises:
         TensorOptError: it is not an amount, or the size of an epoch is missing.
     """
-    from tensoropt.plan.rates import AMOUNTS, Amount
+    from tensoropt.exploration.rates import AMOUNTS, Amount
 
     size = options.samples_per_epoch
     of_epoch = None if size is None else parse_count(size, "--samples-per-epoch")
@@ -64,12 +64,12 @@ def amount_option(options: argparse.Namespace) -> Any:
 
 
 def tariff_option(options: argparse.Namespace) -> Any:
-    """Return the :class:`~tensoropt.plan.rates.Tariff` given by ``--price`` and ``--currency``.
+    """Return the :class:`~tensoropt.exploration.rates.Tariff` given by ``--price`` and ``--currency``.
 
     Raises:
         TensorOptError: a price is not a number, or the same devices have several.
     """
-    from tensoropt.plan.rates import Tariff, prices_of
+    from tensoropt.exploration.rates import Tariff, prices_of
 
     price, by_kind = prices_of(",".join(options.price))
     return Tariff(price, by_kind, options.currency.strip())
@@ -84,10 +84,10 @@ def rated_point(
     Raises:
         TensorOptError: an amount or a price is invalid, or is for devices that the cluster does not have.
     """
-    from tensoropt.plan.facts import rate_facts
+    from tensoropt.exploration.facts import rate_facts
+    from tensoropt.exploration.figure_rows import FigureRow, rates_data
+    from tensoropt.exploration.rates import kinds_of
     from tensoropt.plan.facts_table import fact_lines
-    from tensoropt.plan.figure_rows import FigureRow, rates_data
-    from tensoropt.plan.rates import kinds_of
     from tensoropt.report.table import point_lines
 
     amount, tariff = amount_option(options), tariff_option(options)
@@ -192,7 +192,7 @@ def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> fl
     Raises:
         TensorOptError: headroom is neither a share nor a size, or leaves nothing.
     """
-    from tensoropt.plan.question import headroom_bytes
+    from tensoropt.question.question import headroom_bytes
 
     memory = parse_bytes(options.memory) if options.memory is not None else None
     if options.headroom is None:
@@ -320,8 +320,8 @@ def _flag(setting: Setting) -> dict[str, Any]:
 
 
 def _settings_option(options: argparse.Namespace) -> Any:
-    """Return the chosen :class:`~tensoropt.plan.settings.Settings`."""
-    from tensoropt.plan.settings import Settings
+    """Return the chosen :class:`~tensoropt.question.settings.Settings`."""
+    from tensoropt.question.settings import Settings
 
     chosen = {}
     for setting in settings_fields():
@@ -336,8 +336,8 @@ def _settings_option(options: argparse.Namespace) -> Any:
 
 
 def question_option(options: argparse.Namespace) -> Any:
-    """Return the command line as a :class:`~tensoropt.plan.question.Question`."""
-    from tensoropt.plan.question import Question
+    """Return the command line as a :class:`~tensoropt.question.question.Question`."""
+    from tensoropt.question.question import Question
     from tensoropt.units import parse_bytes, read_counts
 
     comparing = options.verb == "compare"

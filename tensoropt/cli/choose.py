@@ -46,14 +46,14 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.headroom is not None and options.memory is None:
         raise TensorOptError("--headroom says what a budget leaves free; give --memory with it")
     if options.profile:
-        from tensoropt.plan.rates import THOUSAND_STEPS
+        from tensoropt.exploration.rates import THOUSAND_STEPS
 
         wanted = {"amount": amount_option(options) or THOUSAND_STEPS, "tariff": tariff_option(options)}
         return offers_answer(options.dir, wanted)
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
-    from tensoropt.plan.figure_rows import points_data
-    from tensoropt.plan.rates import for_gpus
+    from tensoropt.exploration.figure_rows import points_data
+    from tensoropt.exploration.rates import for_gpus
     from tensoropt.report.table import run_line
     from tensoropt.saved import chosen_point, opened
 
@@ -85,8 +85,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 def _device_bytes(folder: str) -> float:
     """Return the memory of the smallest device of the explored cluster, or of a part of it."""
     from tensoropt.cluster import Cluster
-    from tensoropt.plan.cluster_offers import folders_in
-    from tensoropt.plan.exploration import load_exploration
+    from tensoropt.exploration.cluster_offers import folders_in
+    from tensoropt.exploration.exploration import load_exploration
 
     inside = list(folders_in(folder))
     exploration = load_exploration(inside[0] if inside else folder)

@@ -38,7 +38,7 @@ def compare(question: Any, progress: ProgressDisplay, out: str | None, csv: str 
 
     requested_planners(question.planners)  # an unknown name is refused before anything is computed
     exploration = explored(question, progress, out)
-    from tensoropt.plan.export import compared, limits_asked, write_comparison_csv
+    from tensoropt.exploration.export import compared, limits_asked, write_comparison_csv
     from tensoropt.report.table import comparison_text
 
     written = []

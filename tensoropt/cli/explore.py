@@ -53,8 +53,8 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     if question.also_on or question.devices:
         return _over_clusters(question, progress, out)
     exploration, folder = explored(question, progress, out), Path(out)
-    from tensoropt.plan.figure_rows import points_data
-    from tensoropt.plan.frontier_table import frontier_text
+    from tensoropt.exploration.figure_rows import points_data
+    from tensoropt.exploration.frontier_table import frontier_text
     from tensoropt.report.table import summary_lines
 
     data = {

@@ -76,7 +76,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 def _sheet(options: argparse.Namespace, exploration: Any) -> dict[str, Any]:
     """Return the arguments of the decision sheet; wrong values are refused before anything is written."""
     from tensoropt.cluster import Cluster
-    from tensoropt.plan.question import headroom_bytes
+    from tensoropt.question.question import headroom_bytes
 
     point = point_option(options, exploration)
     whole = Cluster.from_dict(exploration.cluster).memory_bytes if options.headroom else 0

@@ -33,9 +33,9 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError("--only-beside is for --planners; name some, or leave it out")
     before = opened(options.dir)
     from tensoropt.api import recost
-    from tensoropt.plan.figure_rows import points_data
-    from tensoropt.plan.frontier_table import frontier_text
-    from tensoropt.plan.verified import (
+    from tensoropt.exploration.figure_rows import points_data
+    from tensoropt.exploration.frontier_table import frontier_text
+    from tensoropt.exploration.verified import (
         COSTS,
         PLANNERS,
         Changed,

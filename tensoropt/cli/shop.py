@@ -39,7 +39,7 @@ def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) ->
     Args:
         saved: :data:`tensoropt.shopping.SavedOnClusters`.
     """
-    from tensoropt.plan.cluster_offers import offers_data, write_offers_csv
+    from tensoropt.exploration.cluster_offers import offers_data, write_offers_csv
     from tensoropt.shopping import OnClusters, shop
 
     explorations = OnClusters.of(saved)
@@ -72,7 +72,7 @@ def _profile_table(profile: Any) -> str:
 
 
 def _limits(options: argparse.Namespace) -> dict[str, Any]:
-    from tensoropt.plan.rates import THOUSAND_STEPS
+    from tensoropt.exploration.rates import THOUSAND_STEPS
 
     return {
         "time_s": None if options.time is None else parse_seconds(options.time),

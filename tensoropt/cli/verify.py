@@ -70,14 +70,14 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
     # A colon suggests a model source (zoo:NAME), but a file's name may contain one, too.
     if ":" in options.target and not Path(options.target).exists():
         raise TensorOptError(f"there is no plan file {options.target}; to verify a model add --random 20")
-    from tensoropt.plan import load_plan
+    from tensoropt.plan.plan import load_plan
 
     plan = load_plan(options.target)
     from tensoropt.verify import verify_plan
 
     data = verify_plan(plan, where=options.where, progress=progress)
     if options.save:
-        from tensoropt.plan.verified import save_verified
+        from tensoropt.exploration.verified import save_verified
 
         save_verified(options.save, plan, data)
     return data
@@ -86,7 +86,7 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
 def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
     if options.save:
         raise TensorOptError("--save is for a plan; random strategies are not points of an exploration")
-    from tensoropt.plan.question import onnx_options
+    from tensoropt.question.question import onnx_options
     from tensoropt.verify import verify_random
 
     cluster = options.cluster or _RANDOM_CLUSTER

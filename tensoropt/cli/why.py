@@ -50,7 +50,7 @@ def explored(
     options: argparse.Namespace, exploration: Any, reasons: Any, progress: ProgressDisplay
 ) -> tuple[Any, str]:
     """Return (the answer completed by the exploration of a change, the folder of that exploration)."""
-    from tensoropt.plan.verified import Changed, fingerprint, save_changed
+    from tensoropt.exploration.verified import Changed, fingerprint, save_changed
     from tensoropt.report.changes import change_named
     from tensoropt.report.levers import moved_words
 

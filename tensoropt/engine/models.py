@@ -17,9 +17,9 @@ from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.rebuild import doubled, in_double
 from tensoropt.engine.engine import device_of
 from tensoropt.errors import PlanError
-from tensoropt.plan import Plan
-from tensoropt.plan import load_model as build_from_source
-from tensoropt.plan.model_source import ModelSourceError, OnnxOptions
+from tensoropt.plan.plan import Plan
+from tensoropt.question.model_source import ModelSourceError, OnnxOptions
+from tensoropt.question.model_source import load_model as build_from_source
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
@@ -29,7 +29,7 @@ class ModelSpec:
     """A model as picklable data: what every rank needs to build the same one.
 
     Attributes:
-        source: the source, as :func:`tensoropt.plan.load_model` opens it.
+        source: the source, as :func:`tensoropt.load_model` opens it.
         seed: the seed of weights and example inputs.
         dtype: ``float64`` for the graph of the model as it is, computed in double precision; or None.
         settings: overrides of a zoo model, ``batch`` among them.

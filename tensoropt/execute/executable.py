@@ -25,14 +25,14 @@ from tensoropt.engine.parallel_model import ParallelModel
 from tensoropt.engine.sharded_engine import ShardedEngine, ShardedModel
 from tensoropt.errors import PlanError
 from tensoropt.execute.weights import GraphValues, WeightSource
+from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict, pipelined_to_dict
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.model import PlacedModel
 from tensoropt.placement.points import PlacedStrategy, placed_from_dict, placed_strategy, placed_to_dict
-from tensoropt.plan import Plan, load_model, load_plan
-from tensoropt.plan.plan import example_call
-from tensoropt.plan.rates import device_words, made_for
+from tensoropt.plan.plan import Plan, example_call, load_plan
+from tensoropt.question.model_source import load_model
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.strategy import Strategy, strategy_from_dict, strategy_to_dict

@@ -31,7 +31,7 @@ from tensoropt.errors import PlanError
 from tensoropt.execute.executable import AnyStrategy, Prepared, ResolvedPlan, resolve_plan
 from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.weights import WeightSource, fill_unused
-from tensoropt.plan import Plan
+from tensoropt.plan.plan import Plan
 from tensoropt.ranks.local_hardware import pin_process, unpin_process, why_no_gpu
 
 _FACTS = ("model", "plan", "seed", "sync_weights")

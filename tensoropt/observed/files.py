@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.verified import SCHEMA, verified_from
 from tensoropt.files import MOST_BYTES, unpacked
 from tensoropt.observed.observation import Observation
 from tensoropt.observed.pickle_data import MOST_OPCODES, read_pickle
 from tensoropt.observed.profile import parse_json, read_profile
 from tensoropt.observed.snapshot import read_snapshot
-from tensoropt.plan.verified import SCHEMA, verified_from
 
 _ENDINGS = (".pickle", ".pkl", ".json", ".json.gz")
 KINDS = (

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from tensoropt.plan.verified import Verified
+from tensoropt.exploration.verified import Verified
 from tensoropt.types import Floats
 
 Category = Literal["compute", "communication", "copy"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions
@@ -21,7 +22,6 @@ from tensoropt.pipeline.timing import (
     simulate_schedule,
     stored_bytes,
 )
-from tensoropt.plan.evaluate import Evaluation, evaluate_strategy
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.simulate.collectives import Collective

@@ -31,11 +31,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.graph import Operator
 from tensoropt.ops.layouts import local_shape
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
 from tensoropt.pipeline.timing import arriving_bytes, departing_bytes, new_buffer_bytes
-from tensoropt.plan.evaluate import Evaluation
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.recording import MEMORY_KINDS, Owned

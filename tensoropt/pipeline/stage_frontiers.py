@@ -25,15 +25,15 @@ from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables, Template, group_keys, outline_templates, with_facts
 from tensoropt.costs.variables import Variable
+from tensoropt.evaluation.evaluate import Evaluation, Evaluator
+from tensoropt.evaluation.problem import Problem, offered_regions
 from tensoropt.frontier import representatives
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Offer
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
 from tensoropt.pipeline.timing import crossing_bytes
-from tensoropt.plan.evaluate import Evaluation, Evaluator
-from tensoropt.plan.problem import Problem, offered_regions
-from tensoropt.plan.settings import Settings
+from tensoropt.question.settings import Settings
 from tensoropt.search import NoStrategyError, Staircase, outline_frontier, track_frontier
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import find_regions

@@ -1,7 +1,7 @@
 """Facts as rows, and what shows them as text and HTML; nothing here knows a figure.
 
 A class that derives from :class:`Shown` is described by the function registered with :func:`described` for it
-(:mod:`tensoropt.plan.facts`), so that data needs no words of its own.
+(:mod:`tensoropt.exploration.facts`), so that data needs no words of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def described(thing: object) -> tuple[str, Sequence[Fact]]:
     Raises:
         TypeError: nobody said what its facts are.
     """
-    importlib.import_module("tensoropt.plan.facts")  # which says it of points, plans and spaces
+    importlib.import_module("tensoropt.exploration.facts")  # which says it of points, plans and spaces
     words = described.dispatch(type(thing))
     if words is described.dispatch(object):
         raise TypeError(f"{type(thing).__name__} has no facts")

@@ -51,8 +51,8 @@ class _Figure:
         name: of its column, and of the attribute of a point that has it.
         label: what people call it.
         about: what it is, in a sentence.
-        of: how it follows from a point (:class:`~tensoropt.plan.figure_rows.FigureRow`); None for what a
-            simulation finds, which each point keeps.
+        of: how it follows from a row (:class:`~tensoropt.exploration.figure_rows.FigureRow`); None for what
+            a simulation finds, which each point keeps.
         part: the breakdown that it is a part of and its name there: ``("terms", "context")``.
         default: of a point that was not told; NaN where that means unknown.
         listed: whether it has a line of its own in ``show`` and in tooltips, and a column in the page's
@@ -172,7 +172,7 @@ RATES = (
     _Figure("price_per_hour", _NUMBER, "price", "Money for an hour of all devices.",
            lambda row: row.rates.per_hour),
 )  # fmt: skip
-"""The last columns, always (:mod:`tensoropt.plan.rates`)."""
+"""The last columns, always (:mod:`tensoropt.exploration.rates`)."""
 
 FIGURES = (*FIXED, *FURTHER, *RATES)
 KEPT: Mapping[str, _Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}

@@ -1,6 +1,6 @@
-"""What an exploration found, as fields; :class:`~tensoropt.plan.exploration.Exploration` adds the verbs.
+"""The fields of an exploration; :class:`~tensoropt.exploration.exploration.Exploration` adds the verbs.
 
-The files (:mod:`tensoropt.plan.exploration_files`), the CSVs, the tables and the pictures are made from
+The files (:mod:`tensoropt.exploration.exploration_files`), CSVs, tables and pictures are made from
 these fields alone, so that none of them needs the class that calls it.
 """
 
@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tensoropt.frontier import knee
 from tensoropt.plan.keys import point_keys
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import plan_names
-from tensoropt.plan.point import Point, knee_index
+from tensoropt.plan.point import Point
 from tensoropt.plan.point_table import PointTable
 from tensoropt.plan.space import Space
 
@@ -89,4 +90,4 @@ class Findings:
     @cached_property
     def knee(self) -> int:
         """The index of the frontier's knee: the point from which both memory and time get dearest."""
-        return knee_index(self.points)
+        return knee(PointTable.of(self.points))

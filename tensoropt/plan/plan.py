@@ -33,17 +33,14 @@ from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.facts_table import Shown, described, facts_text
-from tensoropt.plan.model_source import OnnxOptions
+from tensoropt.question.model_source import OnnxOptions
 
 STAGE_AXIS = "stage"
 """The name of a mesh axis along which the stages of a pipeline lie."""
 
 
-def check_plan(plan: Any) -> None:
+def check_plan(plan: Plan) -> None:
     """Refuse a plan that contradicts itself.
-
-    Args:
-        plan: a :class:`~tensoropt.plan.plan.Plan`, whose module imports this one.
 
     Raises:
         PlanError: says what does not agree, with its values and what to do.
@@ -70,7 +67,7 @@ def check_plan(plan: Any) -> None:
     _check_figures(plan)
 
 
-def _check_mesh(plan: Any) -> None:
+def _check_mesh(plan: Plan) -> None:
     mesh = plan.mesh
     if any(size < 1 for size in mesh.shape):
         raise PlanError(f"the mesh {list(mesh.shape)} has an axis below 1; give sizes of at least 1")
@@ -90,7 +87,7 @@ def _check_mesh(plan: Any) -> None:
         raise PlanError("the mesh is said to be placed, but the plan has no 'placed'; make both agree")
 
 
-def _check_cluster(plan: Any) -> None:
+def _check_cluster(plan: Plan) -> None:
     """The cluster of a plan has as many devices as its mesh, where the plan says one."""
     if "kinds" not in plan.cluster:
         return
@@ -122,7 +119,7 @@ def _check_axes(name: str, given: Mapping[str, str], axes: tuple[str, ...]) -> N
             )
 
 
-def _check_figures(plan: Any) -> None:
+def _check_figures(plan: Plan) -> None:
     for name, value in plan.predicted:
         # A gap may be without bound, and everything else is measured in bytes or seconds.
         figures = value.values() if isinstance(value, Mapping) else (value,)
@@ -220,7 +217,7 @@ class _Strict(BaseModel):
 
 
 class OnnxInfo(_Strict):
-    """How an ONNX file was opened: :class:`tensoropt.plan.model_source.OnnxOptions`."""
+    """How an ONNX file was opened: :class:`tensoropt.question.model_source.OnnxOptions`."""
 
     dims: dict[str, int] = {}
     outputs: tuple[str, ...] = ()
@@ -433,7 +430,7 @@ class Plan(Shown, _Strict):
 
     @property
     def model_source(self) -> str:
-        """Where the model comes from, as :func:`~tensoropt.plan.model_source.load_model` takes it."""
+        """Where the model comes from, as :func:`~tensoropt.question.model_source.load_model` takes it."""
         return self.model.source
 
     @property

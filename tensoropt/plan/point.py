@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import InfeasibleError
-from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.figures import BREAKDOWNS, KEPT, kept_figures, worded
 from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
@@ -169,7 +169,10 @@ _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 Item = TypeVar("Item")
 
 
-def reduce_points(items: Sequence[Item], costs: Callable[[Item], tuple[float, float]]) -> tuple[Item, ...]:
+def reduce_points(
+    items: Sequence[Item],
+    costs: Callable[[Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
+) -> tuple[Item, ...]:
     """The items no other beats in both (memory, time), ascending in memory; the first of equals."""
     kept: list[Item] = []
     best = float("inf")
@@ -205,7 +208,7 @@ def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point
         if other.time_s * (1 + SAME)
         < best[np.searchsorted(memory, other.memory_bytes * (1 + SAME), side="right")]
     ]
-    kept = reduce_points([*points, *new], lambda point: (point.memory_bytes, point.time_s))
+    kept = reduce_points([*points, *new])
     return tuple(point for point in kept if not any(beats(other, point) for other in others))
 
 
@@ -248,16 +251,3 @@ def check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
             f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
             f"{format_bytes(points[0].memory_bytes)}{told if beside else ''}"
         )
-
-
-def knee_index(points: Sequence[Point]) -> int:
-    """The index of the knee: the point from which both memory and time get dearest, as fractions."""
-    return knee(_Costs(points))
-
-
-class _Costs:
-    """Memory and time of points as two arrays, which is what the tools of :mod:`tensoropt.frontier` take."""
-
-    def __init__(self, points: Sequence[Point]):
-        self.memory = np.array([p.memory_bytes for p in points])
-        self.time = np.array([p.time_s for p in points])

@@ -19,21 +19,21 @@ from tensoropt.plan.space import Space
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 
-def plan_of(found: Findings, point: Point) -> Plan:
+def plan_of(findings: Findings, point: Point) -> Plan:
     """The plan of a point of one of the exploration's spaces; neither model nor search is needed."""
-    space = found.spaces[point.space]
+    space = findings.spaces[point.space]
     record = point.record
     fields = _sharded_fields(space, point) if record is None else record.plan_fields(space.micro_batches)
     return Plan(
         planner=point.planner,
-        model=found.model,
-        cluster=dict(found.cluster),
+        model=findings.model,
+        cluster=dict(findings.cluster),
         mesh=space.mesh,
         micro_batches=space.micro_batches,
-        optimizer=found.settings["optimizer"],
+        optimizer=findings.settings["optimizer"],
         predicted=_predicted(point),
-        settings=dict(found.settings),
-        versions=dict(found.versions),
+        settings=dict(findings.settings),
+        versions=dict(findings.versions),
         **fields,
     )
 

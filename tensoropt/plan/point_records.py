@@ -22,7 +22,26 @@ from tensoropt.simulate.recording import Recording
 
 
 @dataclass(frozen=True)
-class PlacedRecord:
+class _PlanRecord:
+    """The operators and parameters of a plan, which no indices say."""
+
+    info: Any
+    operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
+
+    def _fields_of_plan(self, **own: Any) -> dict[str, Any]:
+        return {"operators": self.operators, "parameters": self.parameters, "hubs": {}, **own}
+
+    def _plans_data(self) -> dict[str, Any]:
+        named = {"operators": self.operators, "parameters": self.parameters}
+        return {
+            kind: {name: plan.model_dump(mode="json") for name, plan in plans.items()}
+            for kind, plans in named.items()
+        }
+
+
+@dataclass(frozen=True)
+class PlacedRecord(_PlanRecord):
     """The plan of a placed point, and the recording of its step.
 
     Attributes:
@@ -32,16 +51,13 @@ class PlacedRecord:
     """
 
     info: PlacedInfo
-    operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
-    parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     recording: Recording = field(default_factory=Recording)
 
     def plan_fields(self, micro_batches: int) -> dict[str, Any]:
         """The fields of its plan."""
         schema = SCHEMA if micro_batches == 1 else PLACED_MICRO_SCHEMA
-        shared = {"operators": self.operators, "parameters": self.parameters, "hubs": {}}
-        return {"schema": schema, **shared, "placed": self.info}
+        return self._fields_of_plan(schema=schema, placed=self.info)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> PlacedRecord:
@@ -52,11 +68,11 @@ class PlacedRecord:
     def to_data(self) -> dict[str, Any]:
         """The record as plain data."""
         own = {"placed": self.info.model_dump(mode="json"), "notes": list(self.notes)}
-        return {**_plans_data(self), **own, **self.recording.to_data()}
+        return {**self._plans_data(), **own, **self.recording.to_data()}
 
 
 @dataclass(frozen=True)
-class PipelineRecord:
+class PipelineRecord(_PlanRecord):
     """The plan of a pipelined point, and the recording of its step.
 
     Attributes:
@@ -72,8 +88,6 @@ class PipelineRecord:
     """
 
     info: PipelineInfo
-    operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
-    parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
     recomputed: tuple[str, ...] = ()
     overlap: str = ""
     loads: tuple[tuple[float, float], ...] | None = None
@@ -84,8 +98,8 @@ class PipelineRecord:
 
     def plan_fields(self, micro_batches: int) -> dict[str, Any]:
         """The fields of its plan."""
-        shared = {"operators": self.operators, "parameters": self.parameters, "hubs": {}}
-        return {"schema": PIPELINED_SCHEMA, **shared, "recomputed": self.recomputed, "pipeline": self.info}
+        own = {"recomputed": self.recomputed, "pipeline": self.info}
+        return self._fields_of_plan(schema=PIPELINED_SCHEMA, **own)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> PipelineRecord:
@@ -107,7 +121,7 @@ class PipelineRecord:
         recorded = self.recording.to_data()
         computed = {"computed": self.computed, "again_s": self.again_s, "optimizer_s": self.optimizer_s}
         return {
-            **_plans_data(self),
+            **self._plans_data(),
             "recomputed": list(self.recomputed),
             "pipeline": self.info.model_dump(mode="json"),
             "overlap": self.overlap,
@@ -132,13 +146,6 @@ def _plans(data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "operators": {name: OperatorPlan(**plan) for name, plan in data["operators"].items()},
         "parameters": {name: ParameterPlan(**plan) for name, plan in data["parameters"].items()},
-    }
-
-
-def _plans_data(record: PlacedRecord | PipelineRecord) -> dict[str, Any]:
-    return {
-        "operators": {name: plan.model_dump(mode="json") for name, plan in record.operators.items()},
-        "parameters": {name: plan.model_dump(mode="json") for name, plan in record.parameters.items()},
     }
 
 

@@ -55,6 +55,16 @@ class PointTable(Sequence[Point]):
             self._columns[name] = self._read(name)
         return self._columns[name]
 
+    @property
+    def memory(self) -> np.ndarray:
+        """Bytes per device of all points; with :attr:`time` what the tools of frontiers take."""
+        return self.column("memory_bytes")
+
+    @property
+    def time(self) -> np.ndarray:
+        """Seconds per step of all points."""
+        return self.column("time_s")
+
     def rows(self, wanted: np.ndarray) -> PointTable:
         """The table of some rows, given as their numbers."""
         return PointTable(

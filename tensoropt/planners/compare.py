@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tensoropt.errors import TensorOptError, import_extra
-from tensoropt.plan.export import Compared
+from tensoropt.exploration.export import Compared
 from tensoropt.plan.point import FRONTIER, SAME, Point, with_others
 from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.task import PlanningTask

@@ -23,6 +23,8 @@ from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError
+from tensoropt.evaluation.evaluate import Evaluator, space_of
+from tensoropt.evaluation.problem import Problem
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Composer, Crossings, Cut
@@ -30,16 +32,14 @@ from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter, dealt_cuts
-from tensoropt.plan.evaluate import Evaluator, space_of
 from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
-from tensoropt.plan.problem import Problem
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.zero import STAGES
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
+from tensoropt.question.settings import Settings
 from tensoropt.search import NoStrategyError, track_frontier
 from tensoropt.sharding.configurations import (
     MicroBatchRefused,

@@ -15,7 +15,7 @@ from tensoropt.planners.errors import UnsuitableError
 
 if TYPE_CHECKING:
     from tensoropt.placement.prices import PricedGraph
-    from tensoropt.plan import Plan
+    from tensoropt.plan.plan import Plan
     from tensoropt.planners.placed.common.units import PlacedAnswer
     from tensoropt.planners.results import SimulatedPoint
     from tensoropt.planners.task import PlanningTask

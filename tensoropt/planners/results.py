@@ -8,12 +8,12 @@ from functools import partial
 from typing import NamedTuple
 
 from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.evaluation.evaluate import CHUNK, Evaluator
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.placement import SimulatedPlacement, simulate_placement
 from tensoropt.placement.points import placed_point, placed_record
 from tensoropt.placement.prices import PricedGraph
-from tensoropt.plan import Plan
-from tensoropt.plan.evaluate import CHUNK, Evaluator
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point, reduce_points
 from tensoropt.plan.point_records import PlacedRecord
 from tensoropt.planners.errors import UnsuitableError

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.evaluation import problem as prepared
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan import problem as prepared
-from tensoropt.plan.exploration import Exploration
 from tensoropt.planners.tables import TableSpace
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import for_gpus
+from tensoropt.exploration.verified import Verified
 from tensoropt.observed.observation import Observation, ObservedEvent, ObservedMemory
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.rates import for_gpus
-from tensoropt.plan.verified import Verified
 from tensoropt.report.step_parts import Detail
 from tensoropt.simulate.recording import TimelineEvent
 from tensoropt.simulate.timeline import joined, length_s

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.cluster import Cluster, Link, load_cluster
 from tensoropt.errors import ClusterError, TensorOptError
+from tensoropt.evaluation.problem import Problem, micro_batch_counts
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.graph import OperatorGraph
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.problem import Problem, micro_batch_counts
-from tensoropt.plan.settings import Settings
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_links
 from tensoropt.report.detail import recorded_of
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.exploration_files import DESCRIBED
-from tensoropt.plan.export import limits_asked
-from tensoropt.plan.model_source import is_onnx
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.exploration_files import DESCRIBED
+from tensoropt.exploration.export import limits_asked
+from tensoropt.exploration.rates import for_gpus
 from tensoropt.plan.point import FRONTIER
-from tensoropt.plan.question import Question
-from tensoropt.plan.rates import for_gpus
-from tensoropt.plan.settings import Settings
+from tensoropt.question.model_source import is_onnx
+from tensoropt.question.question import Question
+from tensoropt.question.settings import Settings
 from tensoropt.report.table import run_line
 from tensoropt.units import format_bytes
 

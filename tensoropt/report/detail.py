@@ -20,10 +20,10 @@ from tensoropt.costs.effects import READ, READ_BACK
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import CommunicationCosts, Prices, runs_beside
 from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.ops.layouts import layout_names
 from tensoropt.placement.points import OVERLAP
-from tensoropt.plan.evaluate import Evaluation, evaluate_strategy
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import PipelineRecord, PlacedRecord

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensoropt.console import columns
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.facts import host_words
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.facts import host_words
 from tensoropt.report.step_parts import Detail, Part, Share, shown_parts
 from tensoropt.simulate.recording import EdgeRow, OperatorRow
 from tensoropt.units import format_bytes, format_seconds

@@ -12,7 +12,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.costs.compute import call_class, peak_flops
 from tensoropt.costs.prices import FREE_COMMUNICATION
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.recorded import Recorded, RecordedCompute, RecordedWork
 from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits

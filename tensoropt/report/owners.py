@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.report.detail import curve_of_step, recorded_step
 from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recording import MemoryAt, OwnerRow, Recording

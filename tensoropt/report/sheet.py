@@ -21,17 +21,17 @@ from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.facts import LISTED_NAMES, facts, rate_facts
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.frontier_table import draw_frontier, marks_of, shown_points
+from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
+from tensoropt.exploration.verified import Verified, fingerprint
 from tensoropt.files import write_text
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.facts import LISTED_NAMES, facts, rate_facts
 from tensoropt.plan.facts_table import Fact, Html, filled, named
-from tensoropt.plan.figure_rows import FigureRow
-from tensoropt.plan.frontier_table import draw_frontier, marks_of, shown_points
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
-from tensoropt.plan.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
-from tensoropt.plan.settings import settings_fields
-from tensoropt.plan.verified import Verified, fingerprint
+from tensoropt.question.settings import settings_fields
 from tensoropt.report.beside import ran_parts
 from tensoropt.report.commands import beside_line, commands_for, run_place
 from tensoropt.report.step_parts import Detail

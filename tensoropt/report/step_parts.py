@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from tensoropt.cluster import Cluster
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of

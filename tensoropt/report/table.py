@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensoropt.console import columns
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.export import Compared, compared, limits_asked
-from tensoropt.plan.facts import LISTED_NAMES, facts
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.export import Compared, compared, limits_asked
+from tensoropt.exploration.facts import LISTED_NAMES, facts
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.frontier_table import source_words
 from tensoropt.plan.facts_table import Fact, fact_lines, named
-from tensoropt.plan.figure_rows import FigureRow
 from tensoropt.plan.figures import worded
-from tensoropt.plan.frontier_table import source_words
 from tensoropt.plan.point import FRONTIER
 from tensoropt.units import format_bytes, format_seconds
 
@@ -108,7 +108,7 @@ def point_lines(row: FigureRow) -> list[str]:
     words = worded(point, "compute {compute_s}, communication {communication_s}")
     named_facts["time"] = Fact("time", words, source=source_words(point.sources))
     return [
-        worded(point, f"{row.found.title(row.index)}: {{memory_bytes}} per device, {{time_s}} per step"),
+        worded(point, f"{row.findings.title(row.index)}: {{memory_bytes}} per device, {{time_s}} per step"),
         f"  {row.name}",
         f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
         f"{named_facts['split by'].words}",

@@ -12,7 +12,7 @@ from typing import Any
 
 from tensoropt.console import columns
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import Point
 from tensoropt.report.changes import Change, changes, was_searched
 from tensoropt.report.detail import detail as detail_of

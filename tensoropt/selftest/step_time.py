@@ -9,8 +9,8 @@ from dataclasses import replace
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import load_model
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_backend, local_notes
 from tensoropt.selftest.facts import off
 from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, short_name, timed_models

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from tensoropt.costs.source import CostSource, real_shape
+from tensoropt.evaluation.evaluate import evaluate_strategy
+from tensoropt.evaluation.problem import micro_batch_counts
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.evaluate import evaluate_strategy
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import unbeaten, with_others
-from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.planners.compare import compare
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
@@ -27,7 +27,6 @@ from tensoropt.session.evaluation import certified, only_used_spaces, record_use
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
-from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import strategy_from_dict
 from tensoropt.simulate.candidates import overlap_of
 
@@ -121,15 +120,11 @@ def planning_task(
     if "placed" in kinds:
         graph, constraints = searched.problem.graph, session.settings.constraints
         prices = PlacedPrices(graph, session.cluster, costs, constraints)
-        counts, names = micro_batch_counts(searched.problem, session.settings), _names(graph)
+        counts = micro_batch_counts(searched.problem, session.settings)
+        names = searched.problem.parameter_keys
         spaces += (placed_space(session.cluster, names, count) for count in counts)
     base = replace(exploration, spaces=tuple(spaces))
     return PlanningTask(searched.problem, session.cluster, tables, base, prices, staged, counts)
-
-
-def _names(graph: GroupGraph) -> dict[str, str]:
-    """Return the model's own name for each parameter of the graph."""
-    return {tensor.name: str(tensor.key) for tensor in graph.atoms.graph.parameters}
 
 
 def _costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:

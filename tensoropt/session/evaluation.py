@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.tables import CostTables
+from tensoropt.evaluation.evaluate import space_of
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.frontier import knee, reduce, representatives
-from tensoropt.plan.evaluate import space_of
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, unbeaten
 from tensoropt.plan.recorded import Recorded, record
-from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
+from tensoropt.question.settings import Settings
 from tensoropt.search import certify
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.run_report import run_report, versions
@@ -58,7 +58,7 @@ def _chosen_points(
     simulations = searched.simulations
     best = unbeaten_of(simulations)
     chosen = np.arange(len(best.memory))
-    if settings.epsilon > 0:
+    if settings.allows_gap:
         chosen = representatives(best, SHOWN, LOSS, keep=(knee(best),))
     origin = best.origin[chosen]
     points: dict[int, Point] = {}

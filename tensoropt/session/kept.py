@@ -26,14 +26,14 @@ import numpy as np
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration_files import DESCRIBED, LISTED, POINTS, RECORDED, STRATEGIES
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.ir import graph_from_dict, graph_to_dict
-from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.exploration_files import DESCRIBED, LISTED, POINTS, RECORDED, STRATEGIES
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import check_budget
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.session.one_space import KeptFrontiers
 from tensoropt.version import __version__
@@ -44,7 +44,7 @@ _FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
 
 @dataclass(frozen=True)
 class KeptCapture:
-    """The result of a model's capture, with which it can be explored once more without the model.
+    """The result of a model's capture, with which it can be explored without the model.
 
     Attributes:
         model: what plans say about the model.
@@ -94,9 +94,8 @@ class KeptExplorations:
         closer = "" if gap == settings.epsilon else f", searched with the smaller gap {gap:g}"
         when = made.replace("T", " ")
         note = f"kept from {when}, as nothing has changed since{closer}; --anew explores again"
-        report = {**found.report, "notes": [*found.report["notes"], note], "kept": made}
         check_budget(found.points, settings.memory_bytes)
-        return replace(found, settings=settings.to_dict(), report=report)
+        return replace(found.noted([note], kept=made), settings=settings.to_dict())
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
         """Keep an exploration; return why that was not possible, in words, or an empty text."""

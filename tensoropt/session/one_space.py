@@ -36,9 +36,9 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.frontier import representatives
 from tensoropt.frontier.tools import Points
-from tensoropt.plan.settings import Settings
 from tensoropt.processes import as_forks_end
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.search import (
     CostGraph,
     NoStrategyError,
@@ -248,11 +248,6 @@ class OneSpace:
         self.refused = ""
         self._began = time.monotonic()
 
-    @property
-    def allows_gap(self) -> bool:
-        """Whether strategies may be left out that are hardly better than what is known."""
-        return self.settings.epsilon > 0
-
     def outline(self) -> SpacePart:
         """Outline the space, and simulate its best points."""
         return self._part(self._outline(self.tables))
@@ -263,7 +258,7 @@ class OneSpace:
         Args:
             outline: the space's outline, if it was outlined.
         """
-        rivals = self.simulations.rivals(self.number) if self.allows_gap else None
+        rivals = self.simulations.rivals(self.number) if self.settings.allows_gap else None
         frontier = self._track(self.tables, rivals)
         if frontier is None:
             return self._part(None)
@@ -289,7 +284,7 @@ class OneSpace:
 
     def _add(self, frontier: TrackedFrontier, rivals: Staircase | None) -> None:
         self.every.append(Found(self.number, frontier))
-        if self.allows_gap:
+        if self.settings.allows_gap:
             first_look(self.every[-1], self.simulations, rivals)
 
     def _track(self, graph: CostGraph, rivals: Staircase | None) -> TrackedFrontier | None:
@@ -327,13 +322,13 @@ class OneSpace:
         for cap in working.caps(lean.strategy(0), lean.options(0), float(lean.memory[0])):
             # A cap without any strategy is no reason to refuse the space.
             graph, before = self.tables.restricted(working.within(cap)), self.refused
-            under = self._outline(graph) if self.allows_gap else None
+            under = self._outline(graph) if self.settings.allows_gap else None
             # What the outline's best strategies are far from is not worth more than the outline.
             best = self.simulations.frontier()
             if under is not None and not comes_close(self.every[-1], self.simulations, best, _CLOSE):
                 found.append((cap, under))
                 continue
-            rivals = self.simulations.rivals(self.number, capped=True) if self.allows_gap else None
+            rivals = self.simulations.rivals(self.number, capped=True) if self.settings.allows_gap else None
             found.append((cap, self._track(graph, rivals)))
             self.refused = before
         return tuple(found)

@@ -22,6 +22,8 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.restrictions import FREE, Restriction, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
+from tensoropt.evaluation.problem import micro_batch_counts
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Crossings
 from tensoropt.pipeline.costs import PipelinePrices, degrees_of, job_meshes, kinds_at, sources_at
@@ -42,10 +44,8 @@ from tensoropt.pipeline.stages import (
     stages_to_a_place,
 )
 from tensoropt.pipeline.strategy import schedule_named
-from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.point import Point, reduce_points
-from tensoropt.plan.problem import micro_batch_counts
-from tensoropt.plan.settings import Settings
+from tensoropt.plan.point import reduce_points
+from tensoropt.question.settings import Settings
 from tensoropt.session.evaluation import only_used_spaces
 from tensoropt.session.refining import best_counts, combining
 from tensoropt.session.searched import Searched
@@ -223,17 +223,16 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     if reason := finder.refusal():
         if pinned:
             raise ConstraintError(f"{finder.pin}: {reason}")
-        return replace(exploration, report=_noted(exploration, [f"no pipelines: {reason}"]))
+        return exploration.noted([f"no pipelines: {reason}"])
     spaces, points = list(exploration.spaces), [] if pinned else list(exploration.points)
-    keys = {t.name: str(t.key) for t in searched.problem.graph.atoms.graph.parameters}
     count = 0
     with session.clock.stage("pipelines"):
         every = finder.all()
     for mesh, micro_batches, evaluations in every:
         made = [pipelined_point(one, mesh, space=len(spaces)) for one in evaluations]
-        spaces.append(pipelined_space(mesh, micro_batches, keys, finder.notes))
+        spaces.append(pipelined_space(mesh, micro_batches, searched.problem.parameter_keys, finder.notes))
         count += len(made)
-        points = list(reduce_points([*points, *made], _costs))
+        points = list(reduce_points([*points, *made]))
     if not points:
         why = " ".join(finder.refusals) or (
             "give the batch a size that as many micro-batches as stages divide, or other cuts"
@@ -241,20 +240,8 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
     among = sum(p.pipeline is not None for p in points)
     notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
-    seconds = {
-        **exploration.report["seconds"],
-        "pipelines": round(session.clock.seconds["pipelines"], 3),
-    }
-    report = {**_noted(exploration, notes), "seconds": seconds}
-    return only_used_spaces(replace(exploration, spaces=tuple(spaces), points=tuple(points), report=report))
-
-
-def _costs(point: Point) -> tuple[float, float]:
-    return point.memory_bytes, point.time_s
-
-
-def _noted(exploration: Exploration, notes: Sequence[str]) -> dict[str, object]:
-    return {**exploration.report, "notes": [*exploration.report["notes"], *notes]}
+    noted = exploration.noted(notes, seconds=session.seconds_with(exploration.report, "pipelines"))
+    return only_used_spaces(replace(noted, spaces=tuple(spaces), points=tuple(points)))
 
 
 class _Finder:
@@ -342,7 +329,7 @@ class _Finder:
                 self.session.report("pipelines", number, len(asked), f"pp{mesh.label}, looking closer")
                 found[one] += self._closer(mesh, micro_batches)
             self.session.report("pipelines", len(asked), len(asked), "composed and simulated")
-        return [(*one, _unbeaten(of)) for one, of in zip(asked, found, strict=True)]
+        return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
 
     def _note_kinds(self) -> None:
         """Note how several kinds of devices are treated."""
@@ -371,7 +358,7 @@ class _Finder:
     ) -> tuple[Mesh, int] | None:
         """Return, for a large model, the mesh whose pipelines need least memory, with one row of the batch in
         each micro-batch; None if that was already tried, or is not for the search to choose."""
-        rows = self._batch
+        rows = self.problem.batch
         given = self.pin is not None and self.settings.micro_batches != "auto"
         if self.small or given or not any(found):
             return None
@@ -425,7 +412,7 @@ class _Finder:
         """Return the micro-batch counts that divide the batch: as many for each place as plans without
         stages have, which leaves each device pieces of the same size; if a pipeline is pinned, as many as
         requested."""
-        batch = self._batch
+        batch = self.problem.batch
         if self.settings.micro_batches == "auto":
             counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
             counts = counts if self.small else counts[:_MOST_COUNTS]
@@ -433,12 +420,6 @@ class _Finder:
             given = micro_batch_counts(self.problem, self.settings)
             counts = [m if self.pin is not None else places * m for m in given]
         return tuple(m for m in sorted({*counts}) if m >= places and batch % m == 0)
-
-    @cached_property
-    def _batch(self) -> int:
-        """The rows of a step."""
-        tensors = self.graph.atoms.graph.tensors
-        return next((tensors[n].shape[0] for n in self.graph.atoms.graph.inputs if tensors[n].shape), 1)
 
     # -- stages -------------------------------------------------------------------------------------
 
@@ -497,8 +478,8 @@ class _Finder:
         positions = self.cutting.positions(composer, self.costs, every=exact)
         found = list(composer.pipelines(positions))
         if not self._pinned_schedule and schedule == self.schedule:
-            found += self._apart(_unbeaten(found), frontiers.prices)
-        return list(_unbeaten(found))
+            found += self._apart(reduce_points(found), frontiers.prices)
+        return list(reduce_points(found))
 
     @property
     def _pinned_schedule(self) -> bool:
@@ -559,7 +540,3 @@ class _Finder:
         made = Simulations(self.session.cluster, [])
         made.spaces = list(self.searched.simulations)
         return made
-
-
-def _unbeaten(found: Sequence[PipelineEvaluation]) -> tuple[PipelineEvaluation, ...]:
-    return reduce_points(found, lambda one: (one.memory_bytes, one.time_s))

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.quick import placed_refusal, quick_planners
 from tensoropt.planners.registry import ENTRIES, Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
+from tensoropt.question.settings import Settings
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces, record_used
 from tensoropt.session.searched import Searched
@@ -62,21 +62,10 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():
         row["merged"] = came_in[planner]
-    report = {
-        **exploration.report,
-        "notes": [*exploration.report["notes"], *_notes(tried, refusals)],
-        "seconds": {**exploration.report["seconds"], _STAGE: round(session.clock.seconds[_STAGE], 3)},
-        "tried": tried,
-    }
-    return only_used_spaces(
-        replace(
-            exploration,
-            spaces=task.base.spaces,
-            points=points,
-            report=report,
-            recorded=record_used(searched, task.base.spaces, points),
-        )
-    )
+    seconds = session.seconds_with(exploration.report, _STAGE)
+    noted = exploration.noted(_notes(tried, refusals), seconds=seconds, tried=tried)
+    recorded = record_used(searched, task.base.spaces, points)
+    return only_used_spaces(replace(noted, spaces=task.base.spaces, points=points, recorded=recorded))
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:

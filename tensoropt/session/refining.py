@@ -19,7 +19,7 @@ import numpy as np
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.restrictions import FREE, Restriction, Restrictions, check_devices, restrict
 from tensoropt.costs.source import CostSource, build_tables
-from tensoropt.plan.problem import Problem
+from tensoropt.evaluation.problem import Problem
 from tensoropt.session.one_space import Built
 from tensoropt.session.session import Session, wide_s
 from tensoropt.session.simulations import Simulations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import math_form_notes
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.problem import (
+from tensoropt.evaluation.problem import (
     Problem,
     micro_batch_counts,
     model_flops,
@@ -37,7 +37,7 @@ class Searched:
         spaces: one space for each mesh and micro-batch count in which there is a strategy.
         simulations: the simulations of the strategies that were found.
         split_share: the share of the forward FLOPs in groups that can be split in two or more ways.
-        model_flops: the FLOP of a step by number format (:func:`~tensoropt.plan.problem.model_flops`).
+        model_flops: the FLOP of a step by number format (:func:`~tensoropt.evaluation.problem.model_flops`).
         notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
             costs in addition, in words.
     """
@@ -60,7 +60,7 @@ def search(session: Session, problem: Problem) -> Searched:
         InfeasibleError, ConstraintError: no space has a strategy.
     """
     settings, clock = session.settings, session.clock
-    counts = micro_batch_counts(problem, settings)
+    counts, regions = micro_batch_counts(problem, settings), offered_regions(problem, settings)
     meshes = session.cluster.meshes(MAX_AXES)
     left = left_to_search(settings.constraints, problem, session.cluster, meshes, counts)
     narrow, wide = apart(problem.graph, meshes, counts, left)
@@ -75,7 +75,7 @@ def search(session: Session, problem: Problem) -> Searched:
             keep=code() if session.keep else None,
             timing=session.progress,
         )
-        tables = SpaceTables(problem, costs, offered_regions(problem, settings))
+        tables = SpaceTables(problem, costs, regions)
         refused: tuple[str, ...] = ()
         kept = KeptFrontiers()
         if session.keep:
@@ -94,11 +94,10 @@ def search(session: Session, problem: Problem) -> Searched:
         refined = refine(session, tables, spaces, wide)
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
-            _, split_share = shares_of_flops(problem, costs.facts.of)
-            flops = model_flops(problem.graph, costs.facts.of, session.cluster.device_type, costs.kernels)
-            math_form = math_form_notes(
-                unsplit(problem.graph, costs.facts.of).values(), costs.capability, costs.training
-            )
+            whole = unsplit(problem.graph, costs.facts.of)
+            _, split_share = shares_of_flops(problem.graph, whole)
+            flops = model_flops(whole.values(), costs.facts.of, session.cluster.device_type, costs.kernels)
+            math_form = math_form_notes(whole.values(), costs.capability, costs.training)
     left_out = undivided((one for _, one, _ in spaces.built), left.groups)
     found = dict(sorted(spaces.found.items()))
     return Searched(

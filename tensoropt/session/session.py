@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.tables import CostTables, search_s
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.measure import Remaining
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress, silent
@@ -90,6 +91,10 @@ class Session:
     def report(self, stage: str, done: int, total: int, what: str, /) -> None:
         """Show progress, and how long everything that was announced still takes."""
         self.progress(stage, done, total, self.remaining.before(what))
+
+    def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:
+        """Return the seconds per stage of a report, with those of a stage that has ended since."""
+        return {**report["seconds"], stage: round(self.clock.seconds[stage], 3)}
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:
         """Return the profile store for a block; a given store stays open afterwards."""

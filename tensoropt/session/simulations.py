@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.tables import CostTables
+from tensoropt.evaluation.evaluate import CHUNK, Evaluation, Evaluator
 from tensoropt.frontier import Frontier, reduce
-from tensoropt.plan.evaluate import CHUNK, Evaluation, Evaluator
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.processes import cores, in_forks

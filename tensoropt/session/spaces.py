@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.settings import Settings
 from tensoropt.processes import cores
 from tensoropt.profiling.measure import Remaining
+from tensoropt.question.settings import Settings
 from tensoropt.search import TOO_LARGE, TrackedFrontier
 from tensoropt.session.one_space import (
     Built,
@@ -67,11 +67,6 @@ class SpaceSearch:
         self.outlines: dict[int, TrackedFrontier] = {}
         self.outlines_s: dict[int, float] = {}
 
-    @property
-    def allows_gap(self) -> bool:
-        """Whether strategies may be left out that are hardly better than what is known."""
-        return self.settings.epsilon > 0
-
     def search(self) -> None:
         """Fill ``found`` with the spaces that have strategies, by number; those of their points that are
         worth it are simulated.
@@ -80,9 +75,9 @@ class SpaceSearch:
             InfeasibleError, ConstraintError: no space has a strategy; the message says what to relax.
         """
         self._expect(range(len(self.built)))
-        order = self._outlined() if self.allows_gap else range(len(self.built))
+        order = self._outlined() if self.settings.allows_gap else range(len(self.built))
         # If no gap is allowed, the search itself keeps all cores busy.
-        together = _TOGETHER if self.allows_gap else 1
+        together = _TOGETHER if self.settings.allows_gap else 1
         done = 0
         while done < len(order):
             self._expect(order[done:])
@@ -107,7 +102,7 @@ class SpaceSearch:
         self._outline(number)
         if number not in self.outlines:
             return False
-        if not self.allows_gap:
+        if not self.settings.allows_gap:
             first_look(self.every[-1], self.simulations)
         self._expect([number])
         self._report(number, [number])
@@ -121,7 +116,7 @@ class SpaceSearch:
 
     def simulate(self) -> None:
         """Simulate what is left: everything, or neighbours of the winners."""
-        if self.allows_gap:
+        if self.settings.allows_gap:
             for done, count in enumerate(neighbours_of_winners(self.every, self.simulations)):
                 self.progress("simulate", done, done + 2, f"{count} neighbours of the best")
         else:

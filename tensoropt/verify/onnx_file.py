@@ -13,7 +13,7 @@ import torch
 
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import MeasurementError, TensorOptError
-from tensoropt.plan.model_source import OnnxOptions, is_onnx
+from tensoropt.question.model_source import OnnxOptions, is_onnx
 from tensoropt.ranks.worker_process import call_in_fork
 
 _ALLOWED_S = 30.0

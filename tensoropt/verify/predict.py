@@ -13,6 +13,8 @@ from tensoropt.costs.prices import Prices
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.evaluate import evaluate_strategy
+from tensoropt.exploration.rates import made_for
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.strategy import PipelinedStrategy
@@ -20,9 +22,7 @@ from tensoropt.pipeline.timing import sent_by_rank
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.points import PlacedStrategy, ValueTransfer, placed_strategy
 from tensoropt.placement.prices import PricedGraph
-from tensoropt.plan import Plan
-from tensoropt.plan.evaluate import evaluate_strategy
-from tensoropt.plan.rates import made_for
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.cuda_kernels import has_recurrent
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload

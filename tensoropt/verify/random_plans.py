@@ -11,11 +11,11 @@ from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.problem import Problem, micro_batch_counts
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.model_source import OnnxOptions
-from tensoropt.plan.problem import Problem, micro_batch_counts
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.model_source import OnnxOptions
+from tensoropt.question.settings import Settings
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.strategy import Strategy

@@ -16,11 +16,11 @@ from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MeasurementError, PlanError
 from tensoropt.execute.executable import AnyStrategy, executable_of, executable_of_plan
+from tensoropt.exploration.rates import made_for
 from tensoropt.pipeline.strategy import PipelinedStrategy
-from tensoropt.plan import Plan
-from tensoropt.plan.rates import made_for
-from tensoropt.plan.settings import Settings
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_backend
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError

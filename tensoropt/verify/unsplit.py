@@ -9,9 +9,8 @@ from typing import Any
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.plan import Plan
-from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
-from tensoropt.plan.settings import Settings
+from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, Predicted
+from tensoropt.question.settings import Settings
 from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.types import Progress
 from tensoropt.verify.predict import place_for, predicted

@@ -19,7 +19,7 @@ from tensoropt_app.views.export import commands, place
 from tensoropt_app.views.frontier import FrontierData
 
 from tensoropt.cli.parser import main
-from tensoropt.plan.exploration import load_exploration
+from tensoropt.exploration.exploration import load_exploration
 from tensoropt.report.commands import Command, explore_line
 
 CLUSTER = "devices: [{kind: RTX-4090, count: 2}]\nlinks: {intra_node: {latency: 5us, bandwidth: 10GB/s}}\n"

@@ -17,10 +17,11 @@ from tensoropt_app.views.library import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.exploration import load_exploration as load
+from tensoropt.exploration.exploration_files import read_costs
 from tensoropt.files import unpacked
-from tensoropt.plan import Exploration, Point
-from tensoropt.plan import load_exploration as load
-from tensoropt.plan.exploration_files import read_costs
+from tensoropt.plan.point import Point
 from tensoropt.report.detail import detail, recorded_step
 
 

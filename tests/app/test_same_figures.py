@@ -23,9 +23,9 @@ from tensoropt_app.views.points_table import table_columns
 from tensoropt_app.views.why import parts, quick
 
 from tensoropt.cli.parser import main
-from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.figure_rows import FigureRow, points_data
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.export import write_frontier_csv
+from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.plan.plan import load_plan
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines

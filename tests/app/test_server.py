@@ -18,7 +18,7 @@ from tensoropt_app.safety import MAX_REQUEST_BYTES, UPDATE
 from tensoropt_app.server import create_app, listen, serve
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import load_plan
+from tensoropt.plan.plan import load_plan
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tensoropt.engine.models import model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.errors import CaptureError
 from tensoropt.ops.overloads import FUNCTIONS
-from tensoropt.plan import load_model
+from tensoropt.question.model_source import load_model
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators

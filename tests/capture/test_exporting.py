@@ -18,7 +18,7 @@ from tensoropt.capture import capture, composites
 from tensoropt.capture.exporting import EAGER_NOTE
 from tensoropt.capture.fidelity import trained_parameters
 from tensoropt.errors import CaptureError
-from tensoropt.plan import load_model
+from tensoropt.question.model_source import load_model
 
 SITUATIONS = "tests/situations/gradients.py"
 NOTE = "the model's own checkpointing of "

@@ -12,7 +12,7 @@ import torch
 from tensoropt.capture import capture, find_loss
 from tensoropt.capture.loss import WithLoss
 from tensoropt.errors import CaptureError
-from tensoropt.plan import load_model
+from tensoropt.question.model_source import load_model
 
 SITUATIONS = "tests/situations/gradients.py"
 LOSS, OTHER = (torch.ones((), requires_grad=True) * value for value in (1.0, 2.0))

@@ -7,7 +7,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.capture.modes import in_mode
-from tensoropt.plan import load_model
+from tensoropt.question.model_source import load_model
 
 X = torch.randn(4, 8)
 

@@ -16,7 +16,7 @@ from tensoropt.capture import capture
 from tensoropt.capture.fidelity import trained_parameters
 from tensoropt.capture.rebuild import rebuild
 from tensoropt.errors import CaptureError
-from tensoropt.plan import load_model
+from tensoropt.question.model_source import load_model
 
 X = torch.randn(4, 8)
 

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_full_backward_hook
 
 from tensoropt.capture import capture
 from tensoropt.errors import CaptureError
-from tensoropt.plan import load_model
+from tensoropt.question.model_source import load_model
 
 SITUATIONS = "tests/situations/gradients.py"
 

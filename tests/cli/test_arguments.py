@@ -16,8 +16,8 @@ from tensoropt.cli.arguments import budget
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Exploration
-from tests.plan.test_rates import explored
+from tensoropt.exploration.exploration import Exploration
+from tests.exploration.test_rates import explored
 
 
 @pytest.fixture(scope="module")

@@ -688,7 +688,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(explored: Path) -> None:
 
 def test_in_python_stdout_is_left_alone(talked: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import tensoropt
-    from tensoropt.plan import load_model
+    from tensoropt.question.model_source import load_model
 
     capfd.readouterr()
     loaded = load_model("talking.py:net", device="meta")
@@ -706,7 +706,7 @@ def test_another_question_about_a_zoo_model_needs_no_capture(run, place, monkeyp
     assert code == 0
     assert "capture" in first
     with monkeypatch.context() as patch:
-        patch.setattr("tensoropt.plan.question.load_model", None)
+        patch.setattr("tensoropt.question.question.load_model", None)
         code, _, other = run(*asked, "--epsilon", "0.0005")
         assert code == 0
         assert "using the kept operator graph" in other

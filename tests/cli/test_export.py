@@ -10,7 +10,8 @@ import pytest
 
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
-from tensoropt.plan import load_exploration, load_plan
+from tensoropt.exploration.exploration import load_exploration
+from tensoropt.plan.plan import load_plan
 from tests.plan.explorations import small_exploration
 
 

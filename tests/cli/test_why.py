@@ -12,7 +12,7 @@ import pytest
 import tensoropt
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
-from tensoropt.plan.verified import fingerprint, load_changed
+from tensoropt.exploration.verified import fingerprint, load_changed
 from tests.costs.models import four
 from tests.plan.explorations import small_exploration
 

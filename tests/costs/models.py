@@ -18,8 +18,8 @@ from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, make_templates
+from tensoropt.evaluation.problem import Problem, prepare
 from tensoropt.graph import OperatorGraph
-from tensoropt.plan.problem import Problem, prepare
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import Overheads

@@ -19,9 +19,9 @@ from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.costs.variables import Variable
+from tensoropt.evaluation.evaluate import evaluate_strategy
+from tensoropt.evaluation.problem import Problem
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
-from tensoropt.plan.evaluate import evaluate_strategy
-from tensoropt.plan.problem import Problem
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.groups import is_one_reduction, products_beside

@@ -14,7 +14,7 @@ from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs import kept_tables
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.plan.problem import prepare_graph
+from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import tables_of
 

@@ -25,6 +25,7 @@ from tensoropt.costs.restrictions import (
     storage_options,
     unsharded_options,
 )
+from tensoropt.evaluation.problem import Problem, prepare
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import (
     GATHERED_AHEAD,
@@ -34,7 +35,6 @@ from tensoropt.ops.layouts import (
     REDUCED_LAST,
     REPLICATE,
 )
-from tensoropt.plan.problem import Problem, prepare
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.constraints import ConstraintError, constraints_from_dict, match

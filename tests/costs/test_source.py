@@ -9,12 +9,12 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.timings import Timings
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.worker_process import RankError
 from tests.profiling.test_cuda_attention import attention
 from tests.profiling.test_measure import linear

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from tensoropt.capture import capture
 from tensoropt.costs.tables import CostTables, fused, math_form_notes
+from tensoropt.evaluation.problem import prepare, unsplit
 from tensoropt.ops.layouts import PARTIAL_GRAD, REDUCED_LAST
 from tensoropt.ops.localise import localise
-from tensoropt.plan.problem import prepare, unsplit
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload

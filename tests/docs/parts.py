@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from tensoropt.plan.settings import settings_fields
+from tensoropt.question.settings import settings_fields
 from tests.benchmarks.fidelity.report import PAPER
 from tests.docs.figures import Filled, lookup, newest, result, table
 from tests.docs.pages import ROOT

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.execute.train import OtherDevicesError, beside_prediction, device_type, main
-from tensoropt.plan import Plan, load_plan
+from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy

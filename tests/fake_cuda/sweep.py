@@ -230,8 +230,8 @@ def placement(loaded: Any, seed: int, share: float = 0.3) -> tuple[Any, float]:
     from tensoropt.costs.source import CostSource
     from tensoropt.placement.points import PlacedStrategy
     from tensoropt.placement.prices import PlacedPrices
-    from tensoropt.plan.settings import Settings
     from tensoropt.profiling.store import ProfileStore
+    from tensoropt.question.settings import Settings
     from tensoropt.verify.predict import predict_placed
     from tensoropt.verify.random_strategies import random_placement, random_splits
 

@@ -79,14 +79,14 @@ TARGETS = (
     ),
     Target(
         name="simulation",
-        files=["simulate/*.py", "plan/evaluate.py"],
-        tests=["simulate", "plan/test_problem.py"],
+        files=["simulate/*.py", "evaluation/evaluate.py"],
+        tests=["simulate", "evaluation/test_problem.py"],
         sample=60,
     ),
     Target(
         name="export",
-        files=["plan/export.py"],
-        tests=["plan/test_export.py", "plan/test_exploration.py", "placement/test_points.py"],
+        files=["exploration/export.py"],
+        tests=["exploration/test_export.py", "exploration/test_exploration.py", "placement/test_points.py"],
         sample=12,
     ),
     Target(

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.evaluation.problem import prepare
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.pipeline.strategy import PipelinedStrategy
-from tensoropt.plan.problem import prepare
 from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.storage import stored_layout

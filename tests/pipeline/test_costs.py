@@ -27,11 +27,11 @@ from tensoropt.pipeline.costs import (
     kinds_at,
     sources_at,
 )
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tests.costs.models import ToyCompute, four, problem
 from tests.costs.test_communication import make_cluster, make_fit
 

@@ -12,6 +12,7 @@ import pytest
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.exploration.facts import host_words
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import (
     PipelineEvaluation,
@@ -22,7 +23,6 @@ from tensoropt.pipeline.evaluate import (
 from tensoropt.pipeline.memory import MemoryLedger, Receipt, memory_of_actions, receipts
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions
-from tensoropt.plan.facts import host_words
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.collectives import Collective
 from tensoropt.units import format_seconds

@@ -15,17 +15,16 @@ import pytest
 
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.errors import PlanError
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.frontier_table import split_words
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.points import pipelined_point, pipelined_space, pipelined_strategy, plan_part
 from tensoropt.pipeline.strategy import PipelinedStrategy
-from tensoropt.plan import Plan, load_plan
-from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.facts_table import described
-from tensoropt.plan.frontier_table import split_words
-from tensoropt.plan.plan import MeshInfo, ModelInfo, Predicted
-from tensoropt.plan.settings import Settings
+from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.profiling.overheads import Overheads
+from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
 from tensoropt.report.step_parts import COMPUTING

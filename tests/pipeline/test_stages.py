@@ -24,6 +24,7 @@ from tensoropt.capture import capture
 from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
+from tensoropt.evaluation.problem import prepare
 from tensoropt.pipeline.stages import (
     Cutter,
     Stage,
@@ -36,9 +37,8 @@ from tensoropt.pipeline.stages import (
     is_crossing,
     stages_to_a_place,
 )
-from tensoropt.plan.problem import prepare
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.sharding.configurations import micro_batch_strategies
 from tensoropt.sharding.regions import find_regions
 from tests.costs.models import Recipe, four, gpt2, llama, problem

@@ -25,6 +25,7 @@ from torch.distributed.pipelining import schedules as theirs
 
 from tensoropt.capture import capture
 from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.evaluation.problem import prepare
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.pipeline.strategy import (
     SCHEDULES,
@@ -38,7 +39,6 @@ from tensoropt.pipeline.strategy import (
     stage_place,
     unfit_parameter,
 )
-from tensoropt.plan.problem import prepare
 from tensoropt.sharding.regions import find_regions
 from tensoropt.verify.random_strategies import random_pipeline
 from tests.costs.models import four, gpt2, llama, problem

@@ -8,8 +8,8 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement.graph import PlacedGraph, Value, placed_graph, split_choices
-from tensoropt.plan.problem import prepare_graph
 from tensoropt.sharding.groups import GroupGraph
 
 

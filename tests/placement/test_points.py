@@ -18,18 +18,18 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
+from tensoropt.evaluation.problem import prepare_graph
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.frontier_table import split_words
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.points import placed_strategy, plan_part
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
-from tensoropt.plan.frontier_table import split_words
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
-from tensoropt.plan.problem import prepare_graph
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.results import simulated_answer
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
 from tests.planners.problems import frontier, small

@@ -17,14 +17,14 @@ import torch
 from tensoropt.capture import capture
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.costs.source import CostSource
+from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph, lanes
-from tensoropt.plan import load_model
-from tensoropt.plan.constraints import constraints_of
-from tensoropt.plan.problem import prepare_graph
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.placed import dpos, m_etf, m_topo, placer
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.constraints import constraints_of
+from tensoropt.question.model_source import load_model
+from tensoropt.question.settings import Settings
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.sharding.groups import GroupGraph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space

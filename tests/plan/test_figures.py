@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.plan.figure_rows import points_data
+from tensoropt.exploration.figure_rows import points_data
 from tensoropt.plan.figures import BREAKDOWNS, FIGURES, KEPT, RATES, kept_figures, worded
 from tests.plan.explorations import MIB, point, small_exploration
 

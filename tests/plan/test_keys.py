@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensoropt.plan import load_exploration, load_plan
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.plan.keys import plan_key
-from tensoropt.plan.plan import OperatorPlan, PlacedInfo
+from tensoropt.plan.plan import OperatorPlan, PlacedInfo, load_plan
 from tensoropt.plan.point_records import PlacedRecord
 from tests.plan.explorations import MIB, point, small_exploration, space
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from tensoropt.errors import PlanError
-from tensoropt.plan import Plan, load_plan
-from tensoropt.plan.plan import describe_call, example_call
+from tensoropt.plan.plan import Plan, describe_call, example_call, load_plan
 from tests.plan.explorations import small_exploration
 
 

@@ -14,7 +14,7 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.executable import resolve_plan
-from tensoropt.plan import Plan, load_plan
+from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.planners.registry import planner
 from tests.planners.problems import small
 

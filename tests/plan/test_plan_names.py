@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tensoropt.exploration.export import write_frontier_csv
+from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.pipeline.strategy import SCHEDULES as KNOWN
-from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.figure_rows import FigureRow, points_data
 from tensoropt.plan.figures import FIXED
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, PipelineInfo, StagePlan
 from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, plan_names, what_it_does

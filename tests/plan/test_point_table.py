@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import load_exploration
-from tensoropt.plan.exploration_files import read_costs
+from tensoropt.exploration.exploration import load_exploration
+from tensoropt.exploration.exploration_files import read_costs
 from tensoropt.plan.figures import KEPT
 from tensoropt.plan.plan import PlacedInfo
 from tensoropt.plan.point_records import PlacedRecord

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration_files import RECORDED as FILE
+from tensoropt.exploration.exploration_files import RECORDED as FILE
 from tensoropt.plan.recorded import Recorded, load_recorded
 from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.links import LinkFits

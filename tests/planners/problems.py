@@ -8,19 +8,19 @@ from math import prod
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.hardware import Mesh
 from tensoropt.costs.source import CostSource
+from tensoropt.evaluation.evaluate import space_of
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.evaluate import space_of
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, reduce_points
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.results import simulated_points
 from tensoropt.planners.sharded.common.restricted import selections_of
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.search import track_frontier
 from tensoropt.session.run_report import versions
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers, unrolled

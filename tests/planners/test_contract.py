@@ -11,7 +11,7 @@ import pytest
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.placement.points import placed_strategy
-from tensoropt.plan import load_plan
+from tensoropt.plan.plan import load_plan
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import netsplit, netsplit_published, pesto
 from tensoropt.planners.placed.exact import rounds as exact

@@ -10,11 +10,11 @@ from tensoropt import zoo
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.plan.problem import prepare
-from tensoropt.plan.settings import Settings
+from tensoropt.evaluation.problem import prepare
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedConfiguration, PinnedPoint, simulate_pinned
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 
 BATCH, LAYERS, HIDDEN, SEQUENCE, VOCABULARY = 16, 2, 64, 32, 512
 SETTINGS = Settings(dtype="bfloat16", measure="never")

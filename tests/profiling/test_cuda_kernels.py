@@ -73,7 +73,7 @@ def test_in_inference_nothing_is_kept():
 
 def test_explorations_of_gpus_say_that_it_is_an_estimate():
     def notes(cluster: str) -> list[str]:
-        from tensoropt.plan.model_source import load_model
+        from tensoropt.question.model_source import load_model
 
         model = load_model("zoo:lstm-lm-tiny")
         found = tensoropt.explore(

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import tensoropt
-from tensoropt.plan import load_exploration
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import gpt2
 

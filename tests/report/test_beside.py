@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import load_exploration
+from tensoropt.exploration.verified import Verified
 from tensoropt.observed.files import read_observation
 from tensoropt.observed.observation import Observation, ObservedEvent, ObservedMemory, StepMark
-from tensoropt.plan.exploration import load_exploration
 from tensoropt.plan.point import Point
-from tensoropt.plan.verified import Verified
 from tensoropt.report.beside import PEAK, WHOLE, alignments, beside, thinned
 from tensoropt.report.detail import detail
 from tensoropt.report.step_parts import Detail

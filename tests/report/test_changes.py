@@ -12,7 +12,7 @@ import tensoropt
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import ClusterError, TensorOptError
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import PipelineInfo
 from tensoropt.plan.point_records import PipelineRecord
 from tensoropt.report.changes import (

@@ -11,7 +11,7 @@ import pytest
 
 import tensoropt
 from tensoropt.errors import TensorOptError
-from tensoropt.plan import load_exploration
+from tensoropt.exploration.exploration import load_exploration
 from tensoropt.report.detail import detail, recorded_step
 from tensoropt.report.explain import detail_lines
 from tensoropt.report.step_parts import Detail, write_trace

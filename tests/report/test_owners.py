@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import BY_STAGE, PointOwners, point_owners, until_words
 from tensoropt.saved import owners

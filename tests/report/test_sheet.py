@@ -17,8 +17,8 @@ import pytest
 import tensoropt
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.rates import Amount, Tariff
-from tensoropt.plan.verified import Verified, fingerprint
+from tensoropt.exploration.rates import Amount, Tariff
+from tensoropt.exploration.verified import Verified, fingerprint
 from tensoropt.report.detail import detail
 from tensoropt.report.sheet import SheetOptions, alternatives, decision_sheet, verdict_words
 from tests.plan.explorations import MIB, point, small_exploration

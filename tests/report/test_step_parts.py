@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.report.detail import detail, recorded_step
 from tensoropt.report.explain import parts_table
 from tensoropt.report.step_parts import (

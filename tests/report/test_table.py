@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tensoropt.plan.figure_rows import FigureRow, points_data
-from tensoropt.plan.frontier_table import frontier_svg, frontier_text, shown_points, split_words, ticks
+from tensoropt.exploration.figure_rows import FigureRow, points_data
+from tensoropt.exploration.frontier_table import frontier_svg, frontier_text, shown_points, split_words, ticks
 from tensoropt.report.table import point_lines, summary_lines, timing_words
 from tests.plan.explorations import MIB, point, small_exploration
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tensoropt.api import explore, explore_graph
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.graph import OperatorGraph
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
 
 

@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 
-from tensoropt.api import explore, explore_graph
+from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.session import kept
 
 ASKED = {
@@ -187,9 +187,8 @@ def test_the_graph_of_a_source_is_kept_for_other_questions(model, first, store):
     assert again.notes == ("from a file",)
     assert again.graph.fingerprint == first.model.fingerprint
     assert kept.question_of(again.model) == kept.question_of(first.model)
-    other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]"}
-    del other["keep"]
-    assert points(explore_graph(again.graph, again.model, store=store, **other)) == points(
+    other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
+    assert points(explore_captured(again, store=store, **other)) == points(
         explore(*model, store=store, **other)
     )
     store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")

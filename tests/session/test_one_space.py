@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tensoropt.api import compare, explore, explore_graph, recost
+from tensoropt.api import compare, explore, explore_captured, recost
 from tensoropt.costs import source
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.kept_tables import TableArrays
@@ -18,7 +18,7 @@ from tensoropt.files import pack, unpack
 from tensoropt.profiling.store import CACHED, ProfileStore
 from tensoropt.search.bounds import Bound
 from tensoropt.session import one_space
-from tensoropt.session.kept import KeptExplorations
+from tensoropt.session.kept import KeptCapture, KeptExplorations
 from tensoropt.session.one_space import BOUNDS, OneSpace, part_from
 
 ASKED = {
@@ -123,10 +123,10 @@ def test_planners_run_beside_a_saved_frontier_without_another_search(found, kept
 
 def test_a_graph_is_explored_with_what_was_kept(found, kept_store, count):
     count.stop = 0
-    graph = found.recorded.graph
-    assert points(explore_graph(graph, found.model, store=kept_store, keep=True, **ASKED)) == points(found)
+    captured = KeptCapture(found.model, found.recorded.graph)
+    assert points(explore_captured(captured, store=kept_store, keep=True, **ASKED)) == points(found)
     with pytest.raises(StoppedError):
-        explore_graph(graph, found.model, store=kept_store, **ASKED)
+        explore_captured(captured, store=kept_store, **ASKED)
 
 
 def test_another_question_is_another_search(model, kept_store, count):

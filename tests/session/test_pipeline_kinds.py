@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tensoropt.cluster.files import cluster_from
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import Recipe

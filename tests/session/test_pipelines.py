@@ -14,16 +14,16 @@ from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError, PlanError, TensorOptError
+from tensoropt.evaluation import evaluate
+from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stage_frontiers import CROSSINGS
-from tensoropt.plan import evaluate
-from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.point import Point
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.quick import PIPELINED
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.session import pipelines
 from tensoropt.session import pipelines as pipeline_cuts
 from tensoropt.session.quick_plans import with_quick_plans

@@ -16,12 +16,10 @@ from tensoropt import zoo
 from tensoropt.api import _evaluated, _model_info, _prepared, compare, recost
 from tensoropt.cluster import load_cluster
 from tensoropt.execute import parallelize
+from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.placement.points import placed_record
-from tensoropt.plan import load_plan
-from tensoropt.plan.exploration import Exploration, load_exploration
-from tensoropt.plan.model_source import load_model
+from tensoropt.plan.plan import load_plan
 from tensoropt.plan.point import SAME, Point
-from tensoropt.plan.settings import Settings
 from tensoropt.planners import results
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.quick import (
@@ -40,6 +38,8 @@ from tensoropt.planners.quick import (
 )
 from tensoropt.planners.registry import ENTRIES
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.model_source import load_model
+from tensoropt.question.settings import Settings
 from tensoropt.session import evaluation
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.searched import search

@@ -14,9 +14,9 @@ from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.tables import make_templates
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.problem import prepare
-from tensoropt.plan.settings import Settings
+from tensoropt.evaluation.problem import prepare
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.session import refining
 from tensoropt.session.refining import COMBINED, apart, best_counts, combining, is_wide, refine
 from tensoropt.session.session import Session

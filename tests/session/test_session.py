@@ -9,7 +9,7 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs import tables as expected
-from tensoropt.plan.settings import Settings
+from tensoropt.question.settings import Settings
 from tensoropt.session import session as remaining
 from tensoropt.session.session import Session
 

@@ -18,11 +18,11 @@ from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.move_effects import WorkingSets
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.frontier_table import table_rows
+from tensoropt.exploration.export import write_frontier_csv
+from tensoropt.exploration.frontier_table import table_rows
 from tensoropt.plan.point import unbeaten
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, outline_frontier, track_frontier
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.simulations import Simulations

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensoropt.plan.evaluate import Evaluator
+from tensoropt.evaluation.evaluate import Evaluator
 from tensoropt.simulate.candidates import BLOCKING
 from tests.costs.models import problem, tables_of
 from tests.situations.readers import WIDTH, Twice, siamese

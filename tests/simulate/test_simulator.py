@@ -11,7 +11,7 @@ import pytest
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.effects import NOTHING, Effects, additive
 from tensoropt.costs.prices import Prices
-from tensoropt.plan.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy
+from tensoropt.evaluation.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy, strategy_from_dict
@@ -457,7 +457,7 @@ def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
         choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
         chosen.append((choice, dict.fromkeys(choice, 0)))
     (whole,) = Evaluator(tables, BESIDE)(chosen)
-    monkeypatch.setattr("tensoropt.plan.evaluate.CHUNK", 3)
+    monkeypatch.setattr("tensoropt.evaluation.evaluate.CHUNK", 3)
     parts = Evaluator(tables, BESIDE)(chosen)
     assert [len(part.metrics.time_s) for part in parts] == [3, 3, 1]
     assert costs_of(parts).tolist() == costs_of([whole]).tolist()

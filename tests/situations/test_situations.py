@@ -22,8 +22,8 @@ import pytest
 from tensoropt.api import _prepared
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
-from tensoropt.plan.model_source import load_model
-from tensoropt.plan.settings import Settings
+from tensoropt.question.model_source import load_model
+from tensoropt.question.settings import Settings
 from tensoropt.session.session import Session
 
 HERE = Path(__file__).parent

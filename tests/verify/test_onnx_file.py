@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tensoropt.capture.onnx import weights
 from tensoropt.engine.models import ModelSpec
-from tensoropt.plan.model_source import OnnxOptions
+from tensoropt.question.model_source import OnnxOptions
 from tensoropt.verify.onnx_file import verify_file
 
 OPEN = OnnxOptions.of({"batch": 4}, loss="mean")

@@ -8,8 +8,8 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.verify.random_plans import _placements, _problem
 from tests.placement.execute.cases import opened
 

@@ -22,10 +22,10 @@ from tensoropt import zoo
 from tensoropt.capture import capture
 from tensoropt.costs.tables import Template
 from tensoropt.costs.variables import Variable
+from tensoropt.evaluation.problem import prepare, shares_of_flops, unsplit
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.graph.ir import DTYPE_BYTES
 from tensoropt.ops.registry import resolve_function
-from tensoropt.plan.problem import prepare, shares_of_flops, unsplit
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
@@ -50,7 +50,7 @@ def count(name: str, **settings: Any) -> Figures:
 
     graph = problem.graph
     templates = unsplit(graph, facts_of)
-    ruled, split = shares_of_flops(problem, facts_of)
+    ruled, split = shares_of_flops(graph, templates)
     facts = [templates[g.name].facts[0] for g in graph.groups]
     return Figures(
         batch=zoo.entry(name).batch,

@@ -23,7 +23,7 @@ import numpy as np
 
 from tensoropt.costs.cost_graph import EdgeTable
 from tensoropt.costs.tables import CostTables
-from tensoropt.plan.evaluate import Evaluator, costs_of
+from tensoropt.evaluation.evaluate import Evaluator, costs_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.restricted import batch_labels
 from tensoropt.planners.tables import TableSpace

@@ -11,7 +11,7 @@ import workers_app
 from site_app import Site, running
 from tensoropt_app.jobs.request import Request
 
-from tensoropt.plan.question import Question
+from tensoropt.question.question import Question
 
 REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")
 

@@ -16,7 +16,7 @@ import workers_app
 from onnx import TensorProto, helper, numpy_helper
 from site_app import running
 
-from tensoropt.plan import load_plan
+from tensoropt.plan.plan import load_plan
 
 
 def form(page: Any, model: str = "mlp", **fields: str) -> None:

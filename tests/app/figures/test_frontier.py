@@ -21,8 +21,8 @@ from tensoropt_app.state import View
 from tensoropt_app.views.certificate import certificate, certificate_sentence
 from tensoropt_app.views.frontier import FrontierData
 
-from tensoropt.plan import Point
 from tensoropt.plan.plan_names import PLANNER_TITLES
+from tensoropt.plan.point import Point
 
 LINEAR = (False, False)
 

@@ -13,7 +13,7 @@ from tensoropt_app.views.export import command_folder
 from tensoropt_app.views.library import choices
 
 from tensoropt.cli.parser import parser
-from tensoropt.plan.verified import COSTS, PLANNERS, Changed, save_changed
+from tensoropt.exploration.verified import COSTS, PLANNERS, Changed, save_changed
 from tests.app.support.samples_app import exploration
 
 

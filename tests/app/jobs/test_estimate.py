@@ -8,8 +8,8 @@ from tensoropt_app.jobs.estimate import REPEATED, Run, estimate, key_of_words, r
 from tensoropt_app.views.jobs import estimate_words
 
 from tensoropt.cluster import load_cluster
-from tensoropt.plan.question import Question
-from tensoropt.plan.settings import Settings
+from tensoropt.question.question import Question
+from tensoropt.question.settings import Settings
 
 
 def of(**more: Any) -> dict[str, Any]:

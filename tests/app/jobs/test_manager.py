@@ -17,8 +17,8 @@ from tensoropt_app.jobs.record import Job, read_job
 from tensoropt_app.jobs.request import Hardware, Request
 from tensoropt_app.views.jobs import job_card
 
-from tensoropt.plan import load_exploration
-from tensoropt.plan.question import Question
+from tensoropt.exploration.exploration import load_exploration
+from tensoropt.question.question import Question
 
 WAIT_S = 120.0
 REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")

@@ -23,7 +23,7 @@ from tensoropt_app.jobs.uploads import Uploads
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.question import Question
+from tensoropt.question.question import Question
 from tensoropt.report.commands import question_of
 
 FORM: dict[str, Any] = {

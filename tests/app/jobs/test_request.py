@@ -18,9 +18,9 @@ from tensoropt_app.jobs.request import (
 from tensoropt.cli.parser import parser
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.constraints import constraints_of, load_constraints
-from tensoropt.plan.question import Question
-from tensoropt.plan.settings import Settings, settings_fields
+from tensoropt.question.constraints import constraints_of, load_constraints
+from tensoropt.question.question import Question
+from tensoropt.question.settings import Settings, settings_fields
 
 FORM: dict[str, Any] = {
     "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",

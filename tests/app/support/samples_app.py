@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import load_cluster
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo, OperatorPlan, PlacedInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import PlacedRecord

@@ -24,7 +24,7 @@ from tensoropt_app.views.clusters import (
     unpriced_kinds,
 )
 
-from tensoropt.plan.rates import Tariff
+from tensoropt.exploration.rates import Tariff
 from tensoropt.shopping import shop
 
 

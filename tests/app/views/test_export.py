@@ -17,7 +17,7 @@ from tensoropt_app.views.frontier import FrontierData
 
 from tensoropt.cli.parser import parser
 from tensoropt.cluster import load_cluster
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import OnnxInfo
 
 

@@ -19,8 +19,8 @@ from tensoropt_app.views.frontier import (
 )
 from tensoropt_app.views.points_table import table_columns, table_rows
 
-from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.figure_rows import FigureRow, points_data
+from tensoropt.exploration.export import write_frontier_csv
+from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.report.table import point_lines
 
 DATA = FrontierData.of(exploration())

@@ -30,7 +30,7 @@ from tensoropt_app.views.operators import (
 from tensoropt_app.views.picture import picture
 
 from tensoropt import explore, zoo
-from tensoropt.plan.exploration import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import carried_detail, detail
 from tensoropt.report.step_parts import Share

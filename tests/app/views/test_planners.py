@@ -14,7 +14,7 @@ from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
 from tensoropt_app.views.units import percent, signed, unit_for
 
-from tensoropt.plan import Exploration
+from tensoropt.exploration.exploration import Exploration
 
 ROW = {
     "planner": "zero", "limit_bytes": None, "memory_bytes": 12 * GIB, "time_s": 0.9, "points": 2,

@@ -20,7 +20,7 @@ from tensoropt_app.views.frontier import (
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns, table_rows
 
-from tensoropt.plan.rates import StepWork, rates
+from tensoropt.exploration.rates import StepWork, rates
 
 CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
 

@@ -23,7 +23,7 @@ from tensoropt_app.views.runs import (
     table_rows,
 )
 
-from tensoropt.plan.exploration_files import Costs
+from tensoropt.exploration.exploration_files import Costs
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.point import NOT_YET, assumptions, point_card, verified_lines, verified_words
 
-from tensoropt.plan.verified import Verified
+from tensoropt.exploration.verified import Verified
 
 POINTS = [point.changed(choice=(i % 3, i // 3, 0, 1)) for i, point in enumerate(exploration().points)]
 DATA = FrontierData.of(exploration(POINTS))

@@ -15,7 +15,7 @@ from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.why import budget_of, deeper_rows, parts, quick, results_of, rows
 
-from tensoropt.plan.verified import CHANGED, Changed, fingerprint, save_changed
+from tensoropt.exploration.verified import CHANGED, Changed, fingerprint, save_changed
 from tensoropt.report.levers import Lever
 
 KEY = "bandwidth:gpu"

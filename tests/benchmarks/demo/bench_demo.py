@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tensoropt.plan import load_exploration
+from tensoropt.exploration.exploration import load_exploration
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
 
 PICTURE = Path(__file__).parents[3] / "notebooks" / "frontier.svg"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.console import json_text
-from tensoropt.plan import load_exploration
+from tensoropt.exploration.exploration import load_exploration
 from tests.benchmarks.machine import Results, described, rows_described
 
 ONNX = "bvlc_alexnet densenet121 inception_v1 inception_v2 resnet50 shufflenet squeezenet vgg19 zfnet512"

@@ -27,9 +27,9 @@ from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster, stolen_s
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, open_model
-from tensoropt.plan import Plan
-from tensoropt.plan.settings import Settings
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.predict import Prediction, predict

@@ -20,7 +20,7 @@ from typing import Any
 from tensoropt import zoo
 from tensoropt.api import explore
 from tensoropt.console import ProgressDisplay
-from tensoropt.plan.export import write_frontier_csv
+from tensoropt.exploration.export import write_frontier_csv
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import Results, described, rows_described
 

@@ -25,12 +25,12 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.console import ProgressDisplay
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan.problem import prepare_graph
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.registry import ENTRIES
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tests.benchmarks.charts import Chart, bars, figure
 from tests.benchmarks.machine import Results, described
 from tests.benchmarks.papers import fastt

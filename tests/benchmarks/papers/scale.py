@@ -24,7 +24,7 @@ from tensoropt import zoo
 from tensoropt.api import explore
 from tensoropt.cluster import Cluster
 from tensoropt.console import ProgressDisplay
-from tensoropt.plan import Exploration
+from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import STAGE_AXIS
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import Results, described, rows_described

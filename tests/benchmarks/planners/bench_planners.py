@@ -19,13 +19,13 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan import load_model
-from tensoropt.plan.problem import prepare_graph
-from tensoropt.plan.settings import Settings
 from tensoropt.planners.placed.os_dpos import place_split
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.model_source import load_model
+from tensoropt.question.settings import Settings
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
 from tests.planners.placed.placements import random_problem
 

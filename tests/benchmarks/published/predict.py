@@ -17,8 +17,7 @@ import torch
 from tensoropt.capture import capture
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.problem import prepare
-from tensoropt.plan.settings import Settings
+from tensoropt.evaluation.problem import prepare
 from tensoropt.planners.pinned import (
     PinnedPipelinePoint,
     PinnedPoint,
@@ -26,6 +25,7 @@ from tensoropt.planners.pinned import (
     simulate_pinned_pipeline,
 )
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tests.benchmarks.published.decoder import Architecture, build
 from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of
 

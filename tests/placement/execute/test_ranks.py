@@ -13,8 +13,8 @@ from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel
 from tensoropt.placement.points import PlacedStrategy, placed_to_dict
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import Prediction, predict_placed

@@ -14,10 +14,9 @@ from tensoropt.costs.source import CostSource
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.points import plan_part
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan import Plan, load_plan
-from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Predicted
-from tensoropt.plan.settings import Settings
+from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
 from tensoropt.verify import verify_plan
 from tensoropt.verify.predict import predict_placed
 from tensoropt.verify.random_strategies import random_placement, random_splits

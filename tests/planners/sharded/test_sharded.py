@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.costs.restrictions import Restriction
-from tensoropt.plan.evaluate import space_of
+from tensoropt.evaluation.evaluate import space_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.registry import planner
 from tensoropt.planners.results import simulated_points

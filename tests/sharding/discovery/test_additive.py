@@ -6,7 +6,7 @@ import pytest
 
 from tensoropt.capture import capture
 from tensoropt.ops.overloads import FUNCTIONS
-from tensoropt.plan import load_model
+from tensoropt.question.model_source import load_model
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover
 from tensoropt.sharding.groups import PARTIAL_GRADIENT, group_operators

@@ -14,6 +14,7 @@ from tensoropt.costs.restrictions import FREE
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError
+from tensoropt.evaluation.problem import Problem
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Composing, Crossings
 from tensoropt.pipeline.costs import degrees_of, job_meshes
@@ -21,11 +22,10 @@ from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.points import pipelined_space
 from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter, block_cuts, cheaper_to_duplicate, flops_of, narrow_cuts
-from tensoropt.plan.problem import Problem
-from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.tables import Scheme
+from tensoropt.question.settings import Settings
 
 MOST_PLACES, _MOST_AXES = 16, 2
 """The highest degree that methods try, and the most axes of a place."""
@@ -93,9 +93,7 @@ class PipelineTask:
     def _micro_batches(self, places: int) -> int | None:
         """Return the most micro-batches per place, of a size that a place's devices can divide if there is
         one."""
-        tensors = self.problem.graph.atoms.graph.tensors
-        inputs = self.problem.graph.atoms.graph.inputs
-        batch = next((tensors[n].shape[0] for n in inputs if tensors[n].shape), 1)
+        batch = self.problem.batch
         counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
         devices = self.cluster.device_count // places
         return next((m for m in counts if (batch // m) % devices == 0), counts[0] if counts else None)
@@ -103,7 +101,7 @@ class PipelineTask:
     @property
     def spaces(self) -> tuple[Space, ...]:
         """The spaces, one for each of the jobs."""
-        keys = {t.name: str(t.key) for t in self.problem.graph.atoms.graph.parameters}
+        keys = self.problem.parameter_keys
         return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
 
     def space_of(self, mesh: Mesh, micro_batches: int) -> int:

@@ -1,0 +1,184 @@
+"""From tables to points: every strategy is simulated before it is shown, so no search grades itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.process_memory import named_terms
+from tensoropt.costs.source import real_shape
+from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable
+from tensoropt.evaluation.problem import Problem
+from tensoropt.ops.layouts import layout_names
+from tensoropt.plan.figures import KEPT
+from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
+from tensoropt.sharding.regions import region_of
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.caching_allocator import replayed
+from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates
+from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
+from tensoropt.simulate.readings import Memo
+from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.simulator import StepMetrics, simulate
+from tensoropt.simulate.step_schedule import step_schedule
+from tensoropt.types import SOURCES, Indices
+
+CHUNK = 4096
+"""Strategies simulated at once: enough for numpy, few enough for memory."""
+_SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMetrics.__annotations__})
+"""The figures of a point that the simulator finds under the same name."""
+
+
+def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
+    """The names of everything that can be chosen in these tables."""
+    names = tuple(n for n, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
+    groups = {}
+    for group in tables.graph.groups:
+        variable = tables.of[group.name]
+        labels = [str(s.label) for s in group.strategies]
+        groups[group.name] = {
+            "micro": str(problem.micro[group.name].label),
+            "members": [op.name for op in group.operators],
+            "parameters": list(group.parameters),
+            "configurations": [[labels[i] for i in c] for c in tables.templates[group.name].choices],
+            "options": [
+                [[list(layout_names(layout)) for layout in option] for option in options]
+                # The plain half: recomputed configurations have the same options (TableBuilder._group).
+                for options in variable.options[: len(tables.templates[group.name].choices)]
+            ],
+        }
+    return Space(
+        mesh=MeshInfo(shape=real_shape(mesh), names=names),
+        micro_batches=tables.mesh[0],
+        groups=groups,
+        hubs={
+            n: [list(layout_names(x)) for x in tables.of[Variable.of_hub(n)].layouts]
+            for n in tables.graph.hubs
+        },
+        shared={
+            n: [list(layout_names(x)) for x in tables.of[Variable.of_parameter(n)].layouts]
+            for n in tables.graph.shared
+        },
+        keys=problem.parameter_keys,
+        notes=tuple(notes),
+        regions={name: region.name for name, region in region_of(tables.regions).items()},
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Strategies of one space with the simulator's figures, in the order given."""
+
+    batch: Batch
+    metrics: StepMetrics
+    choices: Mapping[str, Indices]
+    options: Mapping[str, Indices]
+
+    def point(
+        self,
+        row: int,
+        space: Space,
+        number: int,
+        *,
+        additive: tuple[float, float],
+        planner: str = "frontier",
+        allocator: Mapping[str, float] | None = None,
+    ) -> Point:
+        """Strategy ``row`` as a point of space ``number``, of which nothing is proven yet.
+
+        ``additive``: the search's memory and time. ``allocator``: as :meth:`allocator` tells, if known.
+        """
+        p = self.metrics
+        of_source = p.sources[row]
+        weight = float(of_source.sum()) or 1.0
+        names = space.variables
+        shares = {s: float(x) / weight for s, x in zip(SOURCES, of_source, strict=True) if x}
+        return Point.of(
+            **{name: getattr(p, name)[row] for name in _SIMULATED},
+            sent_bytes=sent_bytes(self.collectives(row), self.batch.mesh[1:]),
+            additive_memory_bytes=additive[0],
+            additive_time_s=additive[1],
+            memory=p.memory[row],
+            terms=named_terms(p.terms[row].tolist()),
+            allocator=self.allocator(row) if allocator is None else allocator,
+            space=number,
+            choice=tuple(int(self.choices[n][row]) for n in names),
+            options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in names),
+            collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(self.collectives(row).items())),
+            sources=shares,
+            planner=planner,
+        )
+
+    def allocator(self, row: int) -> dict[str, float]:
+        """The peaks of PyTorch's allocator in one strategy (:mod:`tensoropt.simulate.caching_allocator`)."""
+        return replayed(self.batch, row)
+
+    def collectives(self, row: int) -> Counter[Collective]:
+        """What one strategy sends in a step."""
+        return self._collectives[row]
+
+    @cached_property
+    def _collectives(self) -> list[Counter[Collective]]:
+        # Of all strategies together, which takes little more than of one.
+        return collectives(self.batch)
+
+
+class Evaluator:
+    """Evaluates strategies of one space's tables: the effects that it worked out of one it knows for the
+    next."""
+
+    def __init__(self, tables: CostTables, overlap: Overlap):
+        self.candidates, self.prices, self.overlap = TableCandidates(tables), tables.prices, overlap
+        self.schedule = step_schedule(self.candidates.graph, self.candidates.regions)
+        self.known = Memo()
+
+    def __call__(self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]) -> list[Evaluation]:
+        """Simulate strategies, each given as (choice, options); in parts of :data:`CHUNK`."""
+        parts = (chosen[start : start + CHUNK] for start in range(0, len(chosen), CHUNK))
+        return [self.rows(*self.candidates.rows(part)) for part in parts]
+
+    def rows(self, choices: Mapping[str, Indices], options: Mapping[str, Indices]) -> Evaluation:
+        """Simulate strategies given as one array per variable: choices, and options of groups."""
+        batch = Batch(self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule)
+        return Evaluation(batch, simulate(batch), choices, options)
+
+
+def evaluate_strategy(
+    strategy: Strategy,
+    works: Mapping[str, Workload],
+    facts: Mapping[str, Facts],
+    prices: Prices,
+    overlap: Overlap,
+    recorder: StepRecorder | None = None,
+) -> Evaluation:
+    """Simulate one strategy, which need not be in any table.
+
+    Args:
+        works, facts: per group name the workload and facts of its configuration.
+        recorder: is told all that happens in the step.
+    """
+    candidates = StrategyCandidates(strategy, facts, works)
+    choices, options = candidates.row()
+    batch = Batch(candidates, choices, options, prices, overlap)
+    return Evaluation(batch, simulate(batch, recorder), choices, options)
+
+
+def costs_of(evaluated: Sequence[Evaluation]) -> np.ndarray:
+    """(n, 2) memory and time of all strategies."""
+    return np.concatenate(
+        [np.stack([e.metrics.memory_bytes, e.metrics.time_s], axis=1) for e in evaluated]
+        or [np.zeros((0, 2))]
+    )

@@ -1,0 +1,1 @@
+"""Explorations: choosing from a frontier, saving it, and what is shown of its points."""

@@ -1,0 +1,489 @@
+"""One model's step on several clusters: the cheapest within a time, the fastest within a price.
+
+Of one cluster the fastest plan that fits is also the cheapest, since money is time times a price: every
+cluster is one row.
+
+One model on several numbers of devices: the paper's profiling mode, and mini-parallelism.
+
+A device sweep is a folder of explorations, one per number of devices, as ``tensoropt explore --devices``
+leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration_files import DESCRIBED
+from tensoropt.exploration.export import write_rows
+from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, StepWork, Tariff
+from tensoropt.plan.point_table import PointTable
+from tensoropt.question.settings import settings_fields
+from tensoropt.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class ClusterOffer:
+    """What one cluster offers.
+
+    Attributes:
+        cluster: its name.
+        devices: of which kinds, in words.
+        point: index of the fastest point that fits; None where none does.
+        rates: of that point.
+        memory_bytes: per device.
+        hours, device_hours, cost: of the amount asked for; None where unknown.
+        name: what people call the plan.
+        reason: why it is not within what was asked; "" where it is.
+    """
+
+    cluster: str
+    devices: str = ""
+    point: int | None = None
+    rates: Rates | None = None
+    memory_bytes: float | None = None
+    hours: float | None = None
+    device_hours: float | None = None
+    cost: float | None = None
+    name: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterQuestion:
+    """What is asked of clusters.
+
+    Attributes:
+        time_s: the longest step; cost: the most money for the amount; None for no limit.
+        memory_bytes: per device, where less is meant than a device has.
+        headroom: the share of a device's memory that stays free.
+        amount: the training that money is for.
+    """
+
+    time_s: float | None = None
+    cost: float | None = None
+    memory_bytes: float | None = None
+    headroom: float = 0.0
+    amount: Amount = THOUSAND_STEPS
+    tariff: Tariff = CLUSTERS_OWN
+
+    def room(self, device_bytes: float) -> float:
+        """What a plan may use of a device that has so many bytes."""
+        usable = device_bytes * (1.0 - self.headroom)
+        return usable if self.memory_bytes is None else min(usable, self.memory_bytes)
+
+
+@dataclass(frozen=True)
+class Offers:
+    """The answer: a row per cluster, in the order they were given in; last those that were not explored."""
+
+    question: ClusterQuestion
+    rows: tuple[ClusterOffer, ...]
+
+    @property
+    def within(self) -> tuple[ClusterOffer, ...]:
+        """The rows within what was asked."""
+        return tuple(row for row in self.rows if not row.reason)
+
+    @property
+    def cheapest(self) -> ClusterOffer | None:
+        """Of those within the limits whose price is known, the cheapest, of equals the fastest."""
+        priced = [row for row in self.within if row.cost is not None]
+        return min(priced, key=lambda row: (row.cost or 0.0, _seconds(row)), default=None)
+
+    @property
+    def fastest(self) -> ClusterOffer | None:
+        """Of those within the limits the fastest, of equals the cheapest."""
+        return min(
+            self.within,
+            key=lambda row: (_seconds(row), float("inf") if row.cost is None else row.cost),
+            default=None,
+        )
+
+    def sentences(self) -> Iterator[str]:
+        """The answer in words."""
+        question = self.question
+        limits = [
+            *([f"within {format_seconds(question.time_s)} a step"] if question.time_s is not None else []),
+            *([f"at most {question.tariff.words(question.cost)}"] if question.cost is not None else []),
+        ]
+        said = " and ".join(limits) or "without limits"
+        fastest, cheapest = self.fastest, self.cheapest
+        if fastest is None:
+            yield f"No cluster is {said}." if limits else "No cluster has a plan that fits."
+            return
+        if cheapest is not None:
+            assert cheapest.cost is not None
+            yield (
+                f"Cheapest {said}: {cheapest.cluster}, {question.tariff.words(cheapest.cost)} for "
+                f"{question.amount.words} at {format_seconds(_seconds(cheapest))} a step."
+            )
+        else:
+            among = f" of a cluster {said}" if limits else ""
+            yield f"Which is cheapest is unknown: no price{among} is known."
+        cost = "of unknown price" if fastest.cost is None else question.tariff.words(fastest.cost)
+        yield f"Fastest {said}: {fastest.cluster}, {format_seconds(_seconds(fastest))} a step, {cost}."
+        unknown = [row.cluster for row in self.within if row.cost is None]
+        if unknown and cheapest is not None:
+            yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
+
+
+def _seconds(row: ClusterOffer) -> float:
+    assert row.rates is not None
+    return row.rates.step_s
+
+
+def offers(
+    explorations: Sequence[Exploration],
+    question: ClusterQuestion | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> Offers:
+    """What clusters offer for one model's step.
+
+    Args:
+        refused: clusters that could not be explored, with the reason.
+
+    Raises:
+        TensorOptError: the amount is in a unit of which a step's is unknown.
+    """
+    question = question or ClusterQuestion()
+    rows = [_offer(found, question) for found in explorations]
+    rows += [ClusterOffer(cluster, reason=why) for cluster, why in (refused or {}).items()]
+    return Offers(question, tuple(rows))
+
+
+def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
+    table = RatesOf(found, question.tariff)
+    if table.cluster is None:
+        return ClusterOffer(
+            str(found.cluster["name"]), reason="the cluster was not saved with it; explore again"
+        )
+    row = offer_of(ClusterCurve.of(found), table.work, question, table.of)
+    return row if row.point is None else replace(row, name=found.names[row.point])
+
+
+@dataclass(frozen=True)
+class SomeDevices:
+    """Devices of one kind: how many, the memory of each, and their own price per hour."""
+
+    kind: str
+    count: int
+    memory_bytes: float
+    price: float | None
+
+
+def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
+    """The devices in a cluster's data, by kind."""
+    return tuple(
+        SomeDevices(
+            str(kind["name"]),
+            sum(number == place for number in cluster.get("devices", ())),
+            float(kind["memory_bytes"]),
+            None if kind.get("price_per_hour") is None else float(kind["price_per_hour"]),
+        )
+        for place, kind in enumerate(cluster["kinds"])
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterCurve:
+    """A frontier as numbers, with what its cluster has: enough to offer it without opening it.
+
+    Attributes:
+        devices: those of the cluster, by kind.
+        count: the number of devices that plans are on.
+        memory, time: bytes ascending, seconds descending.
+    """
+
+    cluster: str
+    devices: tuple[SomeDevices, ...]
+    count: int
+    memory: np.ndarray
+    time: np.ndarray
+
+    @classmethod
+    def of(cls, found: Exploration) -> ClusterCurve:
+        """The frontier of an exploration."""
+        points = PointTable.of(found.points)
+        name, devices = str(found.cluster["name"]), some_devices(found.cluster)
+        return cls(name, devices, found.devices, points.memory, points.time)
+
+    @property
+    def smallest(self) -> SomeDevices:
+        """The devices that limit memory, as budgets are per device."""
+        return min(self.devices, key=lambda some: some.memory_bytes)
+
+    def per_hour(self, tariff: Tariff) -> float | None:
+        """Money for an hour of all devices; None where a price is unknown."""
+        prices = [tariff.of_named(some.kind, some.price) for some in self.devices]
+        if any(price is None for price in prices):
+            return None
+        return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
+
+    def fitting(self, question: ClusterQuestion) -> np.ndarray:
+        """Per point whether it fits what a device may use."""
+        room = question.room(self.smallest.memory_bytes)
+        return np.asarray(self.memory <= room)
+
+
+def offer_of(
+    curve: ClusterCurve,
+    work: StepWork,
+    question: ClusterQuestion,
+    rates_of: Callable[[int], Rates] | None = None,
+) -> ClusterOffer:
+    """What a cluster offers: its fastest point that fits, and why that is not within what was asked.
+
+    Args:
+        work: of the step, which all clusters share.
+        rates_of: the rates of a point; without it those that follow from the curve alone, without MFU.
+    """
+    row = ClusterOffer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
+    fitting = np.flatnonzero(curve.fitting(question))
+    if not len(fitting):
+        room = format_bytes(question.room(curve.smallest.memory_bytes))
+        least = format_bytes(float(curve.memory.min(initial=np.inf)))
+        return replace(row, reason=f"does not fit: {least} at least, {room} a device may use")
+    best = int(fitting[np.argmin(curve.time[fitting])])
+    rates = _rates(curve, best, work, question.tariff) if rates_of is None else rates_of(best)
+    steps = question.amount.steps(work)
+    cost = rates.cost(steps)
+    reason = ""
+    if question.time_s is not None and rates.step_s > question.time_s:
+        reason = f"too slow: {format_seconds(rates.step_s)} a step"
+    elif question.cost is not None and cost is None:
+        reason = rates.whys["per_hour"]
+    elif question.cost is not None and cost is not None and cost > question.cost:
+        reason = f"too dear: {question.tariff.words(cost)}"
+    return replace(
+        row,
+        point=best,
+        rates=rates,
+        memory_bytes=float(curve.memory[best]),
+        hours=rates.hours(steps),
+        device_hours=rates.device_hours(steps),
+        cost=cost,
+        reason=reason,
+    )
+
+
+def _rates(curve: ClusterCurve, point: int, work: StepWork, tariff: Tariff) -> Rates:
+    unknown = [some.kind for some in curve.devices if tariff.of_named(some.kind, some.price) is None]
+    whys = {
+        "mfu": "not worked out",
+        "per_hour": f"no price of a device-hour is known for {', '.join(unknown)}",
+    }
+    devices, step_s = sum(some.count for some in curve.devices), float(curve.time[point])
+    return Rates.of(work, step_s, devices, ideal_s=None, per_hour=curve.per_hour(tariff), whys=whys)
+
+
+_OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
+    "cluster": lambda row: row.cluster,
+    "devices": lambda row: row.devices,
+    "point": lambda row: None if row.point is None else row.point + 1,
+    "time_s": lambda row: row.rates and row.rates.step_s,
+    "memory_bytes": lambda row: None if row.memory_bytes is None else round(row.memory_bytes),
+    "price_per_hour": lambda row: row.rates and row.rates.per_hour,
+    "hours": lambda row: row.hours,
+    "device_hours": lambda row: row.device_hours,
+    "cost": lambda row: row.cost,
+    "samples_per_s": lambda row: row.rates and row.rates.samples_per_s,
+    "tokens_per_s": lambda row: row.rates and row.rates.tokens_per_s,
+    "mfu": lambda row: row.rates and row.rates.mfu,
+    "name": lambda row: row.name,
+    "reason": lambda row: row.reason,
+}
+"""Of the CSV and of plain data: a figure by its name; hours and money are of the amount asked for."""
+
+
+def offers_data(found: Offers) -> list[dict[str, object]]:
+    """The rows as plain data; None for what is unknown."""
+    return [{name: figure(row) for name, figure in _OFFER_COLUMNS.items()} for row in found.rows]
+
+
+def write_offers_csv(found: Offers, path: str | os.PathLike[str]) -> None:
+    """One row per cluster: what it offers, or why it does not; what is unknown is empty."""
+    rows = [["" if value is None else value for value in row.values()] for row in offers_data(found)]
+    write_rows(path, tuple(_OFFER_COLUMNS), rows)
+
+
+def check_prices(explorations: Sequence[Exploration], tariff: Tariff) -> None:
+    """Raise :class:`TensorOptError` for a price of a kind that none of the clusters has."""
+    tariff.check(str(kind["name"]) for found in explorations for kind in found.cluster.get("kinds", ()))
+
+
+def check_headroom(headroom: float) -> None:
+    """Raise :class:`TensorOptError` for a share that leaves nothing, or that is none."""
+    if not 0 <= headroom < 1:
+        raise TensorOptError(f"headroom {headroom:g} is no share of a device's memory; give 0.05 for 5 %")
+
+
+_BUDGETS = 6
+"""Columns of a profile: as many as fit into a terminal's width."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The fastest plan of some devices within a budget: its time, whose it is, and which point."""
+
+    time_s: float
+    exploration: int
+    point: int
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One kind and number of devices; None where no plan fits."""
+
+    devices: int
+    kind: str
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Devices × memory → time.
+
+    Attributes:
+        budgets_bytes: of the columns, per device.
+        rows: ascending in devices.
+    """
+
+    budgets_bytes: tuple[float, ...]
+    rows: tuple[_Row, ...]
+
+
+def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """The folder itself if it is an exploration, else those of its children that are, by name."""
+    if folder is None or not Path(folder).is_dir():
+        return
+    if (Path(folder) / DESCRIBED).is_file():
+        yield Path(folder)
+        return
+    for child in sorted(Path(folder).iterdir()):
+        if (child / DESCRIBED).is_file():
+            yield child
+
+
+def load_sweep(
+    folder: str | os.PathLike[str], damaged: dict[str, str] | None = None
+) -> tuple[Exploration, ...]:
+    """The explorations of a folder, ascending in devices; one where the folder is an exploration itself.
+
+    Args:
+        damaged: gets the reason for each that cannot be read, by name; without it, that is an error.
+
+    Raises:
+        TensorOptError: there is none, one is damaged, or they are not of one model's step.
+    """
+    sweep = []
+    for path in folders_in(folder):
+        try:
+            sweep.append(load_exploration(path))
+        except TensorOptError as error:
+            if damaged is None:
+                raise
+            damaged[path.name] = str(error)
+    if not sweep:
+        reasons = [f"{name}: {reason}" for name, reason in (damaged or {}).items()]
+        reason = "; ".join(reasons) or f"no {DESCRIBED} in it or in a folder of it"
+        raise TensorOptError(
+            f"{folder} holds no exploration that can be read ({reason}); run `tensoropt explore` with --out"
+        )
+    if len({same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}) > 1:
+        raise TensorOptError(
+            f"{folder} holds explorations of different models or settings, which cannot be compared; name "
+            "one of them, or keep those of one in a folder of their own"
+        )
+    return tuple(sorted(sweep, key=lambda exploration: exploration.devices))
+
+
+def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What explorations must share to be compared: the operators, and what is done with them in a step.
+
+    Args:
+        fingerprint: of the operators.
+        settings: as the exploration keeps them.
+    """
+    of_step = (setting for setting in settings_fields() if setting.of_step)
+    return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
+
+
+def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
+    """The fastest step per number of devices and memory budget.
+
+    A cell's ``exploration`` is its place in ``curves``.
+    Budgets are spread evenly over the logarithm of memory, from what the leanest plan of all needs to what
+    the fattest needs; what plans need on each number of devices differs by factors.
+    """
+    known = [(number, curve) for number, curve in enumerate(curves) if len(curve.memory)]
+    sizes = np.concatenate([curve.memory for _, curve in known]) if known else np.array([])
+    budgets = np.geomspace(sizes.min(), sizes.max(), columns) if len(sizes) else np.array([])
+    alike: dict[tuple[int, str], list[tuple[int, ClusterCurve]]] = {}
+    for number, curve in enumerate(curves):
+        alike.setdefault((curve.count, curve.smallest.kind), []).append((number, curve))
+    return Profile(
+        tuple(map(float, budgets)),
+        tuple(
+            _Row(devices, kind, tuple(_fastest(some, float(budget)) for budget in budgets))
+            for (devices, kind), some in sorted(alike.items(), key=lambda item: item[0])
+        ),
+    )
+
+
+def _fastest(curves: Sequence[tuple[int, ClusterCurve]], budget_bytes: float) -> Cell | None:
+    best: tuple[float, float, int, int] | None = None
+    for number, curve in curves:
+        # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
+        point = int(np.searchsorted(curve.memory, budget_bytes * (1 + 1e-9), side="right")) - 1
+        if point >= 0:
+            found = (float(curve.time[point]), float(curve.memory[point]), number, point)
+            best = found if best is None else min(best, found)
+    return None if best is None else Cell(best[0], best[2], best[3])
+
+
+def member(sweep: Sequence[Exploration], devices: int) -> Exploration:
+    """The exploration on that many devices.
+
+    Raises:
+        TensorOptError: there is none; names the numbers there are.
+    """
+    for found in sweep:
+        if found.devices == devices:
+            return found
+    raise TensorOptError(f"there is no exploration on {devices} devices; there are {_counts(sweep)}")
+
+
+def fewest_devices(
+    sweep: Sequence[Exploration], memory_bytes: float | None, time_s: float | None
+) -> Exploration:
+    """Mini-parallelism: the exploration on the fewest devices that has a plan within both limits.
+
+    Raises:
+        InfeasibleError: none has; says what would fit.
+    """
+    # load_sweep sorts ascending in devices: the first that fits has the fewest.
+    for found in sweep:
+        try:
+            found.index(memory_bytes=memory_bytes, time_s=time_s)
+        except InfeasibleError:
+            continue
+        return found
+    leanest = min(sweep, key=lambda found: found.points[0].memory_bytes)
+    fastest = min(sweep, key=lambda found: found.points[-1].time_s)
+    raise InfeasibleError(
+        f"no plan on {_counts(sweep)} devices is within the limits; the leanest needs "
+        f"{format_bytes(leanest.points[0].memory_bytes)} on {leanest.devices} devices, the fastest takes "
+        f"{fastest.points[-1].time_s:.3g} s on {fastest.devices}"
+    )
+
+
+def _counts(sweep: Sequence[Exploration]) -> str:
+    return ", ".join(str(found.devices) for found in sweep)

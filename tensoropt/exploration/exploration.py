@@ -1,0 +1,211 @@
+"""An exploration: the frontier of a model on a cluster, every point of which can become a plan.
+
+What Python and notebooks show of an exploration: a headline, a few rows of its frontier, its picture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any
+
+import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
+from tensoropt.console import columns
+from tensoropt.errors import InfeasibleError
+from tensoropt.exploration.exploration_files import read_files, write_files
+from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
+from tensoropt.exploration.rates import device_words, made_for
+from tensoropt.plan.facts_table import table_html
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.point import Point
+from tensoropt.plan.point_plan import plan_of
+from tensoropt.units import counted, format_bytes, format_seconds
+
+ROWS = 12
+"""Points in a ``repr``: with headline and remarks it stays under 25 lines, a small terminal's height."""
+_DRAWN = 400
+"""Points in a notebook's picture, which is 720 units wide: more of them fall on each other."""
+_LEFT = (1, 8)
+"""Columns of words."""
+_LEFT_OUT = ("parameters/{size}", "figures", "gap")
+"""Columns of a printed frontier that would not fit into a terminal's width."""
+
+
+class _PointSequence(tuple[Point, ...]):
+    """The points of a frontier, as a tuple that shows itself as a table."""
+
+    _findings: Findings
+
+    @classmethod
+    def of(cls, findings: Findings) -> _PointSequence:
+        """The points of an exploration's frontier."""
+        points = cls(findings.points)
+        points._findings = findings
+        return points
+
+    def __repr__(self) -> str:
+        return _frontier_words(self._findings)
+
+    def _repr_html_(self) -> str:
+        return _frontier_html(self._findings)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (tuple, (tuple(self),))  # elsewhere the points alone are wanted
+
+
+def _title_of(findings: Findings) -> str:
+    """The model and the cluster in words: ``zoo:gpt2 on dgx-h100``."""
+    return f"{findings.model.source or 'a model'} on {findings.cluster.get('name', 'a cluster')}"
+
+
+def _headline(findings: Findings) -> str:
+    """What was explored, where and for what: one line."""
+    cluster = made_for(findings.cluster)
+    devices = f" ({device_words(cluster)})" if cluster is not None else ""
+    step = "training step" if findings.settings.get("mode", "train") == "train" else "inference step"
+    return f"Exploration of a {step} of {_title_of(findings)}{devices}"
+
+
+def _frontier_words(findings: Findings) -> str:
+    """The frontier as a table of at most :data:`ROWS` rows: both ends, the knee, some between."""
+    if not findings.points:
+        return "no points"
+    rows = _rows(findings)
+    return f"{columns(rows, left=_LEFT)}\n{_counted(findings, len(rows) - 1)}"
+
+
+def _frontier_html(findings: Findings) -> str:
+    """The same table for a notebook."""
+    if not findings.points:
+        return "<p>no points</p>"
+    rows = _rows(findings)
+    return f"<div>{table_html(rows, _LEFT)}<p>{escape(_counted(findings, len(rows) - 1))}</p></div>"
+
+
+def _overview(findings: Findings) -> str:
+    """The headline, the frontier's table, and how to go on: what ``repr`` of an exploration is."""
+    return "\n".join([_headline(findings), _frontier_words(findings), *_remarks(findings)])
+
+
+def _overview_html(findings: Findings) -> str:
+    """The same for a notebook, with the frontier's picture."""
+    picture = ""
+    if findings.points:
+        svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
+        picture = f'<div style="max-width:720px">{svg}</div>'
+    remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(findings))
+    title = f"<p><b>{escape(_headline(findings))}</b></p>"
+    return f"<div>{title}{picture}{_frontier_html(findings)}{remarks}</div>"
+
+
+def _rows(findings: Findings) -> list[list[str]]:
+    """Header and rows; what is special about a point stands beside its number, the longest words last."""
+    columns_kept = [i for i, name in enumerate(HEADER[:-1]) if name not in _LEFT_OUT]
+    rows = table_rows(findings, shown_points(findings, ROWS))
+    return [[row[0], row[-1].removeprefix("<- "), *(row[i] for i in columns_kept[1:])] for row in rows]
+
+
+def _counted(findings: Findings, shown: int) -> str:
+    count = len(findings.points)
+    return counted(count, "point") if shown == count else f"{shown} of {counted(count, 'point')} shown"
+
+
+def _remarks(findings: Findings) -> list[str]:
+    """What else there is to know: the spaces searched, what other planners found, how well it is proven."""
+    exact = sum(point.exact for point in findings.points)
+    searched = f"{counted(len(findings.spaces), 'space')} (mesh and micro-batches) searched"
+    lines = [f"{searched}; {counted(exact, 'point')} proven exact in the additive model"]
+    if findings.others:
+        names = ", ".join(dict.fromkeys(point.planner for point in findings.others))
+        lines.append(f"{counted(len(findings.others), 'point')} of other planners: {names}")
+    return lines
+
+
+@dataclass(frozen=True, repr=False)
+class Exploration(Findings):
+    """The result of :func:`tensoropt.explore`; its fields are those of :class:`Findings`."""
+
+    @property
+    def frontier(self) -> tuple[Point, ...]:
+        """The points, ascending in memory, strictly descending in time; shown as a table."""
+        return _PointSequence.of(self)
+
+    def __repr__(self) -> str:
+        return _overview(self)
+
+    def _repr_html_(self) -> str:
+        return _overview_html(self)
+
+    def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
+        """This exploration with more notes and facts in its report."""
+        return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
+
+    def fastest_within(self, memory_bytes: float) -> int | None:
+        """The fastest point of the frontier within a budget; None where none fits."""
+        # Points ascend in memory and descend in time.
+        return max((i for i, p in enumerate(self.points) if p.memory_bytes <= memory_bytes), default=None)
+
+    def index(
+        self, *, memory_bytes: float | None = None, time_s: float | None = None, knee_point: bool = False
+    ) -> int:
+        """The point that fits: fastest within a memory budget, leanest within a time, or the knee.
+
+        Raises:
+            InfeasibleError: nothing fits; says what would.
+        """
+        if knee_point:
+            return self.knee
+        if memory_bytes is not None:
+            fastest = self.fastest_within(memory_bytes)
+            if fastest is None or (time_s is not None and self.points[fastest].time_s > time_s):
+                smallest = self.points[0].memory_bytes
+                raise InfeasibleError(
+                    f"no plan fits {format_bytes(memory_bytes)}"
+                    + (f" and {format_seconds(time_s)}" if time_s is not None else "")
+                    + f"; the smallest plan needs {format_bytes(smallest)}"
+                )
+            return fastest
+        if time_s is not None:
+            for i, p in enumerate(self.points):
+                if p.time_s <= time_s:
+                    return i
+            raise InfeasibleError(
+                f"no plan takes at most {format_seconds(time_s)}; the fastest takes "
+                f"{format_seconds(self.points[-1].time_s)}"
+            )
+        return len(self.points) - 1
+
+    def choose(
+        self, *, memory_bytes: float | None = None, time_s: float | None = None, knee: bool = False
+    ) -> Plan:
+        """A plan: the fastest one, or what the arguments ask for (see :meth:`index`)."""
+        return self.plan(self.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee))
+
+    def plan(self, index: int) -> Plan:
+        """Point ``index`` of :attr:`all_points` as a plan."""
+        return plan_of(self, self.all_points[index])
+
+    def plan_of(self, point: Point) -> Plan:
+        """A point of one of the spaces as a plan."""
+        return plan_of(self, point)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write ``exploration.json``, ``points.npz``, ``strategies.json.gz``, ``frontier.csv``
+        and ``recorded.json.gz``, or none.
+
+        Raises:
+            TensorOptError: the folder cannot be written; what was there is kept.
+        """
+        write_files(self, directory)
+
+
+def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
+    """The exploration that :meth:`Exploration.save` wrote into a folder.
+
+    Raises:
+        TensorOptError: the folder holds none, it is of another version, or its files do not fit together.
+    """
+    return Exploration(**read_files(directory))

@@ -1,0 +1,204 @@
+"""The folder of a saved exploration: what is written there, and how it is read back.
+
+What is saved suffices to make plans later, without the model and without searching again. ``points.npz`` is
+the frontier as a table, a column per figure, and per searched space the indices of its points;
+``strategies.json.gz`` says what these indices mean, and has the plans of points without any; everything else
+is in ``exploration.json``, which is small.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensoropt.errors import TensorOptError
+from tensoropt.exploration.export import write_frontier_csv
+from tensoropt.files import check_size, unpacked, written_together
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan import MeshInfo, ModelInfo
+from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import record_fields
+from tensoropt.plan.point_table import point_arrays, read_points
+from tensoropt.plan.space import Space
+from tensoropt.question.constraints import SETTINGS_FILE
+
+_SCHEMA = "tensoropt.exploration/3"
+_OLD_SCHEMA = "tensoropt.exploration/2"
+"""Of explorations whose points lie in :data:`DESCRIBED`; they are read, and saved as :data:`_SCHEMA`."""
+DESCRIBED, POINTS, LISTED = SETTINGS_FILE, "points.npz", "frontier.csv"
+STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
+
+
+def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
+    """Write all files of an exploration, or none: :data:`RECORDED` only where its costs could be kept.
+
+    Raises:
+        TensorOptError: the folder cannot be written; what was there is kept.
+    """
+    folder = Path(directory)
+    data = {
+        "schema": _SCHEMA,
+        "model": findings.model.model_dump(mode="json"),
+        "cluster": dict(findings.cluster),
+        "settings": dict(findings.settings),
+        "versions": dict(findings.versions),
+        "report": dict(findings.report),
+        "points": len(findings.points),
+        "others": len(findings.others),
+        "comparison": [dict(row) for row in findings.comparison],
+        "recorded": findings.recorded is not None,
+    }
+    rows = (*findings.points, *findings.others)
+    strategies = {
+        "spaces": [_space_to_dict(space) for space in findings.spaces],
+        "carried": {
+            row: {
+                "placed": point.placed and point.placed.to_data(),
+                "pipeline": point.pipeline and point.pipeline.to_data(),
+            }
+            for row, point in enumerate(rows)
+            if point.record is not None
+        },
+    }
+    names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if findings.recorded else [])]
+    # Together: indices and figures of two runs would make plans that nobody searched.
+    with written_together([folder / name for name in names]) as (packed, named, described, listed, *kept):
+        for path in kept:
+            findings.recorded.save(path)
+        with open(packed, "wb") as file:
+            np.savez_compressed(file, **point_arrays(rows, findings.spaces))  # type: ignore[arg-type]
+        # Without the time, so that the same exploration is the same file.
+        named.write_bytes(gzip.compress(json.dumps(strategies).encode(), mtime=0))
+        described.write_text(json.dumps(data) + "\n", encoding="utf-8")
+        write_frontier_csv(findings, listed)
+
+
+def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The fields of a saved exploration, by name.
+
+    Raises:
+        TensorOptError: the folder holds none, it is of another version, or its files do not fit together.
+    """
+    folder = Path(directory)
+    file = folder / DESCRIBED
+    if not file.is_file():
+        raise TensorOptError(
+            f"{folder} holds no exploration (no {DESCRIBED}); run `tensoropt explore` with --out"
+        )
+    try:
+        data = read_described(folder)
+        check_size(folder / POINTS)
+        if data.get("schema") not in (_SCHEMA, _OLD_SCHEMA):
+            raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{_SCHEMA}'; explore again")
+        fields: dict[str, Any] = {
+            **(_read_tables(folder, data) if data["schema"] == _SCHEMA else _read_old(folder, data)),
+            "model": ModelInfo(**data["model"]),
+            "comparison": tuple(data["comparison"]),
+            **{name: data[name] for name in ("cluster", "settings", "versions", "report")},
+        }
+        costs_saved = bool(data["recorded"])
+    except TensorOptError:
+        raise
+    # Any damage may surface as any error; the sentence names the folder and the remedy.
+    except Exception as error:
+        raise TensorOptError(
+            f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
+        ) from error
+    return {**fields, "recorded": _read_recorded(folder) if costs_saved else None}
+
+
+def read_described(folder: Path) -> dict[str, Any]:
+    """The content of :data:`DESCRIBED`, whatever it is."""
+    check_size(folder / DESCRIBED)
+    return dict(json.loads((folder / DESCRIBED).read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Bytes and seconds of every point of a frontier, and how many devices each is on."""
+
+    memory: np.ndarray
+    time: np.ndarray
+    devices: np.ndarray
+
+
+def read_costs(folder: Path) -> Costs:
+    """What the points of a saved frontier cost, read without their strategies."""
+    data = read_described(folder)
+    if data["schema"] == _OLD_SCHEMA:
+        sizes = [math.prod(space["mesh"]["shape"]) for space in data["spaces"]]
+        rows = [(p["memory_bytes"], p["time_s"], sizes[p["space"]]) for p in data["points"]]
+        memory, time, devices = np.array(rows, dtype=float).reshape(-1, 3).T
+        return Costs(memory, time, devices.astype(int))
+    check_size(folder / POINTS)
+    with np.load(folder / POINTS) as arrays:
+        return Costs(*(arrays[name][: data["points"]] for name in ("memory_bytes", "time_s", "devices")))
+
+
+def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The points, the others and the spaces."""
+    check_size(folder / STRATEGIES)
+    strategies = json.loads(unpacked((folder / STRATEGIES).read_bytes(), folder / STRATEGIES))
+    spaces = tuple(_space_from_dict(space) for space in strategies["spaces"])
+    carried = {int(row): plan for row, plan in strategies["carried"].items()}
+    count = int(data["points"])
+    with np.load(folder / POINTS) as arrays:
+        rows = read_points(arrays, len(spaces), carried)
+    if len(rows) != count + int(data["others"]):
+        raise TensorOptError(f"{folder}: {POINTS} and {DESCRIBED} are of different runs; explore again")
+    return {
+        "points": rows.rows(np.arange(count)),
+        "others": rows.rows(np.arange(count, len(rows))),
+        "spaces": spaces,
+    }
+
+
+def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a folder in which figures lie in ``data``, and the indices in arrays per space."""
+    points: list[Point | None] = [None] * len(data["points"])
+    with np.load(folder / POINTS) as arrays:
+        for s in range(len(data["spaces"])):
+            rows = zip(arrays[f"points_{s}"], arrays[f"choice_{s}"], arrays[f"options_{s}"], strict=True)
+            for i, choice, options in rows:
+                points[i] = _old_point(data["points"][i], choice, options)
+    if any(point is None for point in points):
+        raise TensorOptError(f"{folder}: {POINTS} and {DESCRIBED} are of different runs; explore again")
+    return {
+        "points": tuple(point for point in points if point is not None),
+        "others": tuple(_old_point(o, o["choice"], o["options"]) for o in data["others"]),
+        "spaces": tuple(_space_from_dict(space) for space in data["spaces"]),
+    }
+
+
+def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence[int]) -> Point:
+    fields = {**data, "choice": tuple(map(int, choice)), "options": tuple(map(int, options))}
+    fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in data["collectives"])
+    return Point.of(**fields | record_fields(fields))
+
+
+def _read_recorded(folder: Path) -> Any:
+    """The graph and the costs; checked against nothing here but their own form."""
+    if not (folder / RECORDED).is_file():
+        raise TensorOptError(
+            f"{folder} has lost its {RECORDED}; copy it from where it was saved, or explore again"
+        )
+    from tensoropt.plan.recorded import load_recorded  # brings torch, which figures alone do not need
+
+    return load_recorded(folder / RECORDED)
+
+
+def _space_to_dict(space: Space) -> dict[str, Any]:
+    own = {field.name: getattr(space, field.name) for field in fields(Space)}
+    return {**own, "mesh": space.mesh.model_dump(mode="json")}
+
+
+def _space_from_dict(data: Mapping[str, Any]) -> Space:
+    return Space(**{**data, "mesh": MeshInfo(**data["mesh"]), "notes": tuple(data["notes"])})

@@ -1,0 +1,213 @@
+"""The CSV files (RFC 4180) of a frontier, of its strategies and of a comparison of planners.
+
+The first columns of a frontier's file are fixed, since other people's programs read them by name and place;
+further ones may be added behind.
+
+Planners side by side within a limit, told from the points that an exploration holds.
+
+What a planner did when it was asked is in :attr:`~tensoropt.plan.findings.Findings.comparison`. What it has
+within another limit, and what the frontier has since plans of several were put together, only the points say:
+those that the plot, the table of points and the CSV show.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tensoropt.exploration.figure_rows import figure_rows
+from tensoropt.files import written_whole
+from tensoropt.plan.figures import FIGURES
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.point import FRONTIER, SAME, Point, reduce_points
+from tensoropt.plan.point_plan import plan_of
+from tensoropt.sharding.storage import stored_words
+from tensoropt.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The frontier, or one planner, within a limit.
+
+    Attributes:
+        planner: its name; ``frontier`` for the points that none beats.
+        limit_bytes: what plans may need of a device; None for no limit.
+        memory_bytes, time_s: of its fastest plan within the limit; None where it has none.
+        points: how many plans it has within the limit.
+        search_s: seconds that it took when it was asked.
+        gap: its time over the best time known within its memory, less 1; never below 0. None without a plan.
+        notes: why it has none, or what it said of its result.
+    """
+
+    planner: str
+    limit_bytes: float | None
+    memory_bytes: float | None
+    time_s: float | None
+    points: int
+    search_s: float
+    gap: float | None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return {**asdict(self), "notes": list(self.notes)}
+
+
+def limits_asked(found: Findings) -> tuple[float | None, ...]:
+    """The limits for which planners were asked, in that order."""
+    return tuple(dict.fromkeys(row["limit_bytes"] for row in found.comparison))
+
+
+def compared(
+    found: Findings, limit_bytes: float | None = None, keep: Callable[[Point], bool] = lambda _: True
+) -> tuple[Compared, ...]:
+    """The frontier's row and one for each planner that ran, in the order in which they did.
+
+    Args:
+        limit_bytes: what plans may need of a device.
+        keep: the points that are shown.
+    """
+
+    def within(points: list[Point]) -> list[Point]:
+        return [p for p in points if keep(p) and (limit_bytes is None or p.memory_bytes <= limit_bytes)]
+
+    shown = list(found.all_points)
+    known = reduce_points(within(shown))
+    rows = []
+    for name in dict.fromkeys(row["planner"] for row in found.comparison):
+        asked = [row for row in found.comparison if row["planner"] == name]
+        if name == FRONTIER:
+            whole = list(found.points)
+        else:
+            # A plan of its that the frontier has, too, is a point of the frontier.
+            own = {p.identity: p for p in (*found.others, *found.points) if p.planner == name}
+            whole = list(own.values())
+        best = min(within(whole), key=lambda p: (p.time_s, p.memory_bytes), default=None)
+        rows.append(
+            Compared(
+                planner=name,
+                limit_bytes=limit_bytes,
+                memory_bytes=None if best is None else best.memory_bytes,
+                time_s=None if best is None else best.time_s,
+                points=len(within(whole)),
+                search_s=_search_s(name, asked, limit_bytes),
+                gap=None if best is None else _gap(best, known),
+                notes=_notes(name, asked, limit_bytes, whole, fits=best is not None),
+            )
+        )
+    return tuple(rows)
+
+
+def _gap(point: Point, known: Sequence[Point]) -> float:
+    at = bisect_right([p.memory_bytes for p in known], point.memory_bytes)
+    gap = point.time_s / known[at - 1].time_s - 1.0
+    return 0.0 if gap < SAME else gap
+
+
+def _search_s(name: str, asked: list[Any], limit_bytes: float | None) -> float:
+    """Of the answer for this limit, else of all: the frontier is searched once for all limits."""
+    same = [row["search_s"] for row in asked if row["limit_bytes"] == limit_bytes]
+    every = [row["search_s"] for row in asked]
+    return float(same[0] if same else max(every) if name == FRONTIER else sum(every))
+
+
+def _notes(
+    name: str, asked: list[Any], limit_bytes: float | None, whole: list[Point], *, fits: bool
+) -> tuple[str, ...]:
+    """What a planner said for this limit, else for any; why nothing of it is within the limit."""
+    same = [row for row in asked if row["limit_bytes"] == limit_bytes] or asked
+    # What was said of the frontier was said before plans of planners were among its points.
+    told = [] if name == FRONTIER else [str(note) for row in same for note in row["notes"]]
+    if not fits and whole:
+        leanest = min(point.memory_bytes for point in whole)
+        if limit_bytes is not None and leanest > limit_bytes:
+            told.insert(0, f"its leanest plan needs {format_bytes(leanest)}")
+        else:
+            told.insert(0, "none of its plans is shown")
+    return tuple(dict.fromkeys(told))
+
+
+def write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Write a CSV file, whole or not at all."""
+    with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
+    """One row per point, ascending in memory, strictly descending in time."""
+    rows = list(figure_rows(exploration, range(len(exploration.points))))
+    columns = [f for f in FIGURES if not f.sparse or any(f.name in row.point.figures for row in rows)]
+    write_rows(path, [f.name for f in columns], [[f.cell(row) for f in columns] for row in rows])
+
+
+def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
+    """One row per point and operator group: what each mesh axis splits, how parameters are stored.
+
+    Of a pipeline the first axis has the number of the stage, and a row for each stage how its parameters are
+    stored.
+    """
+    axes = max((len(s.mesh.names) for s in exploration.spaces), default=0)
+    header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
+    rows = []
+    for i, point in enumerate(exploration.points, 1):
+        plan = plan_of(exploration, point)
+        if plan.pipeline is not None:
+            rows += [[i, *row] for row in _stage_rows(plan, axes)]
+            continue
+        members = exploration.spaces[point.space].groups
+        for name, operator in plan.operators.items():
+            if operator.device is not None:
+                rows.append([i, name, *[""] * axes, f"device {operator.device}, position {operator.order}"])
+                continue
+            labels = list(operator.axes.values())
+            stored = "; ".join(
+                f"{plan.parameters[p].key}={','.join(stored_words(plan.parameters[p].stored))}"
+                for p in members[name]["parameters"]
+            )
+            rows.append([i, name, *labels, *[""] * (axes - len(labels)), stored])
+    write_rows(path, header, rows)
+
+
+def _stage_rows(plan: Plan, axes: int) -> Iterator[list[str]]:
+    """The stages of a plan with a pipeline, each with its operators: the cells behind the point's number."""
+    assert plan.pipeline is not None
+    for number, stage in enumerate(plan.pipeline.stages):
+        stored = "; ".join(
+            f"{plan.parameters[p].key}={','.join(stored_words(layout))}" for p, layout in stage.stored.items()
+        )
+        yield [f"stage {number}", str(number), *[""] * (axes - 1), stored]
+        for name, (_, *labels) in stage.groups.items():
+            if name in plan.operators:  # and not what arrives or departs
+                yield [name, str(number), *labels, *[""] * (axes - 1 - len(labels)), ""]
+
+
+COMPARISON_COLUMNS = (
+    "planner",
+    "limit_bytes",
+    "memory_bytes",
+    "time_s",
+    "points",
+    "search_s",
+    "gap",
+    "notes",
+)
+
+
+def write_comparison_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
+    """One row per planner and memory limit; what does not apply is empty."""
+
+    def cell(value: Any) -> Any:
+        if value is None:
+            return ""
+        return "; ".join(value) if isinstance(value, (list, tuple)) else value
+
+    told = [row.to_dict() for limit in limits_asked(exploration) for row in compared(exploration, limit)]
+    rows = [[cell(row[column]) for column in COMPARISON_COLUMNS] for row in told]
+    write_rows(path, COMPARISON_COLUMNS, rows)

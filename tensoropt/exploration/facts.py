@@ -1,0 +1,262 @@
+"""The facts of a point, a plan and a space: what every place that shows one says, each fact said once.
+
+``show``, the page's card, the decision sheet, the table of two points and notebooks pick from
+:func:`facts` by name and show what they pick (:mod:`tensoropt.plan.facts_table`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.frontier_table import source_words, split_words
+from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount
+from tensoropt.plan.facts_table import Fact, described
+from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
+from tensoropt.plan.plan import Plan, Predicted
+from tensoropt.plan.plan_names import planner_title
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
+from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
+from tensoropt.units import LEAST_SHARE, counted, format_bytes, format_number, format_seconds, share_words
+
+LISTED_NAMES = tuple(figure.label for figure in LISTED)
+"""The names of the facts that are figures with a line of their own."""
+
+
+def facts(
+    row: FigureRow,
+    *,
+    memory: Callable[[float], str] = format_bytes,
+    time: Callable[[float], str] = format_seconds,
+) -> dict[str, Fact]:
+    """Return the facts of a point among the others, by name.
+
+    Args:
+        memory, time: write the sizes and the seconds that a page shows in one unit.
+    """
+    point, space = row.point, row.space
+    hidden = f", {time(point.hidden_s)} hidden" if hides(point) else ""
+    found = (
+        Fact("planner", planner_title(point.planner)),
+        Fact("plan", row.name),
+        Fact("mesh", space.mesh.label, note=counted(space.devices, "device")),
+        Fact("micro-batches", space.micro_batches),
+        Fact("devices", space.devices),
+        Fact("compute", point.compute_s, time),
+        Fact("communication", time(point.communication_s) + hidden),
+        Fact("split by", split_words(row.findings, row.index)),
+        Fact("proven", _proof_words(point, memory, time)),
+    )
+    return _point_facts(point) | {fact.name: fact for fact in found}
+
+
+def _point_facts(point: Point) -> dict[str, Fact]:
+    """Return the facts that follow from a point's figures alone."""
+    found = [
+        Fact("memory per device", point.memory_bytes, BYTES.words),
+        Fact("memory", _memory_words(point)),
+        *_allocator(point.allocator),
+        Fact("time per step", point.time_s, SECONDS.words),
+        Fact("time", _time_words(point)),
+        *_host(point),
+        *listed_facts(point),
+        Fact("figures", source_words(point.sources) or "none"),
+    ]
+    return {fact.name: fact for fact in found}
+
+
+def listed_facts(point: Point) -> list[Fact]:
+    """Return the figures that have a line of their own, where they are known."""
+    return [
+        Fact(figure.label, point.figures[figure.name], figure.unit.words)
+        for figure in LISTED
+        if figure.name in point.figures
+    ]
+
+
+def hides(point: Point) -> bool:
+    """Return whether communication runs beside something else; rounding leaves a trace even if none does."""
+    return point.hidden_s > 1e-6 * point.time_s
+
+
+def _time_words(point: Point) -> str:
+    hidden = ", {hidden_s} hidden" if hides(point) else ""
+    return worded(
+        point, "compute {compute_s}, waiting for communication {exposed_s}" + hidden + ", idle {idle_s}"
+    )
+
+
+def _memory_words(of: Point | Predicted) -> str:
+    """Say what the memory is made of: tensors by kind, then what a process takes beside them."""
+    kinds = of.memory if isinstance(of.memory, Mapping) else dict(zip(MEMORY_KINDS, of.memory, strict=True))
+    parts = {**kinds, **of.terms}
+    return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
+
+
+def _allocator(peaks: Mapping[str, float]) -> list[Fact]:
+    if not peaks:
+        return []
+    size = {name: format_bytes(number) for name, number in peaks.items()}
+    words = (
+        f"{size['requested']} asked for, {size['allocated']} in blocks, {size['reserved']} reserved "
+        f"({size['reserved_expandable']} with expandable segments)"
+    )
+    return [Fact("allocator", words)]
+
+
+def host_words(step: TwoQueues) -> str:
+    """Say how long the host takes to issue a step, and whether the device waits for it."""
+    waits = "beside the device"
+    if is_host_bound(step):
+        waits = f"host-bound: the device waits {format_seconds(host_wait_s(step))} of it"
+    return f"{format_seconds(step.host_s)} to issue the step, {waits}"
+
+
+def _host(step: TwoQueues) -> list[Fact]:
+    return [Fact("host", host_words(step))] if step.host_s else []
+
+
+def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[float], str]) -> str:
+    """Say what is proven: the proof concerns the sums that the search uses; of placed plans nothing is."""
+    if point.gap is None:
+        return "nothing: its planner is a heuristic, or the search was one here"
+    if point.exact:
+        better = "no plan searched is faster with no more memory, nor leaner and no slower"
+    else:
+        better = (
+            f"it takes at most {bound_words(point.gap)} longer than any plan searched with no more memory"
+        )
+    sums = f"{memory(point.additive_memory_bytes)} and {time(point.additive_time_s)} for this one"
+    return (
+        f"{better}, by the sums that the search adds up ({sums}). The figures above are simulated: peaks and "
+        "waits are in them, and nothing is proven of them."
+    )
+
+
+def bound_words(share: float) -> str:
+    """Return a bound, for ``within ...``: ``0.001 %`` stands for all smaller ones."""
+    return share_words(max(share, LEAST_SHARE)) if share else "0 %"
+
+
+def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
+    """Return throughput, MFU, and the hours and the money of a training; for what is unknown, the reason.
+
+    Args:
+        amount: the length of the training; without one it is 1,000 steps.
+
+    Raises:
+        TensorOptError: the amount is in a unit of which a step's is unknown.
+    """
+    rates, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
+    speeds = [
+        f"{format_number(rate)} {name}/s"
+        + (f" ({format_number(rate / rates.devices)} per device)" if rates.devices > 1 else "")
+        for name, rate in (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s))
+        if rate is not None
+    ]
+    sizes = ((work.samples, "samples"), (work.tokens, "tokens"))
+    reads = ", ".join(f"{size:,} {name}" for size, name in sizes if size is not None)
+    steps = amount.steps(work)
+    cost = rates.cost(steps)
+    money = (
+        f"money unknown: {rates.whys['per_hour']}"
+        if cost is None
+        else f"costs {row.rated.tariff.words(cost)}"
+    )
+    hours = f"{_hours_words(rates.hours(steps))}, {format_number(rates.device_hours(steps))} device-hours"
+    return [
+        Fact("throughput", f"{', '.join(speeds)}; a step reads {reads}")
+        if speeds
+        else Fact("throughput", None, note=work.whys["samples"]),
+        Fact("MFU", None, note=rates.whys["mfu"])
+        if rates.mfu is None or rates.flops_per_s is None
+        else Fact(
+            "MFU",
+            rates.mfu,
+            lambda share: f"{100 * share:.3g} %",
+            note=f"{format_number(rates.flops_per_s / rates.devices / 1e12)} TFLOP/s of the model per device",
+        ),
+        Fact(amount.words, f"{hours}; {money}"),
+    ]
+
+
+def _hours_words(hours: float) -> str:
+    """Format hours as people read them: ``12.5 h``, ``34.0 min``, ``8.2 s``."""
+    if hours >= 1:
+        return f"{format_number(hours)} h"
+    minutes = 60 * hours
+    return f"{format_number(minutes)} min" if minutes >= 1 else f"{format_number(HOUR_S * hours)} s"
+
+
+# -- what notebooks show -----------------------------------------------------------------------------------
+
+
+@described.register
+def _(point: Point) -> tuple[str, Sequence[Fact]]:
+    own = _point_facts(point)
+    own["memory"], own["time"] = Fact("", own["memory"].value), Fact("", own["time"].value)
+    shares = (f"{name} {SHARE.words(share)}" for name, share in point.sources.items())
+    own["figures"] = Fact("figures", ", ".join(shares))
+    return "Point", [
+        *own.values(),
+        Fact("proven", point.proven if point.gap is not None else "nothing"),
+        Fact("planner", point.planner),
+        Fact("space", point.space),
+    ]
+
+
+@described.register
+def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
+    step = plan.predicted
+    sends = sum(collective.count for collective in step.collectives)
+    cut = f", {len(plan.placed.splits)} of them cut" if plan.placed and plan.placed.splits else ""
+    rows = [
+        Fact("devices", f"{plan.devices} of {plan.cluster.get('name', 'a cluster')}, {plan.mesh.label}"),
+        Fact("step", f"{plan.model.mode}, {plan.micro_batches} micro-batch(es), {plan.optimizer}"),
+        Fact("stages", _stage_words(plan)),
+        Fact("memory per device", step.memory_bytes, BYTES.words),
+        Fact("", _memory_words(step)),
+        *_allocator(step.allocator),
+        Fact("time per step", step.time_s, SECONDS.words),
+        Fact("", worded(step, "compute {compute_s}, communication {communication_s}, idle {idle_s}")),
+        *_host(step),
+        Fact("operators", f"{len(plan.operators)} groups{cut}, {_placing_words(plan)}"),
+        Fact("parameters", f"{len(plan.parameters)} tensors"),
+        Fact("recomputed", f"{len(plan.recomputed)} blocks" if plan.recomputed else ""),
+        Fact("sends", f"{COUNT.words(sends)} per step and rank" if sends else ""),
+    ]
+    return f"Plan of {plan.model.source or 'a model'} by {plan.planner}", [row for row in rows if row.words]
+
+
+def _stage_words(plan: Plan) -> str:
+    """Say how many stages a pipeline has, and where they begin."""
+    if plan.pipeline is None:
+        return ""
+    begins = ", ".join(stage.begins for stage in plan.pipeline.stages[1:])
+    return f"{len(plan.pipeline.stages)}, {plan.pipeline.schedule}; further ones begin with {begins}"
+
+
+def _placing_words(plan: Plan) -> str:
+    """Say how many groups are split, or on how many devices they lie."""
+    if plan.placed is not None:
+        used = len({operator.device for operator in plan.operators.values()})
+        return f"placed on {counted(used, 'device')}"
+    split = sum(any(label != "none" for label in op.axes.values()) for op in plan.operators.values())
+    return f"{split} of them split"
+
+
+@described.register
+def _(space: Space) -> tuple[str, Sequence[Fact]]:
+    configurations = sum(len(group["configurations"]) for group in space.groups.values())
+    axes = ", ".join(f"{n} {size}" for n, size in zip(space.mesh.names, space.mesh.shape, strict=True))
+    return "Space", [
+        Fact("mesh", f"{space.mesh.label} ({axes})" if axes else "one device"),
+        Fact("micro-batches", space.micro_batches),
+        Fact("groups of operators", f"{len(space.groups)}, with {configurations} configurations in all"),
+        Fact("tensors with several readers", len(space.hubs)),
+        Fact("tied parameters", len(space.shared)),
+        Fact("parameters", len(space.keys)),
+        Fact("blocks that may be recomputed", len(set(space.regions.values()))),
+        *(Fact("note", note) for note in space.notes),
+    ]

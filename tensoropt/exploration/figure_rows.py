@@ -1,0 +1,108 @@
+"""Rows of figures: what the CSV, ``--json`` and the page show of a point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, Tariff
+from tensoropt.plan.figures import BREAKDOWNS, FIXED, FURTHER
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """A point among the others: what its figures follow from (:attr:`~tensoropt.plan.figures.Figure.of`)."""
+
+    findings: Findings
+    index: int
+    rated: RatesOf
+
+    @classmethod
+    def of(cls, findings: Findings, index: int, tariff: Tariff = CLUSTERS_OWN) -> FigureRow:
+        """Point ``index`` of ``all_points``; a tariff replaces the prices of the cluster."""
+        return cls(findings, index, RatesOf(findings, tariff))
+
+    @property
+    def number(self) -> int:
+        """Its number, from 1, as everywhere."""
+        return self.index + 1
+
+    @property
+    def point(self) -> Point:
+        """The point itself."""
+        return self.findings.all_points[self.index]
+
+    @property
+    def space(self) -> Space:
+        """The space that it is of."""
+        return self.findings.spaces[self.point.space]
+
+    @property
+    def name(self) -> str:
+        """What people call its plan."""
+        return self.findings.names[self.index]
+
+    @property
+    def key(self) -> str:
+        """What tells its plan from others."""
+        return self.findings.keys[self.index]
+
+    @property
+    def rates(self) -> Rates:
+        """Its rates."""
+        return self.rated.of(self.index)
+
+
+def figure_rows(findings: Findings, indices: Iterable[int]) -> Iterator[FigureRow]:
+    """The rows of some of ``all_points``."""
+    rated = RatesOf(findings)
+    return (FigureRow(findings, index, rated) for index in indices)
+
+
+def points_data(findings: Findings, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """Points as plain data, with the names of the CSV; the parts of a breakdown lie in one of its name.
+
+    Args:
+        indices: in ``all_points``; the frontier's without.
+    """
+    own = [figure for figure in (*FIXED, *FURTHER) if figure.part is None]
+    parts = [figure for figure in FURTHER if figure.part is not None]
+    rows = []
+    for row in figure_rows(findings, range(len(findings.points)) if indices is None else indices):
+        data: dict[str, Any] = {**{figure.name: figure.plain(row) for figure in own}, "key": row.key}
+        data |= {name: {} for name in BREAKDOWNS}
+        for figure in parts:
+            if figure.part is not None and figure.name in row.point.figures:
+                data[figure.part[0]][figure.part[1]] = figure.plain(row)
+        rows.append(data)
+    return rows
+
+
+def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
+    """A point's rates as plain data, unrounded, None for what is unknown; ``unknown`` says why.
+
+    Raises:
+        TensorOptError: the amount is in a unit of which a step's is unknown.
+    """
+    one, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
+    steps = amount.steps(work)
+    return {
+        "samples_per_step": work.samples,
+        "tokens_per_step": work.tokens,
+        "model_flops_per_step": None if work.flops is None else sum(work.flops.values()),
+        "samples_per_s": one.samples_per_s,
+        "tokens_per_s": one.tokens_per_s,
+        "mfu": one.mfu,
+        "price_per_hour": one.per_hour,
+        "currency": row.rated.tariff.currency,
+        "amount": amount.words,
+        "steps": steps,
+        "hours": one.hours(steps),
+        "device_hours": one.device_hours(steps),
+        "cost": one.cost(steps),
+        "unknown": dict(one.whys),
+    }

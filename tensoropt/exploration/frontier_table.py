@@ -1,0 +1,247 @@
+"""A frontier as a table: which points are shown, in which units, and what is said of each.
+
+A frontier as a small SVG, drawn without any plotting library: for notebooks, READMEs and reports.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from tensoropt.console import columns
+from tensoropt.files import write_text
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan_names import UNSPLIT, placed_words
+from tensoropt.plan.point_table import PointTable
+from tensoropt.units import format_bytes, format_seconds
+
+SHOWN = 20
+"""Rows of a printed frontier: a screenful."""
+HEADER = [
+    "point", "memory/{size}", "time/{time}", "compute/{time}", "comm./{time}", "mesh", "micro",
+    "parameters/{size}", "operators split by", "figures", "gap", "",
+]  # fmt: skip
+_LEFT = (8, 9, 11)
+"""Columns that hold words."""
+
+
+def shown_points(findings: Findings, most: int = SHOWN) -> list[int]:
+    """At most ``most`` points spread evenly over the logarithm of time, both ends and the knee among them."""
+    count = len(findings.points)
+    if count <= most:
+        return list(range(count))
+    kept = {0, count - 1, findings.knee}
+    times = np.log(PointTable.of(findings.points).time)
+    for wanted in np.linspace(times[0], times[-1], most):
+        # Several wanted times may have the same nearest point; what is left is filled by index below.
+        if len(kept) >= most:
+            break
+        kept.add(int(np.argmin(np.abs(times - wanted))))
+    for index in np.linspace(0, count - 1, most).astype(int):  # where the frontier is flat in time
+        if len(kept) >= most:
+            break
+        kept.add(int(index))
+    return sorted(kept)
+
+
+def split_words(findings: Findings, index: int) -> str:
+    """Shares of operators (groups) split along the batch (data), otherwise (model), not at all (whole)."""
+    point = findings.all_points[index]
+    space = findings.spaces[point.space]
+    if point.placed is not None:
+        return placed_words(point.placed, ", ")
+    if point.pipeline is not None:
+        info, again = point.pipeline.info, len(point.pipeline.recomputed)
+        recomputed = f", {again} blocks recomputed" if again else ""
+        return f"{len(info.stages)} stages, {info.schedule}{recomputed}"
+    if not space.mesh.shape:
+        return "one device"
+    known = any(group["micro"] not in UNSPLIT for group in space.groups.values())
+    counts: Counter[str] = Counter()
+    for which, (name, group) in zip(point.choice, space.groups.items(), strict=False):
+        labels = space.labels(name, which)
+        kinds = {_kind(label, group["micro"], known) for label in labels} - {"whole"}
+        counts["+".join(sorted(kinds)) or "whole"] += 1
+    total = sum(counts.values())
+    parts = [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
+    again = len(space.recomputed(point.choice))
+    if again:
+        parts.append(f"{again}/{len(set(space.regions.values()))} recomputed")
+    return ", ".join(parts)
+
+
+def _kind(label: str, batch: str, known: bool) -> str:
+    """``data`` for a split along the batch, ``model`` for any other, ``split`` where that is not known."""
+    if label in UNSPLIT:
+        return "whole"
+    if not known:
+        return "split"
+    return "data" if label == batch else "model"
+
+
+def source_words(sources: dict[str, float]) -> str:
+    """Where the time comes from, largest share first."""
+    parts = [(share, name) for name, share in sources.items() if share >= 0.005]
+    return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
+
+
+def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
+    """Header and one row of words per point."""
+    marks = marks_of(findings)
+    (size, size_bytes), (time, time_s) = units_of(findings)
+    rows = [[cell.format(size=size, time=time) for cell in HEADER]]
+    for i in indices:
+        p = findings.points[i]
+        space = findings.spaces[p.space]
+        rows.append(
+            [
+                str(i + 1),
+                f"{p.memory_bytes / size_bytes:.2f}",
+                f"{p.time_s / time_s:.2f}",
+                f"{p.compute_s / time_s:.2f}",
+                f"{p.communication_s / time_s:.2f}",
+                space.mesh.label,
+                str(space.micro_batches),
+                f"{p.memory[0] / size_bytes:.2f}",
+                split_words(findings, i),
+                source_words(p.sources),
+                p.proven,
+                "<- " + ", ".join(marks[i]) if i in marks else "",
+            ]
+        )
+    return rows
+
+
+def frontier_text(findings: Findings) -> str:
+    """The frontier as a table, thinned for the eye."""
+    indices = shown_points(findings)
+    text = columns(table_rows(findings, indices), left=_LEFT)
+    if len(indices) < len(findings.points):
+        text += f"\n{len(indices)} of {len(findings.points)} points shown; frontier.csv has them all"
+    return text
+
+
+def units_of(findings: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
+    """((name, bytes), (name, seconds)) in which a person reads this frontier: one unit for a whole column."""
+    memory, time_s = findings.points[-1].memory_bytes, findings.points[0].time_s
+    size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
+    return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
+
+
+def marks_of(findings: Findings) -> dict[int, list[str]]:
+    """What is special about a point: ``leanest``, ``knee``, ``fastest``."""
+    marks: dict[int, list[str]] = {}
+    last = len(findings.points) - 1
+    for index, word in ((0, "leanest"), (findings.knee, "knee"), (last, "fastest")):
+        marks.setdefault(index, []).append(word)
+    return marks
+
+
+_WIDTH, _HEIGHT = 720, 400
+_LEFT_MARGIN, _RIGHT, _TOP, _BOTTOM = 70, 20, 44, 52
+_INK, _GRID, _LINE, _MARK = "#1f2933", "#e4e7eb", "#2f6fb2", "#c2410c"
+_TICKS = 6
+"""Lines of the grid each way: so few that their labels have room in a picture of 720 by 400 units."""
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two ends, at most about :data:`_TICKS`."""
+    if high <= low:
+        return [low]
+    raw = (high - low) / _TICKS
+    base = 10.0 ** math.floor(math.log10(raw))
+    step = next(f * base for f in (1, 2, 5, 10) if f * base >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def frontier_svg(findings: Findings, path: str | os.PathLike[str], *, title: str) -> None:
+    """Write the picture that :func:`draw_frontier` gives into a file."""
+    write_text(path, draw_frontier(findings, title=title) + "\n")
+
+
+def draw_frontier(
+    findings: Findings, *, title: str, indices: Sequence[int] | None = None, chosen: int | None = None
+) -> str:
+    """The SVG of memory against time as a staircase, with the ends and the knee named.
+
+    Args:
+        indices: ascending, of the points to draw; None for all. The ends and the knee must be among them.
+        chosen: a point of ``all_points`` that is marked, wherever it lies.
+    """
+    (size_name, size), (time_name, second) = units_of(findings)
+    drawn = range(len(findings.points)) if indices is None else indices
+    xs = [findings.points[i].memory_bytes / size for i in drawn]
+    ys = [findings.points[i].time_s / second for i in drawn]
+    reach_x, reach_y = list(xs), list(ys)
+    if chosen is not None:
+        reach_x.append(findings.all_points[chosen].memory_bytes / size)
+        reach_y.append(findings.all_points[chosen].time_s / second)
+    right, left_end, high, low = max(reach_x), min(reach_x), max(reach_y), min(reach_y)
+    pad_x, pad_y = 0.04 * (right - left_end) or 0.1 * left_end, 0.06 * (high - low) or 0.1 * high
+    x0, x1, y0, y1 = left_end - pad_x, right + 3 * pad_x, low - 2 * pad_y, high + pad_y
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
+        return _LEFT_MARGIN + across * (_WIDTH - _LEFT_MARGIN - _RIGHT), _HEIGHT - _BOTTOM - up * (
+            _HEIGHT - _TOP - _BOTTOM
+        )
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'font-family="sans-serif" font-size="13" fill="{_INK}">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        f'<text x="{_LEFT_MARGIN}" y="26" font-size="16">{escape(title)}</text>',
+    ]
+    for x in ticks(x0, x1):
+        px, base = at(x, y0)
+        parts.append(f'<path d="M{px:.1f} {_TOP}V{base:.1f}" stroke="{_GRID}"/>')
+        parts.append(f'<text x="{px:.1f}" y="{base + 18:.1f}" text-anchor="middle">{x:g}</text>')
+    for y in ticks(y0, y1):
+        left, py = at(x0, y)
+        parts.append(f'<path d="M{left:.1f} {py:.1f}H{_WIDTH - _RIGHT}" stroke="{_GRID}"/>')
+        parts.append(f'<text x="{left - 8:.1f}" y="{py + 4:.1f}" text-anchor="end">{y:g}</text>')
+    middle = (_LEFT_MARGIN + _WIDTH - _RIGHT) / 2
+    parts.append(
+        f'<text x="{middle}" y="{_HEIGHT - 14}" text-anchor="middle">memory per device, {size_name}</text>'
+        f'<text transform="translate(18 {_HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
+        f"time per step, {time_name}</text>"
+    )
+    stairs = "M{:.1f} {:.1f}".format(*at(xs[0], ys[0]))
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        stairs += "H{:.1f}V{:.1f}".format(*at(x, y))
+    parts.append(f'<path d="{stairs}" fill="none" stroke="{_LINE}" stroke-width="1.5"/>')
+    for x, y in zip(xs, ys, strict=True):
+        px, py = at(x, y)
+        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{_LINE}"/>')
+    marks = marks_of(findings)
+    if chosen is not None:
+        # Drawn last, over the others; a point that has a name keeps it.
+        marks[chosen] = ["chosen", *marks.pop(chosen, [])]
+    for index, words in marks.items():
+        point = findings.all_points[index]
+        px, py = at(point.memory_bytes / size, point.time_s / second)
+        last = index == len(findings.points) - 1 and index > 0
+        # The stairs come from above left: the last point's words stand below them, all others above.
+        anchor, across, down = ("end", 4, 22) if last else ("start", 10, -10)
+        figures = f"{format_bytes(point.memory_bytes)}, {format_seconds(point.time_s)}"
+        label = f"{', '.join(words)}: {figures}"
+        if index == chosen:
+            parts.append(
+                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="9" fill="none" stroke="{_MARK}" stroke-width="2.5"/>'
+            )
+            # Beside the point, so that the knee's words and the leanest's have their usual places.
+            across, down, anchor = (
+                (-14, 24, "end") if px > (_LEFT_MARGIN + _WIDTH - _RIGHT) / 2 else (14, 24, "start")
+            )
+        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="{_MARK}"/>')
+        parts.append(
+            f'<text x="{px + across:.1f}" y="{py + down:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+        )
+    return "\n".join([*parts, "</svg>"])

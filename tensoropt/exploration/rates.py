@@ -1,0 +1,460 @@
+"""The units in which people decide: samples and tokens per second, MFU, device-hours and money.
+
+All of them follow from a point's seconds per step and what a step is: how many samples and tokens it reads,
+how many FLOP its model has, on which devices it runs and what these cost. What is not known is None, with the
+reason in words; nothing is guessed.
+
+What a step reads and computes: samples, tokens, FLOP; what is not known says why.
+
+How long a training is, and what devices cost.
+
+What cluster a plan or an exploration was made for, as far as that says.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensoropt.cluster import Cluster
+from tensoropt.cluster.hardware import DeviceKind
+from tensoropt.errors import ClusterError, TensorOptError, suggest
+from tensoropt.plan.findings import Findings
+from tensoropt.units import format_number, parse_count
+
+_MODEL_FLOPS = "model_flops"
+"""The name in an exploration's report of FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+_LOOKUP = "aten.embedding"
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What a step reads and computes.
+
+    Attributes:
+        samples, tokens: of the global batch; None where unknown.
+        flops: of the model by number format; None where unknown.
+        whys: by the name of an attribute that is None, why.
+    """
+
+    samples: int | None
+    tokens: int | None
+    flops: Mapping[str, float] | None
+    whys: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, findings: Findings) -> StepWork:
+        """The step that an exploration is of."""
+        whys: dict[str, str] = {}
+        inputs = list(_inputs(findings))
+        samples, why = _samples(findings, inputs)
+        if samples is None:
+            whys["samples"] = why
+        tokens, why = _tokens(findings, inputs, samples)
+        if tokens is None:
+            whys["tokens"] = why
+        flops = findings.report.get(_MODEL_FLOPS)
+        if flops is None:
+            whys["flops"] = "it was saved without the FLOP of its model; explore or recost it again"
+        return cls(samples, tokens, flops, whys)
+
+
+def _inputs(findings: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """(name, shape, dtype) of what a caller passes, as far as that is known."""
+    if findings.recorded is not None:
+        graph = findings.recorded.graph
+        for name in graph.inputs:
+            yield name, tuple(graph.tensors[name].shape), graph.tensors[name].dtype
+        return
+    call: Mapping[str, Any] = findings.model.call or {}
+    named = [*enumerate(call.get("args", ())), *call.get("kwargs", {}).items()]
+    for name, value in named:
+        if isinstance(value, Mapping) and "tensor" in value:
+            yield str(name), tuple(value["tensor"]), str(value["dtype"])
+
+
+def _samples(findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]]) -> tuple[int | None, str]:
+    sizes = list(dict.fromkeys(shape[0] for _, shape, _ in inputs if shape))
+    if len(sizes) == 1 and sizes[0] > 0:
+        return sizes[0], ""
+    if findings.model.batch:  # what the command line asked of a model of the zoo
+        return findings.model.batch, ""
+    if not sizes:
+        return None, "the shapes of the model's inputs were not saved"
+    return None, f"its inputs have no batch in common (first sizes {', '.join(map(str, sizes))})"
+
+
+def _tokens(
+    findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
+) -> tuple[int | None, str]:
+    """Tokens are numbers that an embedding looks up: batch × sequence."""
+    numbers = {
+        name: shape
+        for name, shape, dtype in inputs
+        if dtype in _INTEGERS and len(shape) == 2 and shape[0] == samples
+    }
+    if findings.recorded is not None:
+        read = _looked_up(findings)
+        numbers = {name: shape for name, shape in numbers.items() if name in read}
+    else:
+        numbers = {name: shape for name, shape in numbers.items() if name == "input_ids"}
+    lengths = list(dict.fromkeys(shape[1] for shape in numbers.values()))
+    if len(lengths) == 1 and samples:
+        return samples * lengths[0], ""
+    if lengths:
+        return None, f"it reads sequences of {' and '.join(map(str, lengths))} tokens a sample; count samples"
+    return None, "it reads no sequences of token numbers; count samples"
+
+
+def _looked_up(findings: Findings) -> set[str]:
+    """Inputs that an embedding reads as they are."""
+    return {
+        name
+        for operator in findings.recorded.graph.operators
+        if operator.target.startswith(_LOOKUP)
+        for name in operator.inputs()
+    }
+
+
+AMOUNTS = ("steps", "samples", "tokens", "epochs")
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """What devices cost.
+
+    Attributes:
+        price: money per device-hour of every device whose kind has no price of its own in ``by_kind``; None
+            for what the cluster says.
+        by_kind: money per device-hour by the name of a kind.
+        currency: what the money is called; "" leaves it without a name, as cluster files do.
+
+    Raises:
+        TensorOptError: a price is not more than nothing.
+    """
+
+    price: float | None = None
+    by_kind: Mapping[str, float] = field(default_factory=dict)
+    currency: str = ""
+
+    def __post_init__(self) -> None:
+        for name, price in (("all devices", self.price), *self.by_kind.items()):
+            if price is not None and not (math.isfinite(price) and price > 0):
+                raise TensorOptError(f"the price of {name} is {price:g} per hour; give more than 0")
+
+    def of(self, kind: DeviceKind) -> float | None:
+        """Money per hour of one device of a kind; None where unknown."""
+        return self.of_named(kind.name, kind.price_per_hour)
+
+    def of_named(self, kind: str, own: float | None) -> float | None:
+        """The same of a kind by its name, whose own price is given."""
+        said = self.by_kind.get(kind, self.price)
+        return own if said is None else said
+
+    def check(self, kinds: Iterable[str]) -> None:
+        """Raise :class:`TensorOptError` for a price of a kind that is not among those given."""
+        known = dict.fromkeys(kinds)
+        for name in self.by_kind:
+            if name not in known:
+                raise TensorOptError(
+                    f"there is a price for {name}, but no such device; {suggest(name, known)}"
+                )
+
+    def words(self, amount: float) -> str:
+        """Three significant figures and the currency."""
+        return f"{format_number(amount)} {self.currency}".rstrip()
+
+
+CLUSTERS_OWN = Tariff()
+
+
+def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
+    """(the price of all devices, prices by kind) in ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or both.
+
+    Raises:
+        TensorOptError: a price is no number, or two are given for the same devices.
+    """
+    everywhere: float | None = None
+    by_kind: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        kind, _, number = part.rpartition("=")
+        kind = kind.strip()
+        try:
+            price = float(number)
+        except ValueError:
+            raise TensorOptError(
+                f"'{part}' is no price; write 2.5 for all devices or H100-80GB=2.5 for a kind of them"
+            ) from None
+        if kind in by_kind or (not kind and everywhere is not None):
+            raise TensorOptError(f"there are two prices for {kind or 'all devices'}; give one")
+        if kind:
+            by_kind[kind] = price
+        else:
+            everywhere = price
+    return everywhere, by_kind
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How long a training is.
+
+    Attributes:
+        count: how many.
+        unit: one of :data:`AMOUNTS`.
+        samples_per_epoch: the size of the data set; only of epochs.
+
+    Raises:
+        TensorOptError: there is no such unit, a count is not more than nothing, or an epoch has no size.
+    """
+
+    count: float
+    unit: str = "steps"
+    samples_per_epoch: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit not in AMOUNTS:
+            raise TensorOptError(f"'{self.unit}' is no amount of training; use one of {', '.join(AMOUNTS)}")
+        if not (math.isfinite(self.count) and self.count > 0):
+            raise TensorOptError(f"{self.count:g} {self.unit} are no amount of training; give more than 0")
+        size = self.samples_per_epoch
+        if (self.unit == "epochs") != (size is not None):
+            raise TensorOptError(
+                "epochs need the size of the data set, and nothing else does; give the samples of an epoch"
+            )
+        if size is not None and not (math.isfinite(size) and size > 0):
+            raise TensorOptError(f"an epoch of {size:g} samples is none; give more than 0")
+
+    def steps(self, work: StepWork) -> float:
+        """How many steps that are, as a fraction: the last one need not be full.
+
+        Raises:
+            TensorOptError: what a step has of the unit is not known; says why.
+        """
+        if self.unit == "steps":
+            return self.count
+        name = "tokens" if self.unit == "tokens" else "samples"
+        per_step = work.tokens if name == "tokens" else work.samples
+        if per_step is None:
+            raise TensorOptError(f"{name} of a step are unknown: {work.whys[name]}")
+        return self.count * (self.samples_per_epoch or 1.0) / per_step
+
+    @property
+    def words(self) -> str:
+        """``1,000 steps``, ``300B tokens``, ``3 epochs of 50,000 samples``."""
+        of = f" of {_count(self.samples_per_epoch)} samples" if self.samples_per_epoch is not None else ""
+        unit = self.unit[:-1] if self.count == 1 else self.unit
+        return f"{_count(self.count)} {unit}{of}"
+
+
+THOUSAND_STEPS = Amount(1000.0)
+
+
+_AMOUNT = re.compile(r"(\S+)\s*(steps?|samples?|tokens?|epochs?)(?:\s+of\s+(\S+)(?:\s+samples)?)?")
+
+
+def amount_of(text: str) -> Amount | None:
+    """The amount in ``1e9 tokens``, ``1.5T tokens`` or ``3 epochs of 50000 samples``; None in an empty text.
+
+    Raises:
+        TensorOptError: it is no amount.
+    """
+    if not text.strip():
+        return None
+    match = _AMOUNT.fullmatch(text.strip().lower())
+    if match is None:
+        raise TensorOptError(
+            f"'{text.strip()[:60]}' is no amount of training; write for example 1e9 tokens, 50000 samples or "
+            "3 epochs of 50000 samples"
+        )
+    count, unit, size = match.groups()
+    of_epoch = None if size is None else parse_count(size.replace(",", ""), "the samples of an epoch")
+    return Amount(parse_count(count.replace(",", ""), "the amount"), unit.rstrip("s") + "s", of_epoch)
+
+
+def _count(value: float) -> str:
+    """A count as ``parse_count`` reads it: grouped, from a hundred million on as ``300B``."""
+    if value < 1e8:
+        return f"{value:,.12g}"
+    letter, unit = next((one for one in (("T", 1e12), ("B", 1e9)) if value >= one[1]), ("M", 1e6))
+    return f"{value / unit:,.6g}{letter}"
+
+
+def made_for(cluster: Mapping[str, Any]) -> Cluster | None:
+    """The cluster whose data a plan or an exploration keeps; None where it does not say, or not readably."""
+    try:
+        return Cluster.from_dict(cluster)
+    except ClusterError:
+        return None
+
+
+def for_gpus(cluster: Mapping[str, Any]) -> bool:
+    """Whether that cluster is known to be one of GPUs."""
+    hardware = made_for(cluster)
+    return hardware is not None and hardware.device_type == "cuda"
+
+
+def device_words(cluster: Cluster) -> str:
+    """``2 x H100-80GB (cuda)``: how many devices, of which kinds and type."""
+    kinds = " or ".join(dict.fromkeys(kind.name for kind in cluster.devices))
+    return f"{cluster.device_count} x {kinds} ({cluster.device_type})"
+
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One point in these units.
+
+    Attributes:
+        step_s: seconds of a step.
+        devices: how many it runs on.
+        samples_per_s, tokens_per_s: of all devices together; None where unknown.
+        flops_per_s: FLOP of the model per second, of all devices together.
+        mfu: model FLOPs utilisation: the share of a step that its model's FLOP would take if every device
+            computed them at the peak of the format of their numbers (PaLM, appendix B).
+        per_hour: money for an hour of all devices.
+        whys: by the name of an attribute that is None, why.
+    """
+
+    step_s: float
+    devices: int
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    flops_per_s: float | None
+    mfu: float | None
+    per_hour: float | None
+    whys: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        work: StepWork,
+        step_s: float,
+        devices: int,
+        *,
+        ideal_s: float | None,
+        per_hour: float | None,
+        whys: Mapping[str, str],
+    ) -> Rates:
+        """The rates of a step that takes so long.
+
+        Args:
+            ideal_s: seconds of a step at peak, if they are known.
+            whys: why of what is unknown beside the work.
+        """
+        return cls(
+            step_s=step_s,
+            devices=devices,
+            samples_per_s=None if work.samples is None else work.samples / step_s,
+            tokens_per_s=None if work.tokens is None else work.tokens / step_s,
+            flops_per_s=None if work.flops is None else sum(work.flops.values()) / step_s,
+            mfu=None if ideal_s is None else ideal_s / step_s,
+            per_hour=per_hour,
+            whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
+        )
+
+    def hours(self, steps: float) -> float:
+        """Hours that so many steps take."""
+        return steps * self.step_s / HOUR_S
+
+    def device_hours(self, steps: float) -> float:
+        """Hours of all devices added up."""
+        return self.hours(steps) * self.devices
+
+    def cost(self, steps: float) -> float | None:
+        """Money for so many steps; None where the price is unknown."""
+        return None if self.per_hour is None else self.hours(steps) * self.per_hour
+
+
+class RatesOf:
+    """The rates of an exploration's points.
+
+    Args:
+        tariff: prices that replace those of the cluster.
+    """
+
+    def __init__(self, findings: Findings, tariff: Tariff = CLUSTERS_OWN):
+        self.findings, self.tariff = findings, tariff
+        self.work = StepWork.of(findings)
+        self.cluster = made_for(findings.cluster)
+        self._by_count: dict[int, tuple[float | None, float | None, dict[str, str]]] = {}
+
+    def of(self, index: int) -> Rates:
+        """Rates of point ``index`` of ``all_points``."""
+        point = self.findings.all_points[index]
+        devices = self.findings.spaces[point.space].devices
+        ideal_s, per_hour, whys = self.of_devices(devices)
+        return Rates.of(self.work, point.time_s, devices, ideal_s=ideal_s, per_hour=per_hour, whys=whys)
+
+    def of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
+        """(seconds of a step at peak, money per hour, whys) of plans on so many devices."""
+        if count not in self._by_count:
+            self._by_count[count] = self._asked_devices(count)
+        return self._by_count[count]
+
+    def _asked_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
+        kinds, why = _kinds(self.cluster, count)
+        if kinds is None:
+            return None, None, {"mfu": why, "per_hour": why}
+        whys: dict[str, str] = {}
+        ideal_s, why = self._ideal_s(kinds)
+        if ideal_s is None:
+            whys["mfu"] = why
+        prices = [self.tariff.of(kind) for kind in kinds]
+        unknown = dict.fromkeys(kind.name for kind, price in zip(kinds, prices, strict=True) if price is None)
+        if unknown:
+            whys["per_hour"] = f"no price of a device-hour is known for {', '.join(unknown)}"
+        return ideal_s, None if unknown else float(sum(p for p in prices if p is not None)), whys
+
+    def _ideal_s(self, kinds: tuple[DeviceKind, ...]) -> tuple[float | None, str]:
+        if self.work.flops is None:
+            return None, self.work.whys["flops"]
+        if not self.work.flops:
+            return None, "its model has no product whose FLOP are counted"
+        seconds = 0.0
+        for name, flops in self.work.flops.items():
+            peaks = [_peak(kind, name) for kind in kinds]
+            lacking = dict.fromkeys(k.name for k, peak in zip(kinds, peaks, strict=True) if peak is None)
+            if lacking:
+                return None, f"no peak of {name} is known for {', '.join(lacking)}"
+            seconds += flops / sum(peak for peak in peaks if peak is not None)
+        return seconds, ""
+
+
+def kinds_of(findings: Findings) -> tuple[str, ...]:
+    """The names of the kinds of devices of an exploration's cluster."""
+    return tuple(str(kind["name"]) for kind in findings.cluster.get("kinds", ()))
+
+
+def rates(findings: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rates:
+    """The rates of point ``index`` of ``all_points``: throughput, MFU and what an hour costs.
+
+    Args:
+        tariff: prices that replace those of the cluster, and the currency.
+
+    Raises:
+        TensorOptError: there is a price for a kind of devices that the cluster does not have.
+    """
+    tariff.check(kinds_of(findings))
+    return RatesOf(findings, tariff).of(index)
+
+
+def _peak(kind: DeviceKind, name: str) -> float | None:
+    # What has no tensor cores for TF32 computes float32 as it is.
+    return kind.flops.get(name, kind.flops["float32"] if name == "tf32" else None)
+
+
+def _kinds(cluster: Cluster | None, count: int) -> tuple[tuple[DeviceKind, ...] | None, str]:
+    """The kinds of the devices that a plan on ``count`` of them has; None and why where that is unknown."""
+    if cluster is None:
+        return None, "the cluster was not saved with it"
+    if count == cluster.device_count:
+        return cluster.devices, ""
+    if count < cluster.device_count and len(cluster.device_kinds) == 1:
+        return cluster.devices[:count], ""
+    return None, f"which of the {cluster.device_count} devices the plan is on is not known"

@@ -1,0 +1,1 @@
+"""What is asked: a model, a cluster, and what may be chosen about the exploration."""

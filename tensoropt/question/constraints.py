@@ -1,0 +1,55 @@
+"""A person's constraints: given as such, as data, or as a file (``--constraints FILE``, YAML or JSON)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensoropt.files import read_document
+from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
+
+SETTINGS_FILE = "exploration.json"
+"""The file of a saved exploration that has its settings, and with them its constraints."""
+LARGEST_BYTES = 1 << 20
+"""No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
+
+_Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
+"""Constraints, their content, or the path of their file."""
+
+
+def constraints_of(given: _Given) -> Constraints | None:
+    """Constraints however they are given.
+
+    Raises:
+        ConstraintError: the file cannot be read, or says nothing that can be understood.
+    """
+    if given is None or isinstance(given, Constraints):
+        return given
+    if isinstance(given, Mapping):
+        return constraints_from_dict(given)
+    return load_constraints(given)
+
+
+def load_constraints(path: str | os.PathLike[str]) -> Constraints:
+    """Read a file of constraints, or those that an exploration's file keeps; ``.json`` is JSON, anything else
+    YAML.
+
+    Raises:
+        ConstraintError: it cannot be read, or an entry is malformed; names the file and the entry.
+    """
+    file = Path(path)
+    with contextlib.suppress(OSError):  # which reading it says in words
+        if file.is_file() and file.stat().st_size > LARGEST_BYTES and file.name != SETTINGS_FILE:
+            raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
+    data = read_document(file, "constraints", ConstraintError)
+    if isinstance(data, dict) and isinstance(settings := data.get("settings"), dict) and "cluster" in data:
+        if not settings.get("constraints"):
+            raise ConstraintError(f"'{file}' is an exploration without constraints; leave --constraints out")
+        data = settings["constraints"]
+    try:
+        return constraints_from_dict(data)
+    except ConstraintError as error:
+        raise ConstraintError(f"constraints file '{file}': {error}") from None

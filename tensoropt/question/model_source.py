@@ -1,0 +1,199 @@
+"""Where a model comes from: ``zoo:NAME``, ``package.module:function``, ``path/file.py:function``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tensoropt.errors import TensorOptError
+
+
+class ModelSourceError(TensorOptError):
+    """A model source that cannot be opened."""
+
+
+@dataclass(frozen=True)
+class OnnxOptions:
+    """What an ONNX file leaves open; a plan keeps it, so that every rank opens the file alike.
+
+    Attributes:
+        dims: sizes of dims the file does not fix, by name.
+        outputs: tensors to return instead of the file's own outputs.
+        loss: ``auto`` or a name of ``tensoropt.capture.onnx.LOSSES``; None returns the outputs.
+    """
+
+    dims: tuple[tuple[str, int], ...] = ()
+    outputs: tuple[str, ...] = ()
+    loss: str | None = None
+
+    @classmethod
+    def of(
+        cls, dims: Mapping[str, int] | None = None, outputs: Sequence[str] = (), loss: str | None = None
+    ) -> OnnxOptions:
+        """The options of sizes by name, in one order whatever the order given."""
+        return cls(tuple(sorted((dims or {}).items())), tuple(outputs), loss)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A module with example inputs, and what it was built from.
+
+    Attributes:
+        source, seed, batch, onnx: with which it is built again.
+        notes: what its import had to say.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    batch: int | None = None
+    onnx: OnnxOptions | None = None
+
+
+def is_onnx(source: str) -> bool:
+    """Whether a source is an ONNX file, by its ending."""
+    return source.endswith(".onnx")
+
+
+def load_model(
+    source: str,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    batch: int | None = None,
+    onnx: OnnxOptions | None = None,
+) -> LoadedModel:
+    """Build the model a source names; every process that does so with one seed has the same weights.
+
+    Args:
+        source: ``zoo:NAME``, ``FILE.onnx``, ``package.module:function`` or ``path/file.py:function``; the
+            function returns ``(model, args)``, ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``,
+            the loss a function of what the model returns.
+        device: ``cpu`` or ``meta`` (zoo models, and functions that build under ``torch.device``).
+        seed: of the weights.
+        batch: of a zoo model; None for its default.
+        onnx: what an ONNX file leaves open.
+
+    Raises:
+        ModelSourceError: the source does not name a model; the message says what does.
+        OnnxError: an ONNX file that cannot be imported.
+    """
+    if onnx is not None and not is_onnx(source):
+        raise ModelSourceError(f"--dim, --output and --loss are for ONNX files; {source} is none")
+    loaded = _loaded(source, device, seed, batch, onnx)
+    return replace(loaded, source=source, seed=seed, batch=batch, onnx=onnx)
+
+
+def _loaded(source: str, device: str, seed: int, batch: int | None, onnx: OnnxOptions | None) -> LoadedModel:
+    if source.startswith("zoo:"):
+        from tensoropt import zoo
+
+        built = zoo.build(source.removeprefix("zoo:"), batch=batch, device=device, seed=seed)
+        return LoadedModel(built.model, built.args, built.kwargs)
+    if is_onnx(source):
+        return _load_onnx(source, device, seed, onnx or OnnxOptions())
+    if not all(source.rpartition(":")):
+        raise ModelSourceError(
+            f"'{source}' names no model; write zoo:NAME, package.module:function or path/file.py:function "
+            "(`tensoropt list models` shows the zoo)"
+        )
+    function = named_function(source, "() returning (model, args)")
+    return _call(function, source, device, seed)
+
+
+def named_function(source: str, signature: str) -> Callable[..., Any]:
+    """The function that ``package.module:function`` or ``path/file.py:function`` names.
+
+    Args:
+        source: the name.
+        signature: what stands behind the function's name where it is missing and has to be defined.
+
+    Raises:
+        ModelSourceError: there is none.
+    """
+    place, separator, name = source.rpartition(":")
+    if not separator or not place or not name:
+        raise ModelSourceError(
+            f"'{source}' names no function; write package.module:function or path/file.py:function"
+        )
+    function = getattr(_module(place, source), name, None)
+    if not callable(function):
+        raise ModelSourceError(f"{place} has no function '{name}'; define {name}{signature}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> LoadedModel:
+    from tensoropt.capture.onnx import import_onnx
+
+    imported = import_onnx(
+        source, dict(options.dims), outputs=options.outputs, loss=options.loss, device=device
+    )
+    return LoadedModel(imported.module, imported.example(seed, device), notes=imported.notes)
+
+
+def _module(place: str, source: str) -> Any:
+    try:
+        if place.endswith(".py"):
+            path = Path(place)
+            if not path.is_file():
+                raise ModelSourceError(f"{source}: there is no file {place}; check the path")
+            spec = importlib.util.spec_from_file_location(f"_tensoropt_model_{path.stem}", path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            # Before it runs: dataclasses and pickle look up the module of a class by name.
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            return module
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            # As ``python -m`` does; a console script has its own folder there instead.
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    except ModelSourceError:
+        raise
+    except Exception as error:
+        raise ModelSourceError(
+            f"{source}: importing {place} failed with {type(error).__name__}: {error}"
+        ) from error
+
+
+def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
+    import torch
+
+    from tensoropt.capture.draws import seeded
+    from tensoropt.capture.loss import WithLoss
+
+    try:
+        # The caller's random numbers stay as they were; each rank that builds with this seed has the same
+        # weights.
+        with torch.random.fork_rng(devices=[]), seeded(seed), torch.device(device):
+            torch.manual_seed(seed)
+            result = function()
+    except Exception as error:
+        raise ModelSourceError(f"{source}: the function raised {type(error).__name__}: {error}") from error
+    shape = isinstance(result, tuple) and len(result) in (2, 3, 4) and isinstance(result[0], torch.nn.Module)
+    if not shape or not isinstance(result[1], (tuple, list)):
+        kind = type(result).__name__ if not isinstance(result, tuple) else f"a tuple of {len(result)}"
+        raise ModelSourceError(
+            f"{source} returned {kind}; it must return (model, args), (model, args, kwargs) or (model, args, "
+            "kwargs, loss), args a tuple and loss a function of what the model returns"
+        )
+    kwargs = dict(result[2] or {}) if len(result) > 2 else {}
+    model = result[0]
+    if len(result) == 4:
+        if not callable(result[3]):
+            raise ModelSourceError(
+                f"{source} returned a {type(result[3]).__name__} as its fourth item; it must be the loss, a "
+                "function of what the model returns"
+            )
+        model = WithLoss(model, result[3])
+    return LoadedModel(model, tuple(result[1]), kwargs)

@@ -1,0 +1,197 @@
+"""What ``explore`` and ``compare`` are asked, as one value that is kept, sent and written as JSON.
+
+The command line is parsed into it, and a form is read into it; the command line that asks the same is made
+from it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from tensoropt.cluster import Cluster
+from tensoropt.errors import TensorOptError
+from tensoropt.question.model_source import LoadedModel, ModelSourceError, OnnxOptions, is_onnx, load_model
+from tensoropt.question.settings import Settings, settings_fields
+from tensoropt.units import format_bytes, parse_bytes, write_counts, write_size
+
+
+class Question(BaseModel):
+    """A model, where it is to run, and what may be chosen.
+
+    Attributes:
+        model: as on the command line: ``zoo:NAME``, ``FILE.onnx``, ``path/file.py:function`` and the like.
+        cluster: its name, or the content of a cluster file.
+        batch: of a zoo model; None for its own.
+        seed: of weights and random walks.
+        dims, outputs, loss: what an ONNX file leaves open.
+        settings: what may be chosen about the exploration.
+        constraints_file: where its constraints are from.
+        headroom: how much of a device's memory is kept free: ``5%`` or ``2GiB``.
+        planners: published ones to run beside it: ``all``, or names; then it is a comparison.
+        limits: memory per device that planners are given, bytes; None for all trade-offs they know.
+        devices: numbers of the cluster's devices to explore on one after the other, or ``auto``.
+        also_on: further clusters by name.
+        anew: whether what was kept is passed over.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    cluster: str | dict[str, Any]
+    batch: int | None = None
+    seed: int = 0
+    dims: dict[str, int] = {}
+    outputs: tuple[str, ...] = ()
+    loss: str | None = None
+    settings: Annotated[
+        Settings,
+        BeforeValidator(lambda given: Settings.from_dict(given) if isinstance(given, Mapping) else given),
+        PlainSerializer(lambda settings: settings.to_dict()),
+    ] = Field(default_factory=Settings)
+    constraints_file: str = ""
+    headroom: str = ""
+    planners: tuple[str, ...] = ()
+    limits: tuple[float | None, ...] = (None,)
+    devices: str | tuple[int, ...] = ""
+    also_on: tuple[str, ...] = ()
+    anew: bool = False
+
+    @classmethod
+    def of(cls, data: object) -> Question:
+        """The question that :meth:`data` wrote; raises :class:`TensorOptError` where it is none."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            place = ".".join(map(str, fault["loc"])) or "it"
+            raise TensorOptError(
+                f"no question of this version ({place}: {fault['msg']}); ask it anew"
+            ) from None
+
+    def data(self) -> dict[str, Any]:
+        """Plain data, as JSON keeps it."""
+        return self.model_dump(mode="json")
+
+    @property
+    def onnx(self) -> OnnxOptions | None:
+        """How its ONNX file is opened; None where nothing is said of one."""
+        return onnx_options(
+            self.model, self.dims, self.outputs, self.loss, training=self.settings.mode == "train"
+        )
+
+    @property
+    def capture_facts(self) -> dict[str, Any]:
+        """What the operator graph depends on beside the model's source."""
+        chosen = {"batch": self.batch, "seed": self.seed, "onnx": repr(self.onnx)}
+        return {**chosen, "mode": self.settings.mode, "dtype": self.settings.dtype}
+
+    def loaded_model(self, *, on_meta: bool) -> LoadedModel:
+        """Its model, without memory for its weights if ``on_meta`` and its code allows it."""
+        if self.batch is not None and not self.model.startswith("zoo:"):
+            raise TensorOptError(
+                "--batch is for models of the zoo; other models bring their own example inputs"
+            )
+        if on_meta:
+            try:
+                return load_model(self.model, device="meta", seed=self.seed, batch=self.batch, onnx=self.onnx)
+            except ModelSourceError:
+                pass  # some code needs values; it either builds on the CPU or says there what is wrong
+        return load_model(self.model, device="cpu", seed=self.seed, batch=self.batch, onnx=self.onnx)
+
+    def settings_on(self, cluster: Cluster) -> Settings:
+        """The settings on a cluster, whose devices the headroom is kept free of."""
+        if not self.headroom:
+            return self.settings
+        usable = cluster.memory_bytes - headroom_bytes(self.headroom, cluster.memory_bytes)
+        return replace(self.settings, memory_bytes=min(self.settings.memory_bytes or usable, usable))
+
+    def in_effect(self, cluster: Cluster, settings: Settings, out: str | None) -> str:
+        """Everything in effect, defaults included, in one line."""
+        parts = {
+            "model": self.model,
+            "batch": self.batch or "the model's own",
+            "seed": self.seed,
+            "cluster": f"{cluster.name} ({cluster.counts})",
+        }
+        for setting in settings_fields():
+            parts[setting.flag] = setting.text(getattr(settings, setting.name))
+        if self.constraints_file:
+            parts["constraints"] = self.constraints_file
+        parts["out"] = out or "nothing saved"
+        return "exploring with " + ", ".join(f"{name} {value}" for name, value in parts.items())
+
+    def words(self, out: str, cluster_file: str = "", constraints_file: str = "") -> list[str]:
+        """The words of the command line that asks the same, after ``tensoropt``; defaults are left out.
+
+        Args:
+            out: the folder of the result.
+            cluster_file, constraints_file: of a cluster and of constraints that have no name.
+        """
+        cluster = self.cluster if isinstance(self.cluster, str) else cluster_file
+        words = ["compare" if self.planners else "explore", self.model, "--cluster", cluster]
+        words += [] if self.batch is None else ["--batch", str(self.batch)]
+        words += [word for name, size in self.dims.items() for word in ("--dim", f"{name}={size}")]
+        words += [word for tensor in self.outputs for word in ("--output", tensor)]
+        words += [] if self.loss is None else ["--loss", self.loss]
+        for setting in settings_fields():
+            value, text = getattr(self.settings, setting.name), ""
+            if setting.name == "constraints":
+                text = self.constraints_file or (constraints_file if value is not None else "")
+                value = text or None
+            words += setting.option(value, text)
+        limits = ",".join(write_size(limit) for limit in self.limits if limit is not None)
+        named = {
+            "memory": limits,
+            "headroom": self.headroom,
+            "seed": str(self.seed or ""),
+            "planners": ",".join(self.planners),
+            "devices": write_counts(self.devices),
+            "also-on": ",".join(self.also_on),
+        }
+        words += [word for name, text in named.items() if text for word in (f"--{name}", text)]
+        return [*words, *(["--anew"] if self.anew else []), "--out", out]
+
+    def line(self, out: str, cluster_file: str = "", constraints_file: str = "") -> str:
+        """The command line that asks the same, to copy; the arguments are those of :meth:`words`."""
+        return shlex.join(["tensoropt", *self.words(out, cluster_file, constraints_file)])
+
+
+def onnx_options(
+    source: str, dims: Mapping[str, int], outputs: Sequence[str], loss: str | None, *, training: bool
+) -> OnnxOptions | None:
+    """How an ONNX file is opened; None where nothing is said of one.
+
+    Raises:
+        TensorOptError: a loss although nothing is trained.
+    """
+    if not is_onnx(source) and not (dims or outputs or loss):
+        return None
+    if loss is not None and not training:
+        raise TensorOptError("--loss is for training; leave it out with --mode inference")
+    return OnnxOptions.of(dims, outputs, (loss or "auto") if training else None)
+
+
+def headroom_bytes(headroom: str, whole: float) -> float:
+    """The bytes that are kept free of devices that have ``whole``: ``5%`` of them, or ``2GiB``.
+
+    Raises:
+        TensorOptError: it is no share and no size, or leaves nothing.
+    """
+    share, percent, rest = headroom.partition("%")
+    try:
+        kept = whole * float(share) / 100 if percent and not rest.strip() else parse_bytes(headroom)
+    except (ValueError, TensorOptError):
+        raise TensorOptError(
+            f"--headroom '{headroom}' is neither a share nor a size; write 5% or 2GiB"
+        ) from None
+    if not 0 <= kept < whole:
+        raise TensorOptError(
+            f"--headroom {headroom} is {format_bytes(kept)} of devices that have {format_bytes(whole)}; keep "
+            "less of them free"
+        )
+    return kept

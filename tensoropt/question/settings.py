@@ -1,0 +1,403 @@
+"""What can be chosen about an exploration.
+
+All that is said of a setting stands at its field of :class:`Settings`: the command line's flag, the field of
+the dashboard's form, the line of what is in effect, the row among the assumptions, the README's table and the
+saved JSON are made from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass as model
+
+from tensoropt.errors import TensorOptError
+from tensoropt.profiling.optimizers import OPTIMIZERS
+from tensoropt.units import (
+    read_counts,
+    read_number,
+    read_size,
+    read_whole,
+    share_words,
+    write_counts,
+    write_size,
+)
+
+if TYPE_CHECKING:
+    from tensoropt.sharding.constraints import Constraints
+
+    Optimizer = str
+    ComputeDtype = str
+    Constrained = Constraints | None
+else:
+    Optimizer = Literal[tuple(OPTIMIZERS)]
+    ComputeDtype = Literal["float32", "bfloat16"]
+    Constrained = Any
+
+_SWITCH = {"no": False, "yes": True}
+"""What a form offers for a setting that is on or off."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How people meet a setting: what it is called and means, and how its values are read and written.
+
+    Attributes:
+        help: what it means, in a few words.
+        label: its name in a form and among assumptions.
+        group: the settings that it stands among in ``--help`` and in the form.
+        flag: its name on the command line, by default the field's.
+        metavar: what stands for a value in ``--help``.
+        none: the word for no value.
+        title: how a value reads in a title, by default after the flag.
+        words: how a value reads among assumptions, where it isn't as it is written.
+        assumed: whether it stands among assumptions at its default, too.
+        of_step: whether explorations at different values are of different steps, which are not compared.
+        percent: whether a form shows 100 times the value.
+        read: the value of a text.
+        write: the text of a value, which is read as that value again.
+        rule: what a form says of a value that the model refuses, where that is not in the form's unit.
+        width: of its control in a form, pixels.
+        name, default, choices: of the field; filled in by :func:`settings_fields`.
+    """
+
+    help: str
+    label: str
+    group: str
+    flag: str = ""
+    metavar: str = ""
+    none: str = ""
+    title: str = ""
+    words: Callable[[Any], str] | None = None
+    assumed: bool = False
+    of_step: bool = False
+    percent: bool = False
+    read: Callable[[str], Any] = str
+    write: Callable[[Any], str] = str
+    rule: str = ""
+    width: int = 130
+    name: str = ""
+    default: Any = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its name among parsed options and in a form."""
+        return self.flag.replace("-", "_")
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The values that a form offers; none where one is typed."""
+        return tuple(_SWITCH) if isinstance(self.default, bool) else self.choices
+
+    @property
+    def form_label(self) -> str:
+        """Its name in a form, with the unit."""
+        return f"{self.label}, %" if self.percent else self.label
+
+    def text(self, value: Any) -> str:
+        """A value as it is written in a sentence."""
+        if value is None:
+            return self.none
+        return ("no", "yes")[value] if isinstance(value, bool) else self.write(value)
+
+    def row(self, value: Any) -> str:
+        """A value as it reads among assumptions."""
+        return self.text(value) if self.words is None or value is None else self.words(value)
+
+    def notable(self, value: Any) -> str:
+        """A value as it is written where it tells explorations apart; "" where it says nothing."""
+        return "" if value is None or (value == self.default and not self.assumed) else self.text(value)
+
+    def in_title(self, value: Any) -> str:
+        """A value as it reads in a title."""
+        return (self.title or f"{self.flag} {{}}").format(self.text(value))
+
+    def option(self, value: Any, text: str = "") -> list[str]:
+        """The words of a command line that choose a value; none for the default.
+
+        Args:
+            text: what is written instead of the value, such as the file that it is from.
+        """
+        if value == self.default:
+            return []
+        return [f"--{self.flag}", *([] if isinstance(value, bool) else [text or self.write(value)])]
+
+    def in_form(self, value: Any) -> str:
+        """A value as a form shows it; "" where there is none."""
+        if value is None or isinstance(value, bool):
+            return "" if value is None else self.text(value)
+        return f"{100 * value:.6g}" if self.percent else self.write(value)
+
+    def from_form(self, typed: Any) -> Any:
+        """The value of what was typed into a form; the default where nothing was.
+
+        Raises:
+            TensorOptError: it is none; begins with what the form calls the setting.
+        """
+        text = "" if typed is None else str(typed).strip()
+        try:
+            if not text:
+                return self.default
+            if isinstance(self.default, bool):
+                return _SWITCH[_one_of(text, tuple(_SWITCH))]
+            if self.choices:
+                return typed
+            value = self.read(text)
+            return self._checked(float(f"{value / 100:.6g}") if self.percent else value)
+        except TensorOptError as error:
+            raise TensorOptError(f"{self.form_label}: {error}") from error
+
+    def _checked(self, value: Any) -> Any:
+        """The value, if the model's rules allow it, each setting by itself."""
+        try:
+            return getattr(Settings(**{self.name: value}), self.name)
+        except TensorOptError as error:
+            raise TensorOptError(self.rule or str(error)) from error
+
+
+def _one_of(text: str, choices: Sequence[str]) -> str:
+    """The text, which is one of the choices."""
+    if text not in choices:
+        raise TensorOptError(f"'{text[:40]}' is none of {', '.join(choices)}")
+    return text
+
+
+# -- how values read among assumptions ------------------------------------------------------------------
+
+
+def _count_words(value: str | Sequence[int]) -> str:
+    """Which numbers of micro-batches are searched."""
+    if value == "auto":
+        return "1, 2, 4, 8 where they divide the batch"
+    return write_counts(value).replace(",", ", ")
+
+
+def _recompute_words(value: str) -> str:
+    """What may be computed again."""
+    return "repeated blocks may run again in backward" if value == "auto" else value
+
+
+# -- rules ----------------------------------------------------------------------------------------------
+
+
+def _gap(value: float) -> float:
+    if not 0 <= value < 1:
+        raise TensorOptError(f"epsilon {value} is not between 0 and 1; 0.001 means 0.1 %")
+    return value
+
+
+def _enough(value: int | None) -> int | None:
+    if value is not None and value < 2:
+        raise TensorOptError(f"max_points {value} leaves no frontier; use at least 2")
+    return value
+
+
+def _counts(value: Any) -> Any:
+    if not isinstance(value, str):
+        value = tuple(value)
+    if not value:
+        raise TensorOptError("no micro-batch count to search; use at least one, or 'auto'")
+    if not isinstance(value, str) and any(m < 1 for m in value):
+        raise TensorOptError(f"micro-batch counts {list(value)} must be at least 1")
+    return value
+
+
+def _constraints(value: Any) -> Any:
+    if value is None:
+        return None
+    from tensoropt.question.constraints import constraints_of  # not before there are any: it takes PyTorch
+
+    return constraints_of(value)
+
+
+STEP = "what a step does"
+SEARCH = "what is searched"
+COSTS = "where costs come from"
+
+
+def _refused_in_words(of: type) -> type:
+    """The model, whose faults are refused with a sentence (:func:`_refusal`)."""
+    checked: Any = of.__init__  # type: ignore[misc]
+
+    def initialise(self: Any, *values: Any, **chosen: Any) -> None:
+        # Not a validator: what that raises would be made a fault of pydantic's again.
+        try:
+            checked(self, *values, **chosen)
+        except ValidationError as error:
+            raise _refusal(error) from None
+
+    of.__init__ = wraps(checked)(initialise)  # type: ignore[misc]
+    return of
+
+
+@_refused_in_words
+@model(frozen=True, config=ConfigDict(extra="forbid"))
+class Settings:
+    """What can be chosen about an exploration; the defaults are the command line's.
+
+    Raises:
+        TensorOptError: a value that means nothing; says which do.
+        ConstraintError: constraints that cannot be read.
+    """
+
+    mode: Annotated[
+        Literal["train", "inference"],
+        Setting(
+            "inference: the forward pass alone", "Mode", STEP, title="{}", assumed=True, of_step=True,
+            width=120,
+        ),
+    ] = "train"  # fmt: skip
+    optimizer: Annotated[
+        Optimizer,
+        Setting(
+            "adam_fused: one kernel, nothing made for a while", "Optimizer", STEP, title="{}", assumed=True,
+            of_step=True,
+        ),
+    ] = "adam"  # fmt: skip
+    micro_batches: Annotated[
+        str | Sequence[int],
+        BeforeValidator(_counts),
+        Setting(
+            "counts to search; auto: 1,2,4,8 that divide; pipelines of P stages run P times as many",
+            "Micro-batches", STEP, metavar="auto|1,2,4", title="{} micro-batches", words=_count_words,
+            assumed=True, read=read_counts, write=write_counts,
+        ),
+    ] = "auto"  # fmt: skip
+    memory_bytes: Annotated[
+        int | float | None,
+        Setting(
+            "fail if no plan fits this much per device", "Fail unless it fits", SEARCH, flag="memory",
+            metavar="24GiB", none="no limit", read=read_size, write=write_size, width=150,
+        ),
+    ] = None  # fmt: skip
+    epsilon: Annotated[
+        int | float,
+        AfterValidator(_gap),
+        Setting(
+            "allowed gap of the frontier, 0 for exact", "Allowed gap", SEARCH, metavar="E", title="gap {}",
+            words=share_words, assumed=True, percent=True, read=read_number, write="{:g}".format,
+            rule="between 0 and 100; 0.1 is the usual one, 0 is exact",
+        ),
+    ] = 1e-3  # fmt: skip
+    max_points: Annotated[
+        int | None,
+        AfterValidator(_enough),
+        Setting(
+            "keep at most N points per table while searching", "Points kept", SEARCH, metavar="N",
+            none="no limit", title="{} points kept", read=read_whole,
+        ),
+    ] = None  # fmt: skip
+    dtype: Annotated[
+        ComputeDtype,
+        Setting(
+            "what operators compute in; float32: the model's own dtypes; bfloat16: mixed precision with "
+            "float32 master weights", "Computes in", STEP, title="{}", assumed=True, of_step=True,
+        ),
+    ] = "float32"  # fmt: skip
+    recompute: Annotated[
+        Literal["auto", "never"],
+        Setting(
+            "whether repeated blocks may be computed again in backward", "Recompute", STEP,
+            words=_recompute_words, assumed=True, width=120,
+        ),
+    ] = "auto"  # fmt: skip
+    overlap: Annotated[
+        Literal["default", "none"],
+        Setting(
+            "none: all communication is waited for, to compare with; CPU ranks hide nothing in either case",
+            "Overlap", STEP, width=120,
+        ),
+    ] = "default"  # fmt: skip
+    constraints: Annotated[
+        Constrained,
+        BeforeValidator(_constraints),
+        Setting(
+            "YAML or JSON: pins of operators and parameters, what belongs together, device kinds",
+            "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints",
+            write=lambda _: "given",
+        ),
+    ] = None  # fmt: skip
+    measure: Annotated[
+        Literal["all", "never"],
+        Setting(
+            "never: price from the profile store and a fit to it instead of timing", "Time on this machine",
+            COSTS, width=170,
+        ),
+    ] = "all"  # fmt: skip
+    process_memory: Annotated[
+        bool,
+        Setting(
+            "count what a process takes of a GPU beside tensors, too, and replay PyTorch's allocator: "
+            "estimates, never compared with a card", "Process memory", COSTS,
+        ),
+    ] = False  # fmt: skip
+    pipelines: Annotated[
+        Literal["auto", "always", "never"],
+        Setting(
+            "plans that cut the model into stages, by a heuristic: auto: a first look on clusters of several "
+            "nodes or device kinds; always: a closer one, on any", "Pipelines", SEARCH, width=120,
+        ),
+    ] = "auto"  # fmt: skip
+    placements: Annotated[
+        Literal["auto", "always", "never"],
+        Setting(
+            "plans that put each operator on one device, by published planners: auto: where these are quick; "
+            "always: on any number of devices", "Placements", SEARCH, width=120,
+        ),
+    ] = "auto"  # fmt: skip
+
+    @property
+    def allows_gap(self) -> bool:
+        """Whether strategies may be left out that are hardly better than what is known."""
+        return self.epsilon > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as plans and explorations keep it."""
+        micro = self.micro_batches if isinstance(self.micro_batches, str) else list(self.micro_batches)
+        constraints = dict(self.constraints.data) if self.constraints else None
+        return {**vars(self), "micro_batches": micro, "constraints": constraints}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Settings:
+        """The settings that :meth:`to_dict` wrote.
+
+        Raises:
+            TensorOptError: there are some that this version does not know.
+        """
+        try:
+            return cls(**{**data, "constraints": data.get("constraints") or None})
+        except TypeError as error:
+            raise TensorOptError(f"{error}: this was made by a later version; explore again") from None
+
+
+def settings_fields() -> Iterator[Setting]:
+    """What is said of each setting, in the order of the model's fields."""
+    for name, field in Settings.__pydantic_fields__.items():  # type: ignore[attr-defined]
+        said = next(one for one in field.metadata if isinstance(one, Setting))
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        flag = said.flag or name.replace("_", "-")
+        yield replace(said, name=name, flag=flag, default=field.default, choices=choices)
+
+
+def _refusal(error: ValidationError) -> Exception:
+    """What is wrong with settings, in a sentence with the values that would do."""
+    fault = error.errors()[0]
+    name, value = str(fault["loc"][0]), fault["input"]
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, TensorOptError):
+        return cause
+    if fault["type"] == "unexpected_keyword_argument":
+        return TypeError(
+            f"'{name}' is no setting; there are {', '.join(one.name for one in settings_fields())}"
+        )
+    if fault["type"] == "literal_error":
+        choices = next(setting.choices for setting in settings_fields() if setting.name == name)
+        few = len(choices) <= 3
+        listed = f"{', '.join(choices[:-1])} or {choices[-1]}" if few else ", ".join(choices)
+        return TensorOptError(f"unknown {name} '{value}'; use {listed}")
+    return TensorOptError(f"{name} {value!r} cannot be used: {fault['msg']}")

@@ -1,0 +1,157 @@
+"""Which cluster to take: by hand, and against a search through all of them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import TensorOptError
+from tensoropt.exploration.cluster_offers import (
+    ClusterQuestion,
+    Offers,
+    check_headroom,
+    check_prices,
+    offers,
+    write_offers_csv,
+)
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import Amount, Tariff
+from tests.exploration.test_rates import explored
+from tests.plan.explorations import point
+
+GIB = 2.0**30
+PRICES = {"H100-80GB": 3.0, "A100-80GB": 1.0}
+
+
+def on(cluster: str, *points: tuple[float, float]) -> Exploration:
+    """Points of (GiB, seconds) on two devices of a preset."""
+    found = explored(f"{cluster}[2]")
+    cluster_data = {**load_cluster(f"{cluster}[2]").to_dict(), "name": cluster}
+    made = tuple(point(size * GIB, seconds, 0) for size, seconds in points)
+    return replace(found, points=made, cluster=cluster_data)
+
+
+FAST, CHEAP, SMALL = (
+    on("dgx-h100", (10, 0.4), (90, 0.2)),  # the fastest needs more than a device has
+    on("dgx-a100", (10, 0.9), (40, 0.6)),
+    on("rtx-4090", (30, 0.1)),
+)
+ALL = (FAST, CHEAP, SMALL)
+
+
+def names(found: Offers) -> tuple[str | None, str | None]:
+    return tuple(row and row.cluster for row in (found.cheapest, found.fastest))  # type: ignore[return-value]
+
+
+def test_every_cluster_offers_its_fastest_plan_that_fits() -> None:
+    rows = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES))).rows
+    assert [row.point for row in rows] == [0, 1, None]
+    assert "does not fit: 30 GiB at least, 24 GiB a device may use" in rows[2].reason
+    # 1,000 steps of 0.4 s on two devices at 3 an hour.
+    assert rows[0].cost == pytest.approx(1000 * 0.4 / 3600 * 2 * 3.0)
+    assert rows[0].device_hours == pytest.approx(2 * (rows[0].hours or 0))
+
+
+@pytest.mark.parametrize(
+    ("limits", "cheapest", "fastest"),
+    [
+        ({}, "dgx-a100", "dgx-h100"),
+        ({"time_s": 0.5}, "dgx-h100", "dgx-h100"),
+        ({"time_s": 0.3}, None, None),
+        ({"cost": 0.4}, "dgx-a100", "dgx-a100"),
+        ({"memory_bytes": 20 * GIB}, "dgx-a100", "dgx-h100"),
+        ({"memory_bytes": 5 * GIB}, None, None),
+        ({"headroom": 0.9}, None, None),
+    ],
+)
+def test_cheapest_and_fastest_within_limits(
+    limits: dict[str, Any], cheapest: str | None, fastest: str | None
+) -> None:
+    found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES), **limits))
+    assert names(found) == (cheapest, fastest)
+    assert all(row.reason for row in found.rows if row not in found.within)
+
+
+def test_what_has_no_price_is_said_and_can_be_the_fastest_only() -> None:
+    found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind={"A100-80GB": 1.0})))
+    assert names(found) == ("dgx-a100", "dgx-h100")
+    said = " ".join(found.sentences())
+    assert "Without a price, and so left out of what is cheapest: dgx-h100." in said
+    within = offers(ALL, ClusterQuestion(cost=9.0, tariff=Tariff(by_kind={"A100-80GB": 1.0})))
+    assert within.rows[0].reason == "no price of a device-hour is known for H100-80GB"
+    nothing = offers(ALL, ClusterQuestion())
+    assert nothing.cheapest is None
+    assert "Which is cheapest is unknown" in " ".join(nothing.sentences())
+
+
+def test_the_answer_in_words() -> None:
+    asked = ClusterQuestion(
+        time_s=0.5, amount=Amount(1e6, "tokens"), tariff=Tariff(by_kind=PRICES, currency="EUR")
+    )
+    cheapest, fastest = offers(ALL, asked).sentences()
+    assert cheapest == (
+        "Cheapest within 500 ms a step: dgx-h100, 0.651 EUR for 1,000,000 tokens at 400 ms a step."
+    )
+    assert fastest == "Fastest within 500 ms a step: dgx-h100, 400 ms a step, 0.651 EUR."
+    assert list(offers(ALL, replace(asked, time_s=0.1)).sentences()) == [
+        "No cluster is within 100 ms a step."
+    ]
+
+
+def test_what_could_not_be_explored_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    found = offers((FAST,), ClusterQuestion(tariff=Tariff(2.0)), {"mine.yaml": "it is gone"})
+    assert [(row.cluster, row.reason) for row in found.rows] == [
+        ("dgx-h100", ""),
+        ("mine.yaml", "it is gone"),
+    ]
+    write_offers_csv(found, tmp_path / "clusters.csv")
+    with open(tmp_path / "clusters.csv", newline="", encoding="utf-8") as file:
+        first, second = csv.DictReader(file)
+    assert (first["point"], float(first["time_s"]), float(first["price_per_hour"])) == ("1", 0.4, 4.0)
+    assert float(first["tokens_per_s"]) == 1024 / 0.4
+    assert (second["cluster"], second["cost"], second["reason"]) == ("mine.yaml", "", "it is gone")
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(TensorOptError, match="there is a price for H200"):
+        check_prices(ALL, Tariff(by_kind={"H200": 1.0}))
+    with pytest.raises(TensorOptError, match="no share of a device's memory"):
+        check_headroom(1.0)
+    with pytest.raises(TensorOptError, match="tokens of a step are unknown"):
+        offers((explored(call={"args": [], "kwargs": {}}),), ClusterQuestion(amount=Amount(1, "tokens")))
+
+
+PRICE = st.floats(min_value=0.01, max_value=100)
+TIME = st.floats(min_value=1e-3, max_value=10)
+
+
+@given(st.lists(st.tuples(TIME, PRICE), min_size=1, max_size=3), TIME, PRICE)
+def test_the_answer_is_that_of_a_search_through_all(
+    given_: list[tuple[float, float]], time_s: float, cost: float
+) -> None:
+    presets = ("dgx-h100", "dgx-a100", "dgx-b200")
+    found = [on(name, (1, seconds)) for name, (seconds, _) in zip(presets, given_, strict=False)]
+    kinds = [one.cluster["kinds"][0]["name"] for one in found]
+    tariff = Tariff(by_kind={kind: price for kind, (_, price) in zip(kinds, given_, strict=False)})
+    told = offers(found, ClusterQuestion(time_s=time_s, cost=cost, tariff=tariff))
+    naive = [
+        (1000 * seconds / 3600 * 2 * price, seconds, name)
+        for name, (seconds, price) in zip(presets, given_, strict=False)
+    ]
+    within = [row for row in naive if row[1] <= time_s and row[0] <= cost]
+    assert {row.cluster for row in told.within} == {name for *_, name in within}
+    if within:
+        assert told.cheapest is not None
+        assert told.fastest is not None
+        assert told.cheapest.cost == pytest.approx(min(within)[0])
+        assert told.fastest.rates is not None
+        assert told.fastest.rates.step_s == min(seconds for _, seconds, _ in within)
+    else:
+        assert told.cheapest is told.fastest is None

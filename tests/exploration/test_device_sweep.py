@@ -1,0 +1,87 @@
+"""One model on several numbers of devices: a table, the fewest that will do, folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.exploration.cluster_offers import (
+    ClusterCurve,
+    fewest_devices,
+    folders_in,
+    load_sweep,
+    member,
+    profile,
+)
+from tensoropt.exploration.exploration import Exploration
+from tests.plan.explorations import MIB, point, small_exploration, space
+
+
+def on(devices: int, points: Sequence[tuple[float, float]]) -> Exploration:
+    """(MiB, seconds) points on so many devices."""
+    shape = (devices,) if devices > 1 else ()
+    return replace(
+        small_exploration(),
+        points=tuple(point(m * MIB, t, 0) for m, t in points),
+        spaces=(space(shape, 1),),
+        cluster={"name": "toy", "kinds": [{"name": "Toy", "memory_bytes": 100 * MIB}]},
+    )
+
+
+FAMILY = (on(1, [(64, 1.0)]), on(2, [(16, 1.2), (32, 0.6)]), on(4, [(4, 1.5), (16, 0.5)]))
+
+
+def test_the_table_has_the_fastest_time_of_each_budget() -> None:
+    found = profile([ClusterCurve.of(one) for one in FAMILY], columns=5)
+    assert [round(b / MIB) for b in found.budgets_bytes] == [4, 8, 16, 32, 64]
+    times = {row.devices: [cell and cell.time_s for cell in row.cells] for row in found.rows}
+    assert times == {
+        1: [None, None, None, None, 1.0],
+        2: [None, None, 1.2, 0.6, 0.6],
+        4: [1.5, 1.5, 0.5, 0.5, 0.5],
+    }
+    last = found.rows[1].cells[-1]
+    assert last is not None
+    assert (last.exploration, last.point) == (1, 1)
+
+
+def test_two_explorations_on_as_many_devices_share_a_row() -> None:
+    two = on(2, [(16, 1.0)]), on(2, [(16, 0.8), (32, 0.7)])
+    found = profile([ClusterCurve.of(one) for one in two], columns=2)
+    (row,) = found.rows
+    assert [(c.time_s, c.exploration) for c in row.cells if c] == [(0.8, 1), (0.7, 1)]
+
+
+def test_mini_parallelism_takes_the_fewest_devices_that_will_do() -> None:
+    assert fewest_devices(FAMILY, 64 * MIB, None).devices == 1
+    assert fewest_devices(FAMILY, 20 * MIB, None).devices == 2
+    assert fewest_devices(FAMILY, 8 * MIB, None).devices == 4
+    assert fewest_devices(FAMILY, None, 0.6).devices == 2
+    with pytest.raises(InfeasibleError, match=r"1, 2, 4 devices .* leanest needs 4.*MiB on 4"):
+        fewest_devices(FAMILY, 2 * MIB, None)
+    assert member(FAMILY, 2) is FAMILY[1]
+    with pytest.raises(TensorOptError, match="no exploration on 3 devices; there are 1, 2, 4"):
+        member(FAMILY, 3)
+
+
+def test_a_folder_of_explorations_is_a_sweep(tmp_path: Path) -> None:
+    for one in reversed(FAMILY):
+        one.save(tmp_path / f"{one.devices}-devices")
+    (tmp_path / "notes").mkdir()
+    assert [f.name for f in folders_in(tmp_path)] == ["1-devices", "2-devices", "4-devices"]
+    assert [one.devices for one in load_sweep(tmp_path)] == [1, 2, 4]
+    assert [one.devices for one in load_sweep(tmp_path / "2-devices")] == [2]
+    with pytest.raises(TensorOptError, match="holds no exploration"):
+        load_sweep(tmp_path / "notes")
+
+
+def test_different_models_are_no_sweep(tmp_path: Path) -> None:
+    on(1, [(4, 1.0)]).save(tmp_path / "a")
+    other = on(2, [(4, 1.0)])
+    replace(other, settings={**other.settings, "optimizer": "sgd"}).save(tmp_path / "b")
+    with pytest.raises(TensorOptError, match="different models or settings"):
+        load_sweep(tmp_path)

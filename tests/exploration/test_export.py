@@ -1,0 +1,240 @@
+"""The CSV of a frontier, read back column by column, and compared with the plan of every point.
+
+Planners side by side, told from the points of an exploration and not from what was written down once.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt.cluster.files import cluster_from
+from tensoropt.costs.process_memory import TERMS
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.export import (
+    COMPARISON_COLUMNS,
+    compared,
+    limits_asked,
+    write_comparison_csv,
+    write_frontier_csv,
+    write_strategies_csv,
+)
+from tensoropt.plan.figures import FIGURES
+from tensoropt.plan.point import FRONTIER
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.report.table import GAP_CAPTION, comparison_text
+from tests.costs.models import two_layers
+from tests.plan.explorations import MIB, point, small_exploration, space
+
+
+def row(planner: str, **changes: object) -> dict[str, object]:
+    fields = {"planner": planner, "limit_bytes": None, "memory_bytes": 1.0, "time_s": 1.0, "points": 180,
+              "search_s": 0.5, "gap": 0.7, "notes": []}  # fmt: skip
+    return {**fields, **changes}
+
+
+@pytest.fixture
+def found() -> Exploration:
+    """Two planners: one has a plan among the points, one only beaten ones. What was written down is wrong."""
+    base = small_exploration()
+    own = base.points[2].changed(planner="zero")
+    others = (point(30 * MIB, 0.3, 0, planner="dpos"), point(11 * MIB, 0.5, 0, planner="zero"), own)
+    rows = (row(FRONTIER, notes=["zero is faster within this memory: 1 s"]), row("zero"), row("dpos"))
+    return replace(base, points=(*base.points[:2], own, base.points[3]), others=others, comparison=rows)
+
+
+@pytest.mark.parametrize("limit", [None, 12 * MIB, 25 * MIB, 1.0])
+def test_rows_are_of_the_points(found: Exploration, limit: float | None) -> None:
+    fits = [p for p in found.all_points if limit is None or p.memory_bytes <= limit]
+    for told in compared(found, limit):
+        its = [
+            p for p in fits if (p in found.points if told.planner == FRONTIER else p.planner == told.planner)
+        ]
+        assert told.points == len(its)
+        assert told.limit_bytes == limit
+        if not its:
+            assert (told.time_s, told.memory_bytes, told.gap) == (None, None, None)
+            continue
+        best = min(its, key=lambda p: p.time_s)
+        within = min(p.time_s for p in fits if p.memory_bytes <= best.memory_bytes)
+        assert (told.time_s, told.memory_bytes) == (best.time_s, best.memory_bytes)
+        assert told.gap == pytest.approx(best.time_s / within - 1)
+
+
+def test_the_csvs_and_the_table_agree(found: Exploration, tmp_path: Path) -> None:
+    write_comparison_csv(found, tmp_path / "comparison.csv")
+    write_frontier_csv(found, tmp_path / "frontier.csv")
+    with open(tmp_path / "comparison.csv", encoding="utf-8") as file:
+        frontier, zero, dpos = csv.DictReader(file)
+    with open(tmp_path / "frontier.csv", encoding="utf-8") as file:
+        points = list(csv.DictReader(file))
+    assert int(frontier["points"]) == len(points)
+    assert float(frontier["time_s"]) == float(points[-1]["time_s"])
+    assert float(zero["time_s"]) == min(float(p["time_s"]) for p in points if p["planner"] == "zero")
+    lines = comparison_text(found).splitlines()
+    assert lines[1].split()[:2] == ["frontier", "-"]
+    assert f" {len(points)} " in lines[1]
+    # The frontier is beaten by none, which was written down before that plan was one of its points.
+    assert "faster" not in lines[1]
+    assert f"+{100 * float(dpos['gap']):.1f} %" in lines[3]
+    assert lines[-1] == GAP_CAPTION
+
+
+def test_limits_that_were_asked_have_a_row_each(found: Exploration) -> None:
+    asked = replace(found, comparison=(*(row(FRONTIER, limit_bytes=b) for b in (15 * MIB, 40 * MIB)),))
+    assert limits_asked(asked) == (15 * MIB, 40 * MIB)
+    assert len(comparison_text(asked).splitlines()) == 4
+
+
+def test_what_is_not_within_a_limit_says_why(found: Exploration) -> None:
+    *_, dpos = compared(found, 12 * MIB)
+    assert dpos.notes == ("its leanest plan needs 30 MiB",)
+    refused = replace(found, comparison=(row("ilp", time_s=None, notes=["no solver", "no solver"]),))
+    assert compared(refused)[0].notes == ("no solver",)
+
+
+NODES = {
+    "devices": [{"kind": "A100-80GB", "count": 2}],
+    "nodes": 2,
+    "links": {"intra_node": "NVLink3", "inter_node": "IB-200G"},
+}
+
+SECONDS = (
+    "time_s", "compute_s", "communication_s", "gap", "additive_time_s", "exposed_s", "hidden_s", "idle_s",
+)  # fmt: skip
+
+
+def written(exploration: Exploration, folder: Path) -> list[dict[str, str]]:
+    write_frontier_csv(exploration, folder / "frontier.csv")
+    return read(folder / "frontier.csv")
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
+    """Every column against the plan of its point."""
+    assert len(rows) == len(exploration.points)
+    for i, row in enumerate(rows):
+        plan = exploration.plan(i)
+        told = plan.predicted
+        assert list(row) == [figure.name for figure in FIGURES if not figure.sparse]
+        assert row["point"] == str(i + 1)
+        assert row["mesh"] == ("pp" if plan.pipeline is not None else "") + "x".join(
+            map(str, plan.mesh.shape)
+        )
+        assert int(row["devices"]) == prod(plan.mesh.shape)
+        assert int(row["micro_batches"]) == plan.micro_batches
+        assert row["planner"] == plan.planner
+        assert row["exact"] == ("true" if told.exact else "false")
+        for column in SECONDS:
+            figure = getattr(told, column)
+            assert row[column] == "" if figure is None else float(row[column]) == figure, column
+        for column in ("memory_bytes", "additive_memory_bytes"):
+            assert int(row[column]) == round(getattr(told, column)), column
+        assert set(told.memory) == {"parameters", "gradients", "optimizer", "kept", "transient"}
+        for kind, size in told.memory.items():
+            assert int(row[f"{kind}_bytes"]) == round(size), kind
+        for name in TERMS:
+            assert int(row[f"{name}_bytes"]) == round(told.terms.get(name, 0)), name
+        stages = plan.pipeline.stages if plan.pipeline is not None else ()
+        assert row["stages"] == (str(len(stages)) if stages else "")
+        assert row["schedule"] == (plan.pipeline.schedule if plan.pipeline is not None else "")
+        assert row["cuts"].split() == [stage.begins for stage in stages[1:]]
+        for source in ("measured", "fitted", "data sheet"):
+            assert float(row[f"{source.replace(' ', '_')}_share"]) == told.sources.get(source, 0.0), source
+
+
+def unlike(number: int) -> dict[str, object]:
+    """Figures of which no two are equal, so that none can stand in another's column."""
+    return {
+        "compute_s": 0.011 + number, "communication_s": 0.022 + number, "exposed_s": 0.033 + number,
+        "hidden_s": 0.044 + number, "idle_s": 0.055 + number, "gap": 0.066 + number,
+        "additive_time_s": 0.077 + number, "additive_memory_bytes": 1e6 + 88.0 + number,
+        "memory": (101.0 + number, 202.0 + number, 303.0 + number, 404.0 + number, 505.0 + number),
+        "sources": {"measured": 0.5, "fitted": 0.3, "data sheet": 0.2}, "exact": number % 2 == 0,
+        "planner": f"planner {number}",
+        "terms": {name: 1001.0 * place + number for place, name in enumerate(TERMS, 1)},
+    }  # fmt: skip
+
+
+def test_no_two_columns_change_places(tmp_path: Path) -> None:
+    exploration = replace(
+        small_exploration(),
+        spaces=(space((2, 4), 3), space((3, 2), 5)),
+        points=(
+            point(2e6, 0.9, 0).changed(**unlike(1)),
+            point(3e6, 0.8, 1).changed(**unlike(2)),
+            point(4e6, 0.7, 0).changed(**unlike(3) | {"sources": {"data sheet": 1.0}}),
+        ),
+    )
+    rows = written(exploration, tmp_path)
+    check(exploration, rows)
+    assert [(row["devices"], row["mesh"], row["micro_batches"]) for row in rows] == [
+        ("8", "2x4", "3"), ("6", "3x2", "5"), ("8", "2x4", "3"),
+    ]  # fmt: skip
+    figures = [value for key, value in rows[0].items() if key not in ("point", "exact") and value]
+    assert len(set(figures)) == len(figures)
+
+
+def test_the_columns_of_a_search_are_its_plans(tmp_path: Path) -> None:
+    """Four cards in two nodes, from data sheets; buckets are reduced beside backward."""
+    model, args, kwargs = two_layers()
+    with ProfileStore(tmp_path / "profile.sqlite") as store:
+        exploration = tensoropt.explore(
+            model,
+            args,
+            kwargs,
+            cluster=cluster_from(NODES, name="nodes"),
+            store=store,
+            micro_batches=(1,),
+            epsilon=0.0,
+        )
+    rows = written(exploration, tmp_path)
+    check(exploration, rows)
+    assert {"4"} == {row["devices"] for row in rows}
+    assert "2x2" in {space.mesh.label for space in exploration.spaces}
+    assert any(float(row["communication_s"]) > 0 for row in rows)
+    for a, b in itertools.pairwise(rows):
+        assert int(a["memory_bytes"]) < int(b["memory_bytes"])
+        assert float(a["time_s"]) > float(b["time_s"])
+
+
+def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path: Path) -> None:
+    exploration = replace(
+        small_exploration(), spaces=(space((2,), 4), space((2, 4), 1)), points=small_exploration().points[:2]
+    )
+    write_strategies_csv(exploration, tmp_path / "strategies.csv")
+    rows = read(tmp_path / "strategies.csv")
+    assert list(rows[0]) == ["point", "operator", "axis_0", "axis_1", "options"]
+    assert [(r["point"], r["operator"]) for r in rows] == [
+        ("1", "linear"), ("1", "loss"), ("2", "linear"), ("2", "loss"),
+    ]  # fmt: skip
+    for row in rows:
+        plan = exploration.plan(int(row["point"]) - 1)
+        labels = list(plan.operators[row["operator"]].axes.values())
+        assert [row["axis_0"], row["axis_1"]][: len(labels)] == labels
+        assert not any([row["axis_0"], row["axis_1"]][len(labels) :])
+    assert rows[0]["options"] == "weight=S(0)"
+    assert rows[1]["options"] == ""
+
+
+def test_a_comparison_leaves_empty_what_does_not_apply(tmp_path: Path) -> None:
+    row = dict.fromkeys(COMPARISON_COLUMNS) | {
+        "planner": "ilp", "limit_bytes": 10, "search_s": 0.5, "notes": ["one", "two"],
+    }  # fmt: skip
+    exploration = replace(small_exploration(), comparison=(row,))
+    write_comparison_csv(exploration, tmp_path / "comparison.csv")
+    (found,) = read(tmp_path / "comparison.csv")
+    assert found == {
+        "planner": "ilp", "limit_bytes": "10", "memory_bytes": "", "time_s": "", "points": "0",
+        "search_s": "0.5", "gap": "", "notes": "one; two",
+    }  # fmt: skip

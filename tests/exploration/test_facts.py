@@ -1,0 +1,60 @@
+"""The facts of a point, and what shows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tensoropt.errors import TensorOptError
+from tensoropt.exploration.facts import LISTED_NAMES, facts, rate_facts
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.rates import Amount, Tariff
+from tensoropt.plan.facts_table import Fact, Html, described, fact_lines, facts_html, filled, named
+from tensoropt.plan.figures import LISTED
+from tests.plan.explorations import small_exploration
+
+FOUND = small_exploration()
+
+
+def test_a_fact_is_its_value_with_source_and_note() -> None:
+    assert Fact("time", 2, lambda n: f"{n} s", source="measured", note="idle").words == "2 s (measured; idle)"
+    assert Fact("MFU", None, note="no peak").words == "unknown: no peak"
+    assert fact_lines(named({"a": Fact("a", 1), "b": Fact("b", 2)}, "b", "c", "a")) == ["  b: 2", "  a: 1"]
+
+
+def test_every_listed_figure_is_a_fact_and_units_are_the_readers() -> None:
+    known = facts(FigureRow.of(FOUND, 1), time=lambda s: f"{s:.3f} seconds")
+    assert all(name == fact.name for name, fact in known.items())
+    assert {"mesh", "memory", "time", "split by", "figures", "proven"} <= known.keys()
+    assert not known.keys() & set(LISTED_NAMES)  # nothing is known of them
+    counted = replace(
+        FOUND,
+        points=tuple(
+            p.changed(**dict.fromkeys((figure.name for figure in LISTED), 3.0)) for p in FOUND.points
+        ),
+    )
+    assert set(LISTED_NAMES) <= facts(FigureRow.of(counted, 1)).keys()
+    assert known["compute"].words.endswith(" seconds")
+
+
+def test_what_is_unknown_of_rates_says_why() -> None:
+    row = FigureRow.of(FOUND, 0, Tariff(2.0, {}, "EUR"))
+    assert [fact.name for fact in rate_facts(row)] == ["throughput", "MFU", "1,000 steps"]
+    with pytest.raises(TensorOptError, match="tokens of a step are unknown"):
+        rate_facts(row, Amount(1e6, "tokens"))
+
+
+@pytest.mark.parametrize("shown", [FOUND.points[0], FOUND.spaces[0], FOUND.plan(0)])
+def test_a_notebook_shows_points_spaces_and_plans(shown: object) -> None:
+    title, rows = described(shown)
+    assert title.split()[0] == type(shown).__name__
+    assert rows
+    assert facts_html(title, rows) == shown._repr_html_()  # type: ignore[attr-defined]
+
+
+def test_a_template_escapes_what_is_not_html(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<p>$a$b")
+    assert filled(page, a="<x>", b=Html("<b>")) == "<p>&lt;x&gt;<b>"

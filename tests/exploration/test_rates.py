@@ -1,0 +1,230 @@
+"""Throughput, MFU, hours and money of points: by hand, linear where they are, unknown with a reason.
+
+What a plan says of the devices it was made for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import (
+    Amount,
+    StepWork,
+    Tariff,
+    amount_of,
+    device_words,
+    for_gpus,
+    kinds_of,
+    made_for,
+    prices_of,
+    rates,
+)
+from tensoropt.plan.plan import MeshInfo, ModelInfo
+from tests.plan.explorations import point, small_exploration, space
+
+
+def test_it_is_the_cluster_that_was_saved():
+    for name, gpus in (("dgx-h100[2]", True), ("local:2", False)):
+        cluster = load_cluster(name)
+        assert made_for(cluster.to_dict()) == cluster
+        assert for_gpus(cluster.to_dict()) is gpus
+    assert device_words(load_cluster("dgx-h100[2]")) == "2 x H100-80GB (cuda)"
+
+
+def test_a_plan_may_not_say():
+    assert made_for({}) is None
+    assert not for_gpus({"name": "toy"})
+
+
+TOKENS = {
+    "input_ids": {"tensor": [8, 128], "dtype": "int64"},
+    "labels": {"tensor": [8, 128], "dtype": "int64"},
+}
+
+
+def explored(
+    cluster: str = "dgx-h100[2]", *, call: Any = None, flops: Any = None, **changes: Any
+) -> Exploration:
+    """One point of 0.5 s on two devices."""
+    call = {"args": [], "kwargs": TOKENS} if call is None else call
+    model = ModelInfo(source="zoo:toy", fingerprint="f" * 64, call=call)
+    found = replace(
+        small_exploration(),
+        points=(point(1e6, 0.5, 0),),
+        spaces=(space((2,), 1),),
+        model=model,
+        cluster=load_cluster(cluster).to_dict(),
+    )
+    report = {**found.report, **({} if flops is None else {"model_flops": flops})}
+    return replace(found, report=report, **changes)
+
+
+def test_figures_by_hand() -> None:
+    # 8 samples of 128 tokens in 0.5 s; of two H100 with 66.9 TFLOP/s each, a tenth of what 0.5 s would allow.
+    found = explored(flops={"float32": 0.1 * 2 * 66.9e12 * 0.5})
+    one = rates(found, 0, tariff=Tariff(3.0))
+    assert (one.devices, one.samples_per_s, one.tokens_per_s) == (2, 16.0, 2048.0)
+    assert one.mfu == pytest.approx(0.1)
+    assert one.per_hour == 6.0
+    assert one.hours(7200) == 1.0
+    assert one.device_hours(7200) == 2.0
+    assert one.cost(7200) == pytest.approx(6.0)
+    assert Amount(1024 * 7200, "tokens").steps(StepWork.of(found)) == 7200
+    assert Amount(2, "epochs", 8 * 3600).steps(StepWork.of(found)) == 7200
+
+
+def test_flop_of_several_formats_have_peaks_of_their_own() -> None:
+    kinds = load_cluster("dgx-h100[2]").devices
+    flops = {name: 2 * kinds[0].flops[name] * 0.1 for name in ("float32", "bfloat16")}
+    assert rates(explored(flops=flops), 0).mfu == pytest.approx(0.4)
+
+
+def test_devices_of_two_kinds_add_their_peaks_and_prices_up(tmp_path: Any) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(
+        "devices: [{kind: H100-80GB, count: 1}, {kind: A100-80GB, count: 1, price_per_hour: 1.5}]\n"
+        "links: {intra_node: NVLink3}\n"
+    )
+    found = explored(str(file), flops={"bfloat16": (989.4e12 + 312e12) * 0.25})
+    one = rates(found, 0, tariff=Tariff(by_kind={"H100-80GB": 2.5}))
+    assert one.mfu == pytest.approx(0.5)
+    assert one.per_hour == 4.0
+
+
+def test_a_device_without_tensor_cores_computes_tf32_as_float32() -> None:
+    found = explored("dgx-v100[2]", flops={"tf32": 2 * 15.7e12 * 0.25})
+    assert rates(found, 0).mfu == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "why"),
+    [
+        (explored(), "mfu", "saved without the FLOP of its model"),
+        (explored(flops={}), "mfu", "no product whose FLOP are counted"),
+        (
+            explored("dgx-v100[2]", flops={"bfloat16": 1e9}),
+            "mfu",
+            "no peak of bfloat16 is known for V100-32GB",
+        ),
+        (explored(flops={"float32": 1.0}), "per_hour", "no price of a device-hour is known for H100-80GB"),
+        (explored(flops={"float32": 1.0}, cluster="dgx-h100[1]"), "mfu", "which of the 1 devices"),
+        (replace(explored(flops={"float32": 1.0}), cluster={"name": "toy"}), "mfu", "was not saved"),
+        (explored(call={"args": [], "kwargs": {}}), "samples_per_s", "shapes of the model's inputs"),
+        (
+            explored(call={"args": [{"tensor": [8, 3], "dtype": "float32"}], "kwargs": {}}),
+            "tokens_per_s",
+            "reads no sequences of token numbers",
+        ),
+        (
+            explored(call={"args": [{"tensor": [n, 3], "dtype": "float32"} for n in (8, 4)], "kwargs": {}}),
+            "samples_per_s",
+            r"no batch in common \(first sizes 8, 4\)",
+        ),
+    ],
+)
+def test_what_is_unknown_says_why(found: Exploration, name: str, why: str) -> None:
+    one = rates(found, 0)
+    assert getattr(one, name) is None
+    assert re.search(why, one.whys[name])
+
+
+def test_part_of_a_cluster_of_one_kind_is_known() -> None:
+    assert rates(explored("dgx-h100[4]", flops={"float32": 1.0}), 0).mfu is not None
+
+
+def test_an_amount_of_what_is_unknown_is_refused_with_the_reason() -> None:
+    work = StepWork.of(explored(call={"args": [{"tensor": [8, 3], "dtype": "float32"}], "kwargs": {}}))
+    with pytest.raises(TensorOptError, match="tokens of a step are unknown: it reads no sequences"):
+        Amount(10, "tokens").steps(work)
+    assert Amount(10, "samples").steps(work) == 10 / 8
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Amount(0), "0 steps are no amount"),
+        (lambda: Amount(math.nan, "tokens"), "no amount"),
+        (lambda: Amount(1, "years"), "use one of steps, samples, tokens, epochs"),
+        (lambda: Amount(1, "epochs"), "size of the data set"),
+        (lambda: Amount(1, "steps", 5), "nothing else does"),
+        (lambda: Amount(1, "epochs", 0), "an epoch of 0 samples"),
+        (lambda: Tariff(0.0), "price of all devices is 0"),
+        (lambda: Tariff(by_kind={"A": math.inf}), "price of A is inf"),
+        (lambda: prices_of("H100-80GB="), "'H100-80GB=' is no price"),
+        (lambda: prices_of("2,3"), "two prices for all devices"),
+        (lambda: Tariff(by_kind={"H100": 2.0}).check(kinds_of(explored())), "did you mean 'H100-80GB'"),
+    ],
+)
+def test_nonsense_is_refused(make: Any, why: str) -> None:
+    with pytest.raises(TensorOptError, match=why):
+        make()
+
+
+def test_prices_of_kinds_and_of_the_rest() -> None:
+    assert prices_of(" 2.5, A100-80GB = 1.5 ,") == (2.5, {"A100-80GB": 1.5})
+    assert prices_of("") == (None, {})
+
+
+SIZES = st.floats(min_value=1e-3, max_value=1e15)
+
+
+@given(SIZES, SIZES, st.floats(min_value=1e-3, max_value=1e3))
+def test_hours_and_cost_are_linear_in_the_amount_and_cost_in_the_price(
+    first: float, second: float, price: float
+) -> None:
+    found = explored()
+    work, one = StepWork.of(found), rates(found, 0, tariff=Tariff(price))
+    dear = rates(found, 0, tariff=Tariff(2 * price))
+
+    def cost(count: float, at: Any = one) -> float:
+        return float(at.cost(Amount(count, "tokens").steps(work)))
+
+    assert cost(first) + cost(second) == pytest.approx(cost(first + second))
+    assert cost(3 * first) == pytest.approx(3 * cost(first))
+    assert cost(first, dear) == pytest.approx(2 * cost(first))
+    # A token is a 128th of a sample, and a sample an 8th of a step.
+    for count, unit in ((first, "samples"), (first * 128, "tokens"), (first / 8, "steps")):
+        assert Amount(count, unit).steps(work) == pytest.approx(first / 8)
+    assert one.device_hours(first) == pytest.approx(2 * one.hours(first))
+
+
+@given(st.integers(min_value=1, max_value=64), st.integers(min_value=1, max_value=4096))
+def test_throughput_times_time_is_the_step(batch: int, length: int) -> None:
+    call = {"args": [], "kwargs": {"input_ids": {"tensor": [batch, length], "dtype": "int64"}}}
+    one = rates(explored(call=call), 0)
+    assert one.samples_per_s is not None
+    assert one.tokens_per_s is not None
+    assert one.samples_per_s * one.step_s == pytest.approx(batch)
+    assert one.tokens_per_s == pytest.approx(length * one.samples_per_s)
+
+
+def test_a_point_on_one_device_pays_for_one() -> None:
+    found = explored(spaces=(replace(space((2,), 1), mesh=MeshInfo(shape=(), names=())),))
+    one = rates(found, 0, tariff=Tariff(3.0))
+    assert (one.devices, one.per_hour) == (1, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (Amount(1000), "1,000 steps"), (Amount(3e11, "tokens"), "300B tokens"),
+        (Amount(1.5e13, "tokens"), "15T tokens"), (Amount(123_456_789, "samples"), "123.457M samples"),
+        (Amount(2, "epochs", 50_000), "2 epochs of 50,000 samples"), (Amount(1, "steps"), "1 step"),
+    ],
+)  # fmt: skip
+def test_an_amounts_words_are_read_as_the_amount(amount: Amount, words: str) -> None:
+    assert amount.words == words
+    read = amount_of(words)
+    assert read is not None
+    assert (read.unit, read.samples_per_epoch) == (amount.unit, amount.samples_per_epoch)
+    assert read.count == pytest.approx(amount.count, rel=1e-5)

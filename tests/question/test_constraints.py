@@ -1,0 +1,59 @@
+"""The file of constraints, and that settings carry it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tensoropt.question.constraints import LARGEST_BYTES, constraints_of, load_constraints
+from tensoropt.question.settings import Settings
+from tensoropt.sharding.constraints import ConstraintError
+
+YAML = 'pin: [{operators: "a*", axes: {gpu: batch}}]\ntogether: [[a, b]]\n'
+DATA = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}], "together": [["a", "b"]]}
+
+
+def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(YAML)
+    (tmp_path / "c.json").write_text(json.dumps(DATA))
+    found = load_constraints(tmp_path / "c.yaml")
+    assert found == load_constraints(tmp_path / "c.json") == constraints_of(DATA)
+    assert constraints_of(found) is found
+    assert constraints_of(None) is None
+
+
+def test_settings_keep_the_content() -> None:
+    settings = Settings(constraints=constraints_of(DATA), micro_batches=(1, 2))
+    data = json.loads(json.dumps(settings.to_dict()))
+    assert data["constraints"] == DATA
+    assert Settings.from_dict(data) == settings
+    assert Settings.from_dict({**data, "constraints": None}).constraints is None
+    del data["constraints"]  # as explorations of before were saved
+    assert Settings.from_dict(data).constraints is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"pin: [", "not valid YAML"),
+        (b"\xff\xfe\x00", "not valid YAML"),
+        (b"", "a mapping with pin"),
+        (b"pin: [{operators: a}]", "pin 1: 'axes' says"),
+        (b"#" * (LARGEST_BYTES + 1), "larger than 1 MiB"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes, says: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConstraintError, match=says) as caught:
+        load_constraints(file)
+    assert "c.yaml" in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConstraintError, match="does not exist"):
+        load_constraints(tmp_path / "none.yaml")
+    with pytest.raises(ConstraintError, match="cannot be read"):
+        load_constraints(tmp_path)

@@ -1,0 +1,180 @@
+"""A question is the same on the command line, as JSON and in a job; a new setting is everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt.cli.arguments import question_option
+from tensoropt.cli.parser import parser
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import TensorOptError
+from tensoropt.question import settings
+from tensoropt.question.question import Question
+from tensoropt.question.settings import Settings
+
+GIB = 2.0**30
+LINES = [
+    "explore zoo:mlp --cluster dgx-h100 --out x",
+    "explore zoo:mlp --cluster dgx-h100x2[4] --batch 8 --mode inference --optimizer sgd --micro-batches 1,2 "
+    "--memory 24GiB --epsilon 0 --max-points 50 --headroom 5% --seed 3 --anew --out 'a b'",
+    "explore zoo:mlp --cluster local:2 --dtype bfloat16 --recompute never --overlap none --measure never "
+    "--process-memory --pipelines always --placements never --devices 1,2 --out x",
+    "explore m.onnx --cluster dgx-h100 --dim batch=8 --dim x[0]=4 --output y --loss mse --devices auto --out "
+    "x",
+    "explore net.py:net --cluster two.yaml --also-on dgx-a100,presets --out x",
+    "compare zoo:mlp --cluster dgx-h100 --planners zero,optcnn --memory 8GiB,24GiB --out x",
+    "compare zoo:mlp --cluster dgx-h100 --planners all --out x",
+]
+
+
+def parsed(words: list[str]) -> Question:
+    question: Question = question_option(parser().parse_args(words))
+    return question
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_line_is_a_question_and_back(line: str) -> None:
+    import shlex
+
+    first = shlex.split(line)
+    question = parsed(first)
+    assert Question.of(json.loads(json.dumps(question.data()))) == question
+    words = question.words(first[-1])
+    assert parsed(words) == question
+    assert sorted(words) == sorted(first)
+    assert question.line(first[-1]) == shlex.join(["tensoropt", *words])
+
+
+def test_constraints_are_part_of_it(tmp_path: Path) -> None:
+    pins = {"together": [["*attn*"]]}
+    file = tmp_path / "pins.json"
+    file.write_text(json.dumps(pins))
+    question = parsed(
+        ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--constraints", str(file), "--out", "x"]
+    )
+    file.unlink()
+    again = Question.of(json.loads(json.dumps(question.data())))
+    assert again.settings == Settings(constraints=pins)
+    assert again.words("x")[-4:] == ["--constraints", str(file), "--out", "x"]
+    assert f"constraints {file}" in again.in_effect(load_cluster("dgx-h100"), again.settings, None)
+
+
+def test_a_cluster_without_a_name_is_its_content() -> None:
+    cluster = load_cluster("dgx-h100x2[4]")
+    described = {"devices": [{"kind": "T4", "count": 2}], "links": {"intra_node": "PCIe3"}}
+    for content, count in ((cluster.to_dict(), 4), (described, 2)):
+        question = Question.of(json.loads(json.dumps(Question(model="zoo:mlp", cluster=content).data())))
+        assert load_cluster(question.cluster).device_count == count
+        assert question.words("x", "there.json")[:4] == ["explore", "zoo:mlp", "--cluster", "there.json"]
+
+
+def test_headroom_is_of_the_cluster_that_is_explored() -> None:
+    question = Question(
+        model="zoo:mlp", cluster="dgx-h100", headroom="25%", settings=Settings(memory_bytes=70 * GIB)
+    )
+    for name in ("dgx-h100", "dgx-a100"):
+        cluster = load_cluster(name)
+        expected = min(70 * GIB, 0.75 * cluster.memory_bytes)
+        assert question.settings_on(cluster) == Settings(memory_bytes=expected)
+
+
+def test_all_in_effect_is_said_in_one_line() -> None:
+    question = Question(model="zoo:mlp", cluster="dgx-h100")
+    line = question.in_effect(load_cluster("dgx-h100"), question.settings, "out/mlp")
+    assert line.startswith(
+        "exploring with model zoo:mlp, batch the model's own, seed 0, cluster dgx-h100 (8 x"
+    )
+    for said in ("mode train", "memory no limit", "epsilon 0.001", "constraints none", "process-memory no"):
+        assert f", {said}," in line
+    assert line.endswith("out out/mlp")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"model": "zoo:mlp"}, "no question of this version (cluster"),
+        ({"model": "zoo:mlp", "cluster": "x", "wish": 1}, "no question of this version (wish"),
+        ({"model": "zoo:mlp", "cluster": "x", "settings": {"dtype": "int3"}}, "unknown dtype 'int3'"),
+        ({"model": "zoo:mlp", "cluster": "x", "settings": {"wisdom": 3}}, "made by a later version"),
+        ([], "no question of this version (it"),
+    ],
+)
+def test_what_is_no_question_is_refused(data: Any, said: str) -> None:
+    with pytest.raises(TensorOptError) as error:
+        Question.of(data)
+    assert said in str(error.value)
+
+
+FIELD = """
+    patience: Annotated[int, Setting("how long to try", "Patience", SEARCH, read=read_whole)] = 3
+
+    def to_dict(self)"""
+"""A line of the model: all that it takes to add a setting, beside its use."""
+
+EVERYWHERE = """
+import sys, types
+import tensoropt.question
+source, folder = open(sys.argv[1]).read(), sys.argv[2]
+with_field = source.replace('\\n    def to_dict(self)', open(sys.argv[3]).read(), 1)
+assert with_field != source
+module = sys.modules["tensoropt.question.settings"] = types.ModuleType("tensoropt.question.settings")
+exec(compile(with_field, sys.argv[1], "exec"), module.__dict__)
+tensoropt.question.settings = module
+
+import json
+from tensoropt.cli.parser import parser
+from tensoropt.cli.arguments import question_option
+from tensoropt.question.question import Question
+line = ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--patience", "7", "--out", "x"]
+question = question_option(parser().parse_args(line))
+assert question.settings.patience == 7
+assert question.words("x") == line
+assert Question.of(json.loads(json.dumps(question.data()))) == question
+from tensoropt.cluster import load_cluster
+assert "patience 7" in question.in_effect(load_cluster(question.cluster), question.settings, "x")
+assert question.settings.to_dict()["patience"] == 7
+
+sys.path.insert(0, folder)
+from samples_app import exploration
+from dataclasses import replace
+from tensoropt.plan.facts_table import Fact
+from tensoropt.report.sheet import settings_facts
+found = exploration()
+found = replace(found, settings={**found.settings, "patience": 7})
+assert Fact("patience", "7") in settings_facts(found)
+from tensoropt.report.commands import explore_line
+assert "--patience 7" in explore_line(found, "x")
+
+from tensoropt_app.jobs.fields import faults
+from tensoropt_app.jobs.refill import refill
+from tensoropt_app.jobs.request import request_from
+from tensoropt_app.jobs.uploads import Uploads
+from tensoropt_app.pages.explore import _options
+from tensoropt_app.pages.explore_callbacks import FORM
+from pathlib import Path
+assert FORM["patience"] == "patience"
+assert 'id=\\'patience\\'' in str(_options()) and "how long to try" in str(_options())
+fields = refill(question, Uploads(Path(sys.argv[4]))).fields
+assert fields["patience"] == "7"
+request = request_from(fields, {})
+assert request.question == question
+assert request.title == "mlp on dgx-h100 · patience 7"
+assert "not a number" in faults({**fields, "patience": "long"})["patience"]
+"""
+
+
+def test_a_new_setting_is_a_field_of_the_model_and_nothing_else(tmp_path: Path) -> None:
+    """Flag, JSON, line of what is in effect, assumptions, command line, form, title and refill follow."""
+    (tmp_path / "field").write_text(FIELD)
+    support = Path(__file__).parents[1] / "app" / "support"
+    arguments = [settings.__file__, str(support), str(tmp_path / "field"), str(tmp_path / "uploads")]
+    run = subprocess.run(
+        [sys.executable, "-c", EVERYWHERE, *arguments], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,106 @@
+"""What can be chosen about an exploration, said whole or one by one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt.api import _settings_of
+from tensoropt.errors import TensorOptError
+from tensoropt.question.constraints import constraints_of
+from tensoropt.question.settings import Setting, Settings, settings_fields
+
+PINS = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}]}
+
+
+def test_one_by_one_and_whole_are_the_same() -> None:
+    chosen = {"optimizer": "sgd", "micro_batches": [1, 2], "epsilon": 0.0}
+    whole = Settings(optimizer="sgd", micro_batches=(1, 2), epsilon=0.0)
+    assert _settings_of(None, chosen) == whole
+    assert _settings_of(whole, {}) is whole
+    assert _settings_of(None, {}) == Settings()
+
+
+def test_settings_are_written_in_the_order_that_saved_explorations_have() -> None:
+    written = json.dumps(Settings(epsilon=0, memory_bytes=2**33).to_dict())
+    assert written == (
+        '{"mode": "train", "optimizer": "adam", "micro_batches": "auto", "memory_bytes": 8589934592, '
+        '"epsilon": 0, "max_points": null, "dtype": "float32", "recompute": "auto", "overlap": "default", '
+        '"constraints": null, "measure": "all", "process_memory": false, "pipelines": "auto", '
+        '"placements": "auto"}'
+    )
+
+
+def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
+    with pytest.raises(TensorOptError, match=r"'wisdom' is no setting.*later version; explore again"):
+        Settings.from_dict({**Settings().to_dict(), "wisdom": 3})
+    assert Settings.from_dict({"mode": "inference"}) == Settings(mode="inference")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"dtype": "int3"}, "unknown dtype 'int3'; use float32 or bfloat16"),
+        ({"pipelines": "some"}, "unknown pipelines 'some'; use auto, always or never"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; use sgd, momentum, adam, adam_fused"),
+        ({"max_points": 1}, "max_points 1 leaves no frontier; use at least 2"),
+        ({"max_points": "few"}, "max_points 'few' cannot be used: Input should be a valid integer"),
+        ({"micro_batches": []}, "no micro-batch count to search; use at least one, or 'auto'"),
+        ({"micro_batches": [2, 0]}, "micro-batch counts [2, 0] must be at least 1"),
+    ],
+)
+def test_what_means_nothing_is_said_with_what_does(chosen: dict[str, Any], said: str) -> None:
+    with pytest.raises(TensorOptError) as error:
+        Settings(**chosen)
+    assert str(error.value).startswith(said)
+
+
+VALUES = {
+    "micro_batches": (1, 4), "memory_bytes": 24.0 * 2**30, "epsilon": 0.005, "max_points": 24,
+    "constraints": None, "process_memory": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", list(settings_fields()), ids=lambda setting: setting.name)
+def test_what_is_written_is_read_again(setting: Setting) -> None:
+    for value in setting.choices or (VALUES[setting.name],):
+        assert setting.from_form(setting.in_form(value)) == value
+        if value is not None and not isinstance(value, bool):
+            assert setting.read(setting.write(value)) == value
+    assert setting.from_form(" ") == setting.default
+    assert setting.help
+    assert setting.option(setting.default) == []
+
+
+@pytest.mark.parametrize("name", ["epsilon", "memory_bytes"])
+def test_what_is_given_twice_is_named(name: str) -> None:
+    with pytest.raises(TensorOptError, match=rf"{name} is given twice, as {name}= and in settings="):
+        _settings_of(Settings(), {name: 0.5})
+
+
+def test_what_is_no_setting_is_refused_as_python_does() -> None:
+    with pytest.raises(TypeError, match="'epsilom' is no setting; there are mode, optimizer"):
+        _settings_of(None, {"epsilom": 0.5})
+
+
+def test_settings_are_frozen_and_checked() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Settings().epsilon = 0.5  # type: ignore[misc]
+    with pytest.raises(TensorOptError, match="epsilon 2 is not between 0 and 1"):
+        Settings(epsilon=2)
+
+
+def test_settings_come_back_from_what_is_saved() -> None:
+    found = Settings(micro_batches=[1, 4], dtype="bfloat16")
+    assert found.micro_batches == (1, 4)
+    assert Settings.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_constraints_of_any_kind_are_read(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(PINS))
+    for given in (PINS, tmp_path / "c.json", constraints_of(PINS)):
+        assert Settings(constraints=given).constraints == constraints_of(PINS)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Run:
+class CompletedJob:
     """A job that came to its end, and the seconds it took."""
 
     asked: Asked
@@ -70,7 +70,7 @@ def _text(data: object) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def estimate(wanted: Asked, runs: Sequence[Run]) -> Estimate | None:
+def estimate(wanted: Asked, runs: Sequence[CompletedJob]) -> Estimate | None:
     """What runs alike took: those that asked the same, else those that differ in settings of the search.
 
     Args:

@@ -230,7 +230,7 @@ def _draw(context: Context, known: Any, axes: Any, scheme: Any, kept: Any) -> An
     if not isinstance(known, Mapping):
         return no_update, no_update, no_update
     found = view.runs_of(context.library)
-    units, meant = view.common_units(found), view.Axes.from_data(axes)
+    units, meant = view.common_units(found), view.AxisOptions.from_data(axes)
     shown = view.shown_keys(kept, known)
     figure = runs_figure(found, shown, meant, units, str(scheme))
     lines = [*view.plot_notes(found), context.library.labels.fault]

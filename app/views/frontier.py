@@ -35,7 +35,7 @@ class FrontierData:
 
     Attributes:
         model: what people call it.
-        axes: what the plot shows against what (:class:`.axes.Axes`); None off the plot.
+        axes: what the plot shows against what (:class:`Axes`); None off the plot.
     """
 
     exploration: Exploration

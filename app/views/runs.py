@@ -60,7 +60,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Axes:
+class AxisOptions:
     """The meaning of the plot's axes: memory of one device or of all, time of a step or of a sample."""
 
     total: bool = False
@@ -69,7 +69,7 @@ class Axes:
     log_y: bool = False
 
     @classmethod
-    def from_data(cls, data: Any) -> Axes:
+    def from_data(cls, data: Any) -> AxisOptions:
         """Return the axes in a page's store, which may hold anything."""
         known = data if isinstance(data, Mapping) else {}
         return cls(*(known.get(name) is True for name in ("total", "sample", "logx", "logy")))
@@ -190,7 +190,7 @@ class _Drawn:
     number: np.ndarray
 
 
-def drawn(run: Run, axes: Axes, most: int = _MOST_POINTS) -> _Drawn:
+def drawn(run: Run, axes: AxisOptions, most: int = _MOST_POINTS) -> _Drawn:
     """Return the points of a run that the plot draws.
 
     It leaves out points that another point beats on these axes (only if points are on different numbers of

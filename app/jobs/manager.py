@@ -24,7 +24,7 @@ from tensoropt.plan.question import Question
 
 from ..safety import LOG as LOGGER
 from .beside import shown_instead
-from .estimate import Asked, Estimate, Run, asked, asked_in_words, estimate
+from .estimate import Asked, CompletedJob, Estimate, asked, asked_in_words, estimate
 from .record import LOG, Job, is_alive, read_job, tail, this_server
 from .refill import question_of_job
 from .request import Request, Wanted, written
@@ -60,7 +60,7 @@ class JobManager:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
         self.uploads = Uploads(self.root / "uploads")
-        self._target = target
+        self.target = target
         # Not fork: the server has threads, whose locks a forked child would inherit as they are.
         self._context = multiprocessing.get_context("spawn")
         self._lock = threading.RLock()
@@ -189,13 +189,13 @@ class JobManager:
         """How long a request will take, from what jobs like it took; None where there was none."""
         return estimate(asked(wanted.question.data()), self._runs())
 
-    def _runs(self, but: str = "") -> list[Run]:
+    def _runs(self, but: str = "") -> list[CompletedJob]:
         """What jobs that came to their end asked, and the seconds they took; newest first."""
         runs = []
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:
                 continue
-            runs.append(Run(self._asked_by(job), job.ended - job.started))
+            runs.append(CompletedJob(self._asked_by(job), job.ended - job.started))
         return runs
 
     def _asked_by(self, job: Job) -> Asked:
@@ -292,7 +292,7 @@ class JobManager:
         folder = self.folder / job.id
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=self._target,
+            target=self.target,
             args=(list(job.arguments), str(folder / LOG), writer, self._server[0]),
             name=f"tensoropt-job-{job.id}",
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contrast_app import lab, linear
-from samples_app import exploration
+from samples_app import exploration, of_model
 from tensoropt_app.figures.palette import DARK, LIGHT, Palette, run_colours, run_style
 from tensoropt_app.figures.runs import runs_figure
 from tensoropt_app.library import Library
@@ -20,8 +20,7 @@ from tests.app.figures.test_palette import BLINDNESS
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Run, ...]:
     for name, cluster in (("a", "dgx-h100"), ("b", "dgx-v100")):
-        found = exploration(cluster=cluster)
-        replace(found, model=found.model.model_copy(update={"batch": 32})).save(tmp_path / name)
+        of_model(exploration(cluster=cluster), batch=32).save(tmp_path / name)
     return runs_of(Library(tmp_path, ready_made=tmp_path / "none"))
 
 

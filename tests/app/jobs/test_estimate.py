@@ -42,7 +42,6 @@ def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
     trained = CompletedJob(asked(of(settings=Settings(mode="inference"))), 3.0)
     assert estimate(wanted, [batch, beside, trained]) is None
     found = estimate(wanted, [batch, finer])
-    assert found is not None
     assert (found.last_s, found.same) == (40.0, False)
     assert "with other settings, took that last time" in estimate_words(found)
 
@@ -52,7 +51,6 @@ def test_the_newest_is_the_estimate_and_the_range_is_said() -> None:
     found = estimate(
         wanted, [CompletedJob(wanted, seconds) for seconds in (12.0, 30.0, *[20.0] * REPEATED, 900.0)]
     )
-    assert found is not None
     assert (found.last_s, found.low_s, found.high_s) == (12.0, 12.0, 30.0)
     assert estimate_words(found) == "About 12 s: the same took 12 s to 30 s in 15 runs."
     assert estimate_words(None).startswith("No estimate yet")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples_app import GIB, exploration, point, space
+from samples_app import GIB, exploration, of_model, point, space
 from tensoropt_app.library import Library
 from tensoropt_app.views.runs import (
     AxisOptions,
@@ -30,8 +30,7 @@ from tensoropt.plan.exploration_files import Costs
 def library(tmp_path: Path) -> Library:
     """One in float32 with batch 32, one for inference without a batch, one that is damaged."""
     first = exploration()
-    model = first.model.model_copy(update={"batch": 32})
-    replace(first, model=model).save(tmp_path / "a")
+    of_model(first, batch=32).save(tmp_path / "a")
     replace(first, settings={"mode": "infer", "optimizer": "adam", "dtype": "bfloat16"}).save(tmp_path / "b")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "exploration.json").write_text("{")
@@ -116,5 +115,5 @@ def test_many_points_are_thinned_and_that_is_said(library: Library) -> None:
 def test_the_batch_of_a_call_counts_where_none_was_asked_for(tmp_path: Path) -> None:
     found = exploration([point(GIB, 0.1)], [space()])
     call = {"args": [], "kwargs": {"input_ids": {"tensor": [48, 16], "dtype": "int64"}}}
-    replace(found, model=found.model.model_copy(update={"call": call})).save(tmp_path / "a")
+    of_model(found, call=call).save(tmp_path / "a")
     assert runs_of(Library(tmp_path, ready_made=tmp_path / "none"))[0].head.batch == 48

@@ -17,7 +17,6 @@ from ..figures.palette import DASHES, RUN_COLOURS, run_style
 from ..figures.runs import runs_figure
 from ..labels import LabelError
 from ..views import runs as view
-from ..views.library import own_title
 from ..views.units import Units
 from . import parts
 from .wiring import Callbacks
@@ -279,7 +278,7 @@ def _edited(context: Context, change: Any) -> str:
     text = "" if value is None else str(value)
     if field == "name":
         # The table shows the exploration's own title where it has no name: typed again, it is no name.
-        own = own_title(context.library, entry)
+        own = view.own_title(context.library, entry)
         seen = "" if str(before) == own else str(before or "")
         return labels.rename(entry.identity, "" if text.strip() == own else text, seen)
     if field == "tags":

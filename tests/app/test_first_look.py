@@ -10,7 +10,7 @@ import pytest
 import tensoropt_app
 from flask.testing import FlaskClient
 from tensoropt_app.library import Library
-from tensoropt_app.pages.first_look import NARROW_COOKIE, SCHEME_COOKIE
+from tensoropt_app.pages.frontier.first_look import NARROW_COOKIE, SCHEME_COOKIE
 from tensoropt_app.server import create_app
 from tensoropt_app.state import FRAME
 

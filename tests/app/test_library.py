@@ -13,8 +13,8 @@ from samples_app import exploration, of_model, space
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
 from tensoropt_app.views.clusters import devices_by_memory
-from tensoropt_app.views.library import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
+from tensoropt_app.views.runs import choices, title_of
 
 from tensoropt.errors import TensorOptError
 from tensoropt.files import unpacked

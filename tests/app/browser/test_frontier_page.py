@@ -11,7 +11,7 @@ import pytest
 from contrast_app import PALE
 from site_app import Site
 from tensoropt_app.library import READY_MADE
-from tensoropt_app.pages import frontier_callbacks
+from tensoropt_app.pages.frontier import callbacks
 
 PIXEL = """([x, y]) => {
   const plot = document.querySelector('#graph .js-plotly-plot'), l = plot._fullLayout;
@@ -96,8 +96,8 @@ def test_keys_walk_and_compare_and_clicks_faster_than_answers_all_count(
     page.click("#points .ag-row[row-id='5'] .ag-cell[col-id='memory']")
     page.wait_for_selector("#card-title:text-matches('Point 6 of 8')")
     page.wait_for_function("location.search.includes('point=6')")
-    applied = frontier_callbacks._applied
-    monkeypatch.setattr(frontier_callbacks, "_applied", late)
+    applied = callbacks._applied
+    monkeypatch.setattr(callbacks, "_applied", late)
     page.click("#compare-this")
     page.click("#pick-leanest")
     page.click("text=log memory")

@@ -191,7 +191,9 @@ def test_two_people_do_not_get_in_each_others_way(endless: Any, opened: Callable
 @pytest.fixture
 def slow(explorations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A dashboard that takes longer to answer than the page waits before it asks again."""
-    monkeypatch.setattr("tensoropt_app.pages.planners.recorded_of", lambda _: None)  # needs none here
+    monkeypatch.setattr(
+        "tensoropt_app.pages.frontier.planners.recorded_of", lambda _: None
+    )  # needs none here
     with running(tmp_path / "home", explorations, workers_app.quick) as found:
         for name in ("submit", "jobs"):
             monkeypatch.setattr(found.jobs, name, after(1.5, getattr(found.jobs, name)))

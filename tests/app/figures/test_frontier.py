@@ -16,7 +16,7 @@ from samples_app import GIB, exploration, long_exploration, point
 from tensoropt_app.figures import frontier as drawing
 from tensoropt_app.figures.frontier import MOST, PLACES, Window, apart
 from tensoropt_app.figures.palette import GRAPH_CONFIG
-from tensoropt_app.pages.frontier_callbacks import marking
+from tensoropt_app.pages.frontier.callbacks import marking
 from tensoropt_app.state import View
 from tensoropt_app.views.certificate import certificate, certificate_sentence
 from tensoropt_app.views.frontier import FrontierData

@@ -19,7 +19,8 @@ from .jobs.manager import JobManager
 from .labels import FILE as LABELS
 from .labels import Labels
 from .library import Library
-from .pages import first_look, shell
+from .pages import shell
+from .pages.frontier import first_look
 from .pages.parts import note
 from .safety import LOG, Page, deliver, is_loopback, prepare, protect
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 from typing import Any
 
-from ..views.runs import Axes, Run, drawn, most_of_each
+from ..views.runs import AxisOptions, Run, drawn, most_of_each
 from ..views.units import Unit, Units, digits, time_unit, unit_for
 from .palette import Palette, layout, palette, run_colours, run_style
 from .traces import Json, across, axis, font, scatter, short
@@ -16,7 +16,9 @@ _MOST_MARKS, _LEAST_MARKS = 1500, 5
 is one path."""
 
 
-def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: Units, scheme: str) -> Json:
+def runs_figure(
+    runs: Sequence[Run], shown: Collection[str], axes: AxisOptions, units: Units, scheme: str
+) -> Json:
     """Return the whole plot; runs that are not ``shown`` are included but hidden, so that the browser can
     show them.
 
@@ -62,13 +64,13 @@ def runs_figure(runs: Sequence[Run], shown: Collection[str], axes: Axes, units: 
     return {"data": traces, "layout": frame}
 
 
-def _memory_unit(curves: Sequence[Any], units: Units, axes: Axes) -> Unit:
+def _memory_unit(curves: Sequence[Any], units: Units, axes: AxisOptions) -> Unit:
     if not axes.total:
         return units.memory
     return unit_for(max((float(d.x.max()) for d in curves if len(d.x)), default=1.0))
 
 
-def _hover(run: Run, axes: Axes, size: Unit, second: Unit) -> str:
+def _hover(run: Run, axes: AxisOptions, size: Unit, second: Unit) -> str:
     # A name is a person's: neither markup nor a placeholder of the template.
     name = escape(run.label).replace("%", "&#37;").replace("{", "&#123;")
     per = " per sample" if axes.per_sample else ""

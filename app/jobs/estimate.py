@@ -25,7 +25,7 @@ class RequestKey:
 
 
 @dataclass(frozen=True)
-class Run:
+class CompletedJob:
     """A finished job, and its seconds."""
 
     request: RequestKey
@@ -72,7 +72,7 @@ def _text(data: object) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def estimate(wanted: RequestKey, runs: Sequence[Run]) -> Estimate | None:
+def estimate(wanted: RequestKey, runs: Sequence[CompletedJob]) -> Estimate | None:
     """Return the duration of similar runs: those with the same request, otherwise those with other search
     settings.
 

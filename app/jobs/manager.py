@@ -24,7 +24,7 @@ from tensoropt.question.question import Question
 
 from ..safety import LOG as LOGGER
 from .beside import shown_instead
-from .estimate import Estimate, RequestKey, Run, estimate, key_of_words, request_key
+from .estimate import CompletedJob, Estimate, RequestKey, estimate, key_of_words, request_key
 from .record import LOG, Job, is_alive, read_job, tail, this_server
 from .refill import question_of_job
 from .request import Request, Wanted, written
@@ -61,7 +61,7 @@ class JobManager:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)
         self.uploads = Uploads(self.root / "uploads")
-        self._target = target
+        self.target = target
         # Not fork: the server has threads, whose locks a forked child would inherit as they are.
         self._context = multiprocessing.get_context("spawn")
         self._lock = threading.RLock()
@@ -193,13 +193,13 @@ class JobManager:
         """Return the expected duration of a request, from similar jobs; None if there are none."""
         return estimate(request_key(wanted.question.data()), self._runs())
 
-    def _runs(self, but: str = "") -> list[Run]:
+    def _runs(self, but: str = "") -> list[CompletedJob]:
         """Return the requests and seconds of finished jobs, newest first."""
         runs = []
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:
                 continue
-            runs.append(Run(self._key_of(job), job.ended - job.started))
+            runs.append(CompletedJob(self._key_of(job), job.ended - job.started))
         return runs
 
     def _key_of(self, job: Job) -> RequestKey:
@@ -297,7 +297,7 @@ class JobManager:
         folder = self.folder / job.id
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=self._target,
+            target=self.target,
             args=(list(job.arguments), str(folder / LOG), writer, self._server[0]),
             name=f"tensoropt-job-{job.id}",
         )

@@ -17,7 +17,6 @@ from ..figures.palette import DASHES, RUN_COLOURS, run_style
 from ..figures.runs import runs_figure
 from ..labels import LabelError
 from ..views import runs as view
-from ..views.library import own_title
 from ..views.units import Units
 from . import parts
 from .wiring import Callbacks
@@ -230,7 +229,7 @@ def _draw(context: Context, browser_data: Any, axes: Any, scheme: Any, kept: Any
     if not isinstance(browser_data, Mapping):
         return no_update, no_update, no_update
     runs = view.runs_of(context.library)
-    units, meant = view.common_units(runs), view.Axes.from_data(axes)
+    units, meant = view.common_units(runs), view.AxisOptions.from_data(axes)
     shown = view.shown_keys(kept, browser_data)
     figure = runs_figure(runs, shown, meant, units, str(scheme))
     lines = [*view.plot_notes(runs), context.library.labels.fault]
@@ -279,7 +278,7 @@ def _edited(context: Context, change: Any) -> str:
     text = "" if value is None else str(value)
     if field == "name":
         # The table shows the exploration's own title where it has no name: typed again, it is no name.
-        own = own_title(context.library, entry)
+        own = view.own_title(context.library, entry)
         seen = "" if str(before) == own else str(before or "")
         return labels.rename(entry.identity, "" if text.strip() == own else text, seen)
     if field == "tags":

@@ -123,7 +123,7 @@ class _Node:
 
 
 @dataclass(frozen=True)
-class Link:
+class DrawnEdge:
     """The tensors that go from one node to another, in bytes of whole tensors; ``tip`` as for nodes."""
 
     source: str
@@ -138,7 +138,7 @@ class Picture:
     """The nodes, the links between them, and the meaning of the colours."""
 
     nodes: tuple[_Node, ...]
-    edges: tuple[Link, ...]
+    edges: tuple[DrawnEdge, ...]
     legend: tuple[tuple[str, int], ...]
     depth: int
 
@@ -217,10 +217,10 @@ def _node_tip(
     )
 
 
-def _link(source: str, target: str, resharded: bool, tensors: Mapping[str, tuple[int, str]]) -> Link:
+def _link(source: str, target: str, resharded: bool, tensors: Mapping[str, tuple[int, str]]) -> DrawnEdge:
     whole = sum(size for size, _ in tensors.values())
     head = f"{source} → {target}" + (", resharded on the way" if resharded else "")
-    return Link(source, target, resharded, whole, (head, *_tensor_lines(tensors)))
+    return DrawnEdge(source, target, resharded, whole, (head, *_tensor_lines(tensors)))
 
 
 def _kinds(rows: Sequence[OperatorRow]) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""All explorations as rows of one table and curves of one plot, from the index: none of them is opened."""
+"""All explorations as options of a list, rows of one table and curves of one plot, from the index: none of
+them is opened.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from tensoropt.exploration.exploration_files import DESCRIBED, Costs
 from tensoropt.question.settings import settings_fields
 
 from ..library import Entry, Head, Library
-from .library import own_title, titles_of
 from .units import Units, time_unit, unit_for
 
+_GROUPS = {"opened": "Opened", "job": "Jobs", "ready-made": "Ready-made"}
 _USUALLY_SHOWN = 12
 """The number of explorations that are drawn before a person chooses: more lines are hard to follow."""
 _MOST_POINTS, _LEAST_POINTS = 10_000, 60
@@ -60,7 +62,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Axes:
+class AxisOptions:
     """The meaning of the plot's axes: memory of one device or of all, time of a step or of a sample."""
 
     total: bool = False
@@ -69,10 +71,66 @@ class Axes:
     log_y: bool = False
 
     @classmethod
-    def from_data(cls, data: Any) -> Axes:
+    def from_data(cls, data: Any) -> AxisOptions:
         """Return the axes in a page's store, which may hold anything."""
         known = data if isinstance(data, Mapping) else {}
         return cls(*(known.get(name) is True for name in ("total", "sample", "logx", "logy")))
+
+
+def title_of(library: Library, entry: Entry) -> str:
+    """Return a person's name for it, otherwise ``gpt2 on dgx-h100``; the folder's name, and that it is
+    damaged, if its file cannot be read."""
+    head = library.head_of(entry)
+    name = library.labels.of(entry.identity).name
+    if name:
+        return f"{name} (cannot be read)" if head.fault else name
+    return own_title(library, entry)
+
+
+def own_title(library: Library, entry: Entry) -> str:
+    """Return the title of an exploration that nobody gave a name."""
+    head = library.head_of(entry)
+    if head.fault:
+        return f"{entry.folder.name} (cannot be read)"
+    return f"{library.model_name(head.source)} on {head.cluster}"
+
+
+def choices(library: Library) -> list[dict[str, Any]]:
+    """Return grouped options for a select."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for entry, label in titles_of(library).items():
+        found.setdefault(_GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
+    return [{"group": group, "items": items} for group, items in found.items()]
+
+
+def titles_of(library: Library) -> dict[Entry, str]:
+    """Return the title of every exploration; equal titles are distinguished by what differs, otherwise by
+    their key."""
+    entries = library.entries()
+    titles = [title_of(library, e) for e in entries]
+    alike: dict[str, list[Entry]] = {}
+    for entry, title in zip(entries, titles, strict=True):
+        alike.setdefault(title, []).append(entry)
+    apart = {e.key: words for some in alike.values() for e, words in _apart(library, some).items()}
+    return {e: f"{title}{apart.get(e.key, '')}" for e, title in zip(entries, titles, strict=True)}
+
+
+def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
+    """Return what is added to the common title of these explorations: settings that differ, or the key if
+    none does."""
+    if len(entries) < 2:
+        return {}
+    settings = {e: library.head_of(e).settings for e in entries}
+    values = [dict(pairs) for pairs in settings.values()]
+    differing = [n for n in values[0] if len({v.get(n) for v in values}) > 1]
+    words = {
+        e: "".join(f" · {n} {v}" for n, v in pairs if n in differing and v) for e, pairs in settings.items()
+    }
+    told = list(words.values())
+    for entry, said in words.items():
+        if not said or told.count(said) > 1:
+            words[entry] = f"{said} ({entry.key.removeprefix('opened-')})"
+    return words
 
 
 def runs_of(library: Library, *, curves: bool = True) -> tuple[Run, ...]:
@@ -190,7 +248,7 @@ class _Drawn:
     number: np.ndarray
 
 
-def drawn(run: Run, axes: Axes, most: int = _MOST_POINTS) -> _Drawn:
+def drawn(run: Run, axes: AxisOptions, most: int = _MOST_POINTS) -> _Drawn:
     """Return the points of a run that the plot draws.
 
     It leaves out points that another point beats on these axes (only if points are on different numbers of

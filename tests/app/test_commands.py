@@ -8,11 +8,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from onnx_app import model_file
+from samples_app import of_model
 from tensoropt_app.jobs.uploads import Uploads
 from tensoropt_app.library import Entry
 from tensoropt_app.views.export import commands, place
@@ -83,9 +83,7 @@ def test_a_path_of_its_own_folder_is_made_whole_or_said(
 ) -> None:
     """A model that was named from the folder of then: whole where it is, and said where it is not."""
     data, entry = explored
-    found = replace(
-        data.exploration, model=data.exploration.model.model_copy(update={"source": "nets.py:build"})
-    )
+    found = of_model(data.exploration, source="nets.py:build")
     if there:
         (tmp_path / "nets.py").write_text("")
     line = shlex.split(explore_line(found, "out"))

@@ -10,7 +10,7 @@ import pytest
 import tensoropt_app
 from flask.testing import FlaskClient
 from tensoropt_app.library import Library
-from tensoropt_app.pages.first_look import NARROW_COOKIE, SCHEME_COOKIE
+from tensoropt_app.pages.frontier.first_look import NARROW_COOKIE, SCHEME_COOKIE
 from tensoropt_app.server import create_app
 from tensoropt_app.state import FRAME
 
@@ -80,7 +80,6 @@ def test_what_is_not_known_is_left_to_callbacks(
 def test_the_browser_draws_from_the_same_fields() -> None:
     """Otherwise what was drawn first would be drawn once more."""
     found = re.search(r"const FRAME = \[([^\]]*)\]", (ASSETS / "tensoropt.js").read_text())
-    assert found is not None
     assert tuple(re.findall(r'"(\w+)"', found.group(1))) == FRAME
 
 

@@ -10,7 +10,7 @@ import pytest
 from samples_app import exploration
 from tensoropt_app.labels import Label, LabelError, Labels
 from tensoropt_app.library import Library
-from tensoropt_app.views.library import choices
+from tensoropt_app.views.runs import choices
 
 from tensoropt.errors import TensorOptError
 

@@ -9,19 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples_app import exploration, space
+from samples_app import exploration, of_model, space
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.state import View
 from tensoropt_app.views.clusters import devices_by_memory
-from tensoropt_app.views.library import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
+from tensoropt_app.views.runs import choices, title_of
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.exploration import load_exploration as load
 from tensoropt.exploration.exploration_files import read_costs
 from tensoropt.files import unpacked
-from tensoropt.plan.point import Point
 from tensoropt.report.detail import detail, recorded_step
 
 
@@ -42,26 +41,19 @@ def test_the_first_screen_shows_everything() -> None:
     assert devices_by_memory(library, View(exploration=library.entries()[0].key)) is not None
 
 
-@pytest.mark.slow
-def test_the_details_of_every_shipped_point_have_its_figures() -> None:
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_details_of_shipped_points_have_their_figures(every: bool) -> None:
     """Data older than the code contradict themselves: `make ready-made`."""
     library = Library()
     for entry in library.entries():
         found = library.load(entry.key)
-        for row, one in enumerate(found.all_points):
-            _same_figures(found, row, one)
+        some = {0, found.knee, len(found.points) // 2, len(found.all_points) - 1}
+        for row in range(len(found.all_points)) if every else some:
+            _check_figures(found, row)
 
 
-def test_the_details_of_some_shipped_points_have_their_figures() -> None:
-    library = Library()
-    for entry in library.entries():
-        found = library.load(entry.key)
-        for row in {0, found.knee, len(found.points) // 2, len(found.all_points) - 1}:
-            _same_figures(found, row, found.all_points[row])
-
-
-def _same_figures(found: Exploration, row: int, one: Point) -> None:
-    told = detail(found, row)
+def _check_figures(found: Exploration, row: int) -> None:
+    one, told = found.all_points[row], detail(found, row)
     assert max(event.start_s + event.duration_s for event in told.timeline) <= one.time_s * (1 + 1e-9)
     if one.record is None:  # made again from the costs that were saved; of others the detail itself is kept
         metrics = recorded_step(found, row)[0].metrics
@@ -138,9 +130,8 @@ def test_planners_beside_tell_an_exploration_from_the_one_without(tmp_path: Path
 
 
 def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
-    found = exploration()
     source = str(tmp_path / "uploads" / "upload-1.onnx")
-    replace(found, model=found.model.model_copy(update={"source": source})).save(tmp_path / "a")
+    of_model(exploration(), source=source).save(tmp_path / "a")
     library = Library(tmp_path, names=lambda: {source: "mine.onnx"})
     assert title_of(library, library.entry("opened-a")) == "mine.onnx on dgx-h100"
     assert Library(tmp_path).model_name(source) == "upload-1.onnx"
@@ -187,7 +178,6 @@ def test_a_folder_that_cannot_be_read_stays_alone(
     with pytest.raises(TensorOptError, match=rf"bad.*{'is not read' if damage is _bomb else 'damaged'}"):
         library.load("opened-bad")
     table = devices_by_memory(library, View(exploration="opened-good"))
-    assert table is not None
     assert {"2 × H100-80GB", "4 × H100-80GB"} <= {row.label for row in table.rows}
 
 
@@ -207,13 +197,11 @@ def test_lists_and_tables_open_no_exploration(tmp_path: Path, monkeypatch: pytes
     for _ in range(3):
         choices(library)
         table = devices_by_memory(library, View(exploration="opened-run00"))
-    assert table is not None
     assert len(table.rows) == 12
     assert [folder.name for folder in opened] == ["run00"]
     assert len(read) == 12
     exploration(spaces=[space((40,))]).save(tmp_path / "run05")
     table = devices_by_memory(library, View(exploration="opened-run00"))
-    assert table is not None
     assert table.rows[-1].label == "40 × H100-80GB"
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import os
 import pickle
 
 import pytest
 import tensoropt_app.measured as limits
+from samples_app import data_url as url
 from tensoropt_app.measured import MeasuredFiles
 
 from tensoropt.errors import TensorOptError
 from tests.observed.test_files import SNAPSHOT, TRACE
-
-
-def url(content: bytes) -> str:
-    return "data:application/octet-stream;base64," + base64.b64encode(content).decode()
 
 
 def test_a_file_is_kept_under_a_token_until_it_is_removed():

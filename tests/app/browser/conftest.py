@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from samples_app import exploration, long_exploration
+import workers_app
+from samples_app import exploration, long_exploration, point
 from site_app import Site, running
 from tensoropt_app.jobs.worker import run
 
@@ -22,7 +23,12 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+WIDE = {"width": 1280, "height": 800}
 LONG = 20_000
+HASTE = """const now = Date.now, wait = window.setTimeout, start = now();
+Date.now = () => start + HASTE * (now() - start);
+window.setTimeout = (call, ms, ...more) => wait(call, ms / HASTE, ...more);"""
+"""A page whose clock runs faster: its pulse, its patience and its steps of the history come sooner."""
 
 
 def chromium() -> str | None:
@@ -44,6 +50,7 @@ def browser() -> Iterator[Any]:
 
 
 def launched() -> Iterator[Any]:
+    """A browser with one profile, which keeps compiled scripts; without one each page compiles them anew."""
     path = chromium()
     if path is None:
         missing(f"no Chromium: apt-get install chromium, or name one in {NAMED}")
@@ -52,25 +59,49 @@ def launched() -> Iterator[Any]:
     except ModuleNotFoundError:
         missing("playwright is not installed: pip install playwright")
     with sync_playwright() as started:
-        found = started.chromium.launch(executable_path=path, args=FLAGS)
-        yield found
-        found.close()
+        profile = started.chromium.launch_persistent_context(
+            "", executable_path=path, args=FLAGS, viewport=WIDE
+        )
+        yield profile
+        profile.close()
 
 
 @pytest.fixture(scope="session")
 def explorations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two small explorations and one of 20,000 points."""
+    """A small exploration, one of 20,000 points, and one whose marks of planners lie close together."""
     folder = tmp_path_factory.mktemp("explorations")
     exploration().save(folder / "small")
     long_exploration(LONG).save(folder / "long")
+    # As ZeRO's and data parallelism's do.
+    marks = [(74, 0.21, "zero"), (78, 0.22, "data_parallel"), (35, 0.55, "megatron"), (79, 0.35, "optcnn")]
+    others = [
+        point(size * 2**30, time_s, planner=planner, choice=(1, i % 3, i, 1))
+        for i, (size, time_s, planner) in enumerate(marks)
+    ]
+    exploration(others=others).save(folder / "close")
     return folder
 
 
 @pytest.fixture(scope="session")
 def site(explorations: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A dashboard whose jobs are real."""
+    """The dashboard of all tests: it compresses its scripts once, and the browser keeps them."""
     with running(tmp_path_factory.mktemp("home"), explorations, run) as found:
         yield found
+
+
+def working(target: Callable[..., None]) -> Any:
+    """A fixture: the dashboard with other work for its jobs. Afterwards it has no jobs."""
+
+    def fixture(site: Site) -> Iterator[Site]:
+        site.jobs.target = target
+        yield site
+        site.clear()
+
+    return pytest.fixture(fixture)
+
+
+real, quick, held = working(run), working(workers_app.quick), working(workers_app.held)
+ticking, endless = working(workers_app.ticking), working(workers_app.endless)
 
 
 @dataclass
@@ -96,23 +127,35 @@ class Watch:
             self.faults.append(f"console: {message.text}")
 
 
+def is_notice(request: Any) -> bool:
+    """Whether a request asks which jobs have ended, by which a page comes to know of those at work."""
+    return '"output":"..notice.children' in (request.post_data or "")
+
+
+def another_person(page: Any) -> None:
+    """Forget what the browser keeps of a person."""
+    page.evaluate("window.localStorage.clear()")
+    page.context.clear_cookies()
+
+
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens pages: each in a context of its own (another person) or in another page's (another tab)."""
-    watch, contexts = Watch(), []
+    """Opens pages, which are tabs of one person; the next test's person is another one."""
+    watch, pages = Watch(), []
 
-    def open_page(url: str, *, beside: Any = None, **options: Any) -> Any:
-        if beside is None:
-            context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)
-            contexts.append(context)
-        else:
-            context = beside.context
-        page = watch.on(context.new_page())
+    def open_page(url: str, *, viewport: Any = WIDE, color_scheme: str = "light", haste: int = 1) -> Any:
+        page = watch.on(browser.new_page())
+        pages.append(page)
+        page.set_viewport_size(viewport)
+        page.emulate_media(color_scheme=color_scheme)
+        if haste != 1:
+            page.add_init_script(HASTE.replace("HASTE", str(haste)))
         page.goto(url)
         return page
 
     yield open_page
     faults = list(watch.faults)  # what a page says while it is being closed is not its fault
-    for context in contexts:
-        context.close()
+    for page in pages:
+        another_person(page)
+        page.close()
     assert faults == []

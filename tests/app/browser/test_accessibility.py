@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import workers_app
-from site_app import Site, running
+from site_app import Site
 from tensoropt_app.state import PAGES
 
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
@@ -54,7 +52,8 @@ def test_every_page_keeps_the_rules(
 
 
 @pytest.mark.parametrize(
-    "first", ["runs", "plan", "clusters", "explore", pytest.param("export", marks=pytest.mark.slow)]
+    "first",
+    ["plan", *(pytest.param(n, marks=pytest.mark.slow) for n in ("runs", "clusters", "explore", "export"))],
 )
 def test_every_page_can_be_the_first(site: Site, opened: Callable[..., Any], first: str) -> None:
     """Some of the others are made when they are asked for."""
@@ -71,16 +70,9 @@ def test_a_click_before_the_form_is_made_is_not_lost(site: Site, opened: Callabl
     page.add_init_script("window.requestIdleCallback = () => 0;")
     page.goto(site.url(query="x=gpt2-dgx-h100"))
     page.click("#change-shown")
-    page.wait_for_timeout(1000)
+    page.wait_for_timeout(500)
     page.click("#nav-explore")
     page.wait_for_selector("#refill-said:has-text('Filled from')")
-
-
-@pytest.fixture
-def brief(explorations: Path, tmp_path: Path) -> Iterator[Site]:
-    """A dashboard whose jobs end after some seconds."""
-    with running(tmp_path / "home", explorations, workers_app.brief) as found:
-        yield found
 
 
 FOCUS = """() => {
@@ -114,8 +106,8 @@ def reach(page: Any, selector: str, key: str = "Tab") -> int:
 
 
 @pytest.mark.slow
-def test_the_whole_journey_without_a_mouse(brief: Site, opened: Callable[..., Any]) -> None:
-    page = opened(brief.url("explore"))
+def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., Any]) -> None:
+    page = opened(quick.url("explore"))
     page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
     reach(page, ".skip")
     page.keyboard.press("Enter")

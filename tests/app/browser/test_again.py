@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import workers_app
-from site_app import Site, running
+from site_app import Site
 
-
-@pytest.fixture
-def quick(explorations: Path, tmp_path: Path) -> Iterator[Site]:
-    """A dashboard whose jobs end after some seconds, so that a page sees them at work."""
-    with running(tmp_path / "home", explorations, workers_app.brief) as found:
-        yield found
-
-
-FOCUSED = "document.activeElement?.id === 'refill-said'"
+from tests.app.browser.conftest import is_notice
 
 
 def filled(page: Any, **wanted: str) -> None:
@@ -45,7 +36,7 @@ def test_a_job_is_run_again_with_one_field_changed(quick: Site, opened: Callable
     page.click(".job button:has-text('change and run')")
     page.wait_for_selector("#refill-said:has-text('Filled from')")
     filled(page, model="gpt2-tiny", kind="H100-80GB", per_node="4", epsilon="0.5", seed="3")
-    page.wait_for_function(FOCUSED)
+    page.wait_for_function("document.activeElement?.id === 'refill-said'")
     page.wait_for_selector("#estimate:has-text('the same took that last time')")
     page.fill("#max-points", "20")
     page.click("#start")
@@ -99,17 +90,19 @@ window.Notification = class {
 
 @pytest.mark.parametrize("answer", ["granted", pytest.param("denied", marks=pytest.mark.slow)])
 def test_the_desktop_is_told_only_where_a_person_asked_for_it(
-    quick: Site, opened: Callable[..., Any], answer: str
+    held: Site, opened: Callable[..., Any], answer: str
 ) -> None:
-    page = opened(quick.url("explore"))
-    page.context.add_init_script(NOTICES.replace("ANSWER", repr(answer)))
-    page.reload()
+    page = opened("about:blank", haste=4)
+    page.add_init_script(NOTICES.replace("ANSWER", repr(answer)))
+    page.goto(held.url("explore"))
     filled(page, kind="H100-80GB")
     assert page.evaluate("window.asked") == 0
     page.click("#notify")
     said = "is notified when a job ends" if answer == "granted" else "allow them in its settings"
     page.wait_for_selector(f"#notify-said:has-text('{said}')")
-    page.click("#start")
+    with page.expect_request_finished(is_notice):
+        page.click("#start")
+    held.release()
     page.wait_for_selector("#notice:has-text('gpt2-tiny on dgx-h100: done')")
     told = page.evaluate("window.told")
     assert [words.partition(":")[0] for words in told] == (

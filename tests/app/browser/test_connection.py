@@ -10,6 +10,8 @@ from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
 from tensoropt_app.server import create_app, listen
 
+from tests.app.browser.conftest import HASTE, another_person
+
 
 def started(explorations: Path, home: Path, port: int) -> tuple[Any, JobManager]:
     jobs = JobManager(home)
@@ -27,24 +29,26 @@ def ended(server: Any, jobs: JobManager) -> None:
 def test_a_dead_server_is_said_and_found_again(browser: Any, explorations: Path, tmp_path: Path) -> None:
     # Not `opened`, which takes the browser's own errors about a dead server for faults of the page.
     server, jobs = started(explorations, tmp_path, 0)
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = browser.new_page()
     try:
-        page = context.new_page()
         page.set_default_timeout(60_000)
+        page.add_init_script(HASTE.replace("HASTE", "4"))
         page.goto(f"http://127.0.0.1:{server.server_port}/frontier?x=opened-small&point=5")
         page.wait_for_selector("#card-title:text-matches('Point 5 of 8')")
-        page.wait_for_timeout(4000)  # one beat
+        with page.expect_response("**/alive"):
+            pass
         assert page.is_hidden("#connection")
         port = server.server_port
         ended(server, jobs)
         page.wait_for_selector("#connection:has-text('does not answer')")
         page.click("#pick-leanest")  # nobody hears it now
-        page.wait_for_timeout(1000)
+        page.wait_for_timeout(300)
         server, jobs = started(explorations, tmp_path, port)
         page.wait_for_selector("#connection", state="hidden")
         page.wait_for_selector("#card-title:text-matches('Point 1 of 8')")
         page.click("#pick-fastest")
         page.wait_for_selector("#card-title:text-matches('Point 8 of 8')")
     finally:
-        context.close()
+        another_person(page)
+        page.close()
         ended(server, jobs)

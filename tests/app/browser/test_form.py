@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import workers_app
 from contrast_app import PALE
-from site_app import Site, running
-
-
-@pytest.fixture
-def quick(explorations: Path, tmp_path: Path) -> Iterator[Site]:
-    """A dashboard whose jobs end at once."""
-    with running(tmp_path / "home", explorations, workers_app.quick) as found:
-        yield found
+from site_app import Site
 
 
 def filled(page: Any) -> Any:
@@ -25,7 +17,10 @@ def filled(page: Any) -> Any:
     return page
 
 
-def test_a_rule_is_said_and_nothing_typed_is_corrected(quick: Site, opened: Callable[..., Any]) -> None:
+def test_rules_are_said_nothing_typed_is_corrected_and_a_refused_file_says_why(
+    quick: Site, opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensoropt_app.pages.explore.MAX_UPLOAD_BYTES", 1000)
     page = filled(opened(quick.url("explore")))
     for control, typed, rule in (
         ("batch", "-5", "the batch: between 1 and 1,000,000"),
@@ -51,21 +46,18 @@ def test_a_rule_is_said_and_nothing_typed_is_corrected(quick: Site, opened: Call
         page.set_viewport_size({"width": width, "height": 800})
         said, bar = (page.locator(name).bounding_box()["width"] for name in ("#start-said", ".start-bar"))
         assert said >= 0.9 * bar
-
-
-def test_headroom_and_price_beside_the_plot_say_their_rule(quick: Site, opened: Callable[..., Any]) -> None:
-    page = opened(quick.url(query="x=opened-small&point=2"))
-    page.wait_for_selector("#card-title")
-    for control, typed, rule in (
-        ("headroom", "95", "between 0 and 90"), ("price", "1e9", "at most 1,000,000"),
-    ):  # fmt: skip
-        page.fill(f"#{control}", typed)
-        page.keyboard.press("Enter")
-        page.wait_for_selector(f".mantine-InputWrapper-error:has-text({rule!r})")
-    page.fill("#headroom", "20")
-    page.keyboard.press("Enter")
-    page.wait_for_function("location.search.includes('headroom=0.2')")
-    assert "price" not in page.url
+    for name, size, said in (
+        ("notes.txt", 10, "'notes.txt' is not taken: only files that end in .onnx are"),
+        ("large.onnx", 2000, "'large.onnx' is not taken: it has 2,000 bytes, at most 1,000 bytes are taken"),
+        ("empty.onnx", 0, "'empty.onnx' is empty"),
+    ):
+        (tmp_path / name).write_bytes(bytes(size))
+        page.set_input_files("#upload input[type=file]", tmp_path / name)
+        page.wait_for_selector(f"#upload-said .note-error:has-text({said!r})")
+    (tmp_path / "good.onnx").write_bytes(b"something")
+    page.set_input_files("#upload input[type=file]", tmp_path / "good.onnx")
+    page.wait_for_selector("#upload-said:has-text('good.onnx is here')")
+    page.wait_for_selector("#upload-said .note-error", state="detached")
 
 
 def test_typing_into_a_select_begins_anew_and_planners_say_that_they_will_refuse(
@@ -88,28 +80,8 @@ def test_typing_into_a_select_begins_anew_and_planners_say_that_they_will_refuse
     assert option.get_attribute("data-combobox-disabled") == "true"
     page.keyboard.press("Escape")
     page.fill("#per-node", "2")
-    page.wait_for_timeout(1500)
     page.click("#planners")
     page.wait_for_selector("[role=option]:has-text('Pesto'):not([data-combobox-disabled])")
-
-
-def test_a_refused_file_says_why(
-    quick: Site, opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tensoropt_app.pages.explore.MAX_UPLOAD_BYTES", 1000)
-    page = filled(opened(quick.url("explore")))
-    for name, size, said in (
-        ("notes.txt", 10, "'notes.txt' is not taken: only files that end in .onnx are"),
-        ("large.onnx", 2000, "'large.onnx' is not taken: it has 2,000 bytes, at most 1,000 bytes are taken"),
-        ("empty.onnx", 0, "'empty.onnx' is empty"),
-    ):
-        (tmp_path / name).write_bytes(bytes(size))
-        page.set_input_files("#upload input[type=file]", tmp_path / name)
-        page.wait_for_selector(f"#upload-said .note-error:has-text({said!r})")
-    (tmp_path / "good.onnx").write_bytes(b"something")
-    page.set_input_files("#upload input[type=file]", tmp_path / "good.onnx")
-    page.wait_for_selector("#upload-said:has-text('good.onnx is here')")
-    page.wait_for_selector("#upload-said .note-error", state="detached")
 
 
 SEEN = """selector => {

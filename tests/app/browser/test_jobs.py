@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import workers_app
-from site_app import Site, running
+from site_app import Site
 from tensoropt_app.jobs.request import Request
 
 from tensoropt.question.question import Question
+from tests.app.browser.conftest import is_notice
 
 REQUEST = Request(Question(model="zoo:mlp", cluster="dgx-h100"), "mlp", "dgx-h100")
-
-
-@pytest.fixture
-def ticking(explorations: Path, tmp_path: Path) -> Iterator[Site]:
-    """A dashboard whose jobs say something new ten times a second and never end."""
-    with running(tmp_path / "home", explorations, workers_app.ticking) as found:
-        yield found
 
 
 def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Callable[..., Any]) -> None:
@@ -67,7 +59,7 @@ def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
     ticking: Site, opened: Callable[..., Any]
 ) -> None:
     ticking.jobs.submit(REQUEST)
-    page = opened(ticking.url("explore"))
+    page = opened(ticking.url("explore"), haste=4)
     page.wait_for_selector(".job .stage")
 
     def lose(route: Any) -> None:
@@ -79,7 +71,7 @@ def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
     lost: list[Any] = []
     page.route("**/_dash-update-component*", lose)
     while not lost:
-        page.wait_for_timeout(200)
+        page.wait_for_timeout(50)
     words = page.inner_text(".job .stage .small")
     page.wait_for_function(
         "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=15_000
@@ -87,28 +79,15 @@ def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
     page.unroute_all(behavior="ignoreErrors")
 
 
-def test_forget_can_be_undone(ticking: Site, opened: Callable[..., Any]) -> None:
-    job = ticking.jobs.submit(REQUEST)
-    page = opened(ticking.url("explore"))
-    page.click(".job button:has-text('cancel')")
-    page.click(".job button:has-text('forget')")
-    page.wait_for_selector("text=No jobs yet")
-    page.click("#forgotten:has-text('Forgotten: mlp on dgx-h100') >> button:has-text('Undo')")
-    page.wait_for_selector(f"#job-{job.id} .state-cancelled")
-    page.wait_for_function("document.querySelector('#forgotten').innerText === ''")
-
-
-def test_a_job_that_ends_is_told_on_every_page(
-    explorations: Path, tmp_path: Path, opened: Callable[..., Any]
-) -> None:
-    with running(tmp_path / "home", explorations, workers_app.brief) as site:
-        page = opened(site.url("frontier", "x=opened-small&point=1"))
-        page.wait_for_selector("#card-title")
-        page.wait_for_timeout(1500)
-        job = site.jobs.submit(REQUEST)
-        page.wait_for_selector("#notice:has-text('mlp on dgx-h100: done.')")
-        page.click("#notice >> text=open the frontier")
-        page.wait_for_function(f"location.search.includes('job-{job.id}')")
-        page.click("#notice-close")
-        page.wait_for_selector("#notice .note", state="detached")
-        page.wait_for_selector("#notice-close", state="hidden")
+def test_a_job_that_ends_is_told_on_every_page(held: Site, opened: Callable[..., Any]) -> None:
+    page = opened(held.url("frontier", "x=opened-small&point=1"), haste=4)
+    page.wait_for_selector("#points .ag-row-selected", state="attached")
+    with page.expect_request_finished(is_notice):
+        job = held.jobs.submit(REQUEST)
+    held.release()
+    page.wait_for_selector("#notice:has-text('mlp on dgx-h100: done.')")
+    page.click("#notice >> text=open the frontier")
+    page.wait_for_function(f"location.search.includes('job-{job.id}')")
+    page.click("#notice-close")
+    page.wait_for_selector("#notice .note", state="detached")
+    page.wait_for_selector("#notice-close", state="hidden")

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import psutil
 import pytest
 import workers_app
-from onnx import TensorProto, helper, numpy_helper
+from onnx_app import model_file
 from site_app import running
 
 from tensoropt.plan.plan import load_plan
@@ -29,8 +27,8 @@ def form(page: Any, model: str = "mlp", **fields: str) -> None:
         page.fill(f"#{control.replace('_', '-')}", value)
 
 
-def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
-    page = opened(site.url("explore"))
+def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened(real.url("explore"))
     form(page, per_node="2", max_points="40", micro_batches="1")
     page.wait_for_selector("text=2 × H100-80GB, priced from data sheets.")
     page.click("#start")
@@ -75,14 +73,14 @@ def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path
         rows = list(csv.DictReader(file))
     assert round(plan.predicted.memory_bytes) in {int(row["memory_bytes"]) for row in rows}
 
-    again = opened(page.url.replace("/export", "/plan"), beside=page)
+    again = opened(page.url.replace("/export", "/plan"))
     again.wait_for_selector("#plan-headline .big")
     assert again.inner_text("#plan-headline .big strong >> nth=0") == memory
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_says_why(site: Any, opened: Callable[..., Any]) -> None:
-    page = opened(site.url("explore"))
+def test_a_job_that_fails_says_why(real: Any, opened: Callable[..., Any]) -> None:
+    page = opened(real.url("explore"))
     form(page, per_node="2", micro_batches="1", memory="1KiB")
     page.click("#start")
     page.wait_for_selector(".job .state-failed", timeout=120_000)
@@ -92,10 +90,10 @@ def test_a_job_that_fails_says_why(site: Any, opened: Callable[..., Any]) -> Non
 
 
 @pytest.mark.slow
-def test_a_file_that_is_no_model_says_so(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_says_so(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "garbage.onnx"
     file.write_bytes(bytes(range(256)) * 40)
-    page = opened(site.url("explore"))
+    page = opened(real.url("explore"))
     page.wait_for_selector("#start")
     page.set_input_files("#upload input[type=file]", file)
     page.wait_for_selector("text=garbage.onnx is here")
@@ -105,32 +103,10 @@ def test_a_file_that_is_no_model_says_so(site: Any, opened: Callable[..., Any], 
     page.wait_for_selector("#card-title")
 
 
-def small_onnx(path: Path) -> None:
-    """Two layers over an open batch."""
-    rng = np.random.default_rng(0)
-    weights = {
-        name: rng.standard_normal(shape).astype(np.float32)
-        for name, shape in (("a", (16, 32)), ("b", (32, 8)))
-    }
-    nodes = [
-        helper.make_node("MatMul", ["x", "a"], ["h"]),
-        helper.make_node("Relu", ["h"], ["r"]),
-        helper.make_node("MatMul", ["r", "b"], ["logits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 8])],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-
-
 @pytest.mark.slow
-def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
-    small_onnx(tmp_path / "small.onnx")
-    page = opened(site.url("explore"))
+def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+    model_file(tmp_path / "small.onnx")
+    page = opened(real.url("explore"))
     page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
     page.wait_for_selector("#dims", state="hidden")
     page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
@@ -149,33 +125,28 @@ def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp
 
 
 @pytest.mark.slow
-def test_fewer_devices_and_planners_beside(site: Any, opened: Callable[..., Any]) -> None:
-    page = opened(site.url("explore"))
+def test_fewer_devices_and_planners_beside(real: Any, opened: Callable[..., Any]) -> None:
+    page = opened(real.url("explore"))
     form(page, micro_batches="1", max_points="20", devices="1,2")
     page.click("#start")
     page.click("text=open 2 frontiers", timeout=240_000)
     page.wait_for_selector("#profile td:has-text('1 × H100-80GB')")
     page.click("#profile tr:has-text('2 × H100-80GB') a >> nth=-1")
     page.wait_for_selector("#profile td strong:has-text('2 × H100-80GB')")
-    entries = len(site.library.entries())
+    entries = len(real.library.entries())
     page.click("#beside-start")
     # What they found joins the exploration that was looked at: no second one of nearly the same name.
     page.wait_for_selector("#beside-said:has-text('in the table and the plot')", timeout=240_000)
     page.wait_for_selector("#planner-table td:has-text('ZeRO')")
-    assert len(site.library.entries()) == entries
+    assert len(real.library.entries()) == entries
     # It splits attention heads: for a model without any it is known to refuse, and is not proposed.
     assert page.locator("#planner-table td:has-text('Megatron')").count() == 0
     page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[6].x.length > 0")
 
 
-@pytest.fixture
-def endless(explorations: Path, tmp_path: Path) -> Iterator[Any]:
-    """A dashboard whose jobs never end by themselves."""
-    with running(tmp_path / "home", explorations, workers_app.endless) as found:
-        yield found
-
-
-def test_cancel_ends_the_job_and_its_children(endless: Any, opened: Callable[..., Any]) -> None:
+def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(
+    endless: Any, opened: Callable[..., Any]
+) -> None:
     page = opened(endless.url("explore"))
     form(page)
     page.click("#start")
@@ -186,6 +157,11 @@ def test_cancel_ends_the_job_and_its_children(endless: Any, opened: Callable[...
     page.wait_for_selector(".job .state-cancelled")
     psutil.wait_procs([child], timeout=60)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    page.click(".job button:has-text('forget')")
+    page.wait_for_selector("text=No jobs yet")
+    page.click("#forgotten:has-text('Forgotten: mlp on dgx-h100') >> button:has-text('Undo')")
+    page.wait_for_selector(f"#job-{job.id} .state-cancelled")
+    page.wait_for_function("document.querySelector('#forgotten').innerText === ''")
 
 
 @pytest.mark.slow
@@ -194,11 +170,13 @@ def test_two_people_do_not_get_in_each_others_way(endless: Any, opened: Callable
     second = opened(endless.url(query="x=opened-small&point=7"))
     for page, point in ((first, 1), (second, 6)):
         page.wait_for_selector(f"#card-title:text-matches('Point {point + 1} of 8')")
+    first.bring_to_front()
     first.focus("#plot")
     first.keyboard.press("ArrowRight")
     first.wait_for_selector("#card-title:text-matches('Point 3 of 8')")
     assert "Point 7 of 8" in second.inner_text("#card-title")
     for page in (first, second):
+        page.bring_to_front()
         page.click("#nav-explore")
         form(page)
         page.click("#start")
@@ -213,7 +191,9 @@ def test_two_people_do_not_get_in_each_others_way(endless: Any, opened: Callable
 @pytest.fixture
 def slow(explorations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A dashboard that takes longer to answer than the page waits before it asks again."""
-    monkeypatch.setattr("tensoropt_app.pages.planners.recorded_of", lambda _: None)  # needs none here
+    monkeypatch.setattr(
+        "tensoropt_app.pages.frontier.planners.recorded_of", lambda _: None
+    )  # needs none here
     with running(tmp_path / "home", explorations, workers_app.quick) as found:
         for name in ("submit", "jobs"):
             monkeypatch.setattr(found.jobs, name, after(1.5, getattr(found.jobs, name)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 
 import pytest
 from contrast_app import PALE
-from samples_app import GIB, exploration, point
+from samples_app import GIB, exploration, of_model, point
 from site_app import Site, running
 from tensoropt_app.jobs.worker import run
 from tensoropt_app.library import READY_MADE
 
+from tests.app.browser.conftest import another_person
 from tests.app.browser.test_frontier_page import UNNAMED, remaining
 
 PLOT = "document.querySelector('#runs-graph .js-plotly-plot')"
@@ -34,8 +34,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ("c", "float32", 64, 2.0),
     ):
         found = exploration([point((i + 1) * 10 * share * GIB, (0.8 - 0.1 * i) * share) for i in range(6)])
-        model = found.model.model_copy(update={"batch": batch})
-        replace(found, model=model, settings={**found.settings, "dtype": dtype}).save(folder / name)
+        found = of_model(found, batch=batch)
+        replace(found, settings={**found.settings, "dtype": dtype}).save(folder / name)
     with running(tmp_path_factory.mktemp("home"), folder, run) as found:
         yield found
 
@@ -55,9 +55,18 @@ def cell(key: str, column: str) -> str:
     return f"#runs-table .ag-row[row-id='{key}'] .ag-cell[col-id='{column}']"
 
 
-def test_hiding_a_run_asks_nothing_and_is_in_the_url(runs: Site, opened: Callable[..., Any]) -> None:
+def check_readable(page: Any) -> None:
+    assert not remaining(page, "() => document.documentElement.scrollWidth > window.innerWidth")
+    assert remaining(page, PALE) == []
+    assert remaining(page, UNNAMED) == []
+
+
+def test_runs_are_readable_and_hiding_one_asks_nothing_and_is_in_the_url(
+    runs: Site, opened: Callable[..., Any]
+) -> None:
     page = drawn(opened(runs.url("runs")), COUNT)
-    page.wait_for_timeout(1000)
+    check_readable(page)
+    page.wait_for_timeout(500)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.post_data or ""))
     page.click(box("opened-b"))
@@ -66,7 +75,7 @@ def test_hiding_a_run_asks_nothing_and_is_in_the_url(runs: Site, opened: Callabl
     page.wait_for_timeout(300)
     assert not [body for body in asked if "runs-" in body]  # but jobs are asked for all the time
     assert page.inner_text("#runs-count").startswith(f"{COUNT - 1} of {COUNT} shown")
-    again = drawn(opened(page.url, beside=page), COUNT - 1)
+    again = drawn(opened(page.url), COUNT - 1)
     assert not again.is_checked(box("opened-b"))
     again.click("#runs-none")
     drawn(again, 0)
@@ -114,6 +123,7 @@ def test_names_tags_and_colours_stay(runs: Site, opened: Callable[..., Any]) -> 
     edited(page, "opened-b", "name", "x" * 81)
     page.wait_for_selector("text=a name has at most 80 characters, this one has 81")
     reads(page, "opened-b", "name", "gpt2-tiny on dgx-h100")
+    another_person(page)
     again = drawn(opened(page.url), COUNT)
     assert again.evaluate(f"{PLOT}.data.map(t => t.line.color + t.line.dash)") == before
     again.fill("#runs-search", "paper")
@@ -157,7 +167,7 @@ def test_a_point_says_its_plan_and_the_page_what_is_alike(runs: Site, opened: Ca
     page.wait_for_function("location.search.includes('runaxes=sample')")
     page.wait_for_function("document.querySelectorAll('#runs-said .note').length === 0")
     assert page.evaluate(f"{PLOT}.data.map(t => t.visible)").count(True) == 3
-    again = drawn(opened(page.url, beside=page), 3)
+    again = drawn(opened(page.url), 3)
     again.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
     again.wait_for_function("document.querySelector('#runs-time input[value=sample]').checked")
 
@@ -184,17 +194,10 @@ def test_keys_alone_reach_everything(runs: Site, opened: Callable[..., Any]) -> 
     page.wait_for_function("location.pathname === '/frontier' && location.search.includes('x=opened-a')")
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), pytest.param(390, "dark", marks=pytest.mark.slow)]
-)
-def test_the_page_fits_and_can_be_read(
-    runs: Site, opened: Callable[..., Any], width: int, scheme: str
-) -> None:
-    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
-    page = drawn(opened(runs.url("runs"), **options), COUNT)
-    assert not remaining(page, "() => document.documentElement.scrollWidth > window.innerWidth")
-    assert remaining(page, PALE) == []
-    assert remaining(page, UNNAMED) == []
+@pytest.mark.slow
+def test_the_page_fits_a_phone_and_can_be_read_in_the_dark(runs: Site, opened: Callable[..., Any]) -> None:
+    options = {"color_scheme": "dark", "viewport": {"width": 390, "height": 800}}
+    check_readable(drawn(opened(runs.url("runs"), **options), COUNT))
 
 
 def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, opened: Callable[..., Any]) -> None:
@@ -204,5 +207,4 @@ def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path, opened: Callabl
     with running(tmp_path / "home", tmp_path / "lib", run) as site:
         page = opened(site.url("runs"))
         page.wait_for_selector("text=/could not be read.*kept as .*labels.json.bad-/")
-        time.sleep(0.1)
         assert [f.read_text() for f in (tmp_path / "home").glob("labels.json.bad-*")] == ["{{{"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from samples_app import GIB, exploration, point, space
+from samples_app import CALL, GIB, exploration, of_model, point, space
 from site_app import Site, running
 from tensoropt_app.jobs.worker import run
 
-CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
 CLUSTER_PIXEL = """([trace, at]) => {
   const plot = document.querySelector('#clusters-graph .js-plotly-plot'), l = plot._fullLayout;
   const box = plot.getBoundingClientRect(), of = plot.data[trace];
@@ -30,8 +28,7 @@ def shops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ("slow", "dgx-a100", [(10, 0.9), (20, 0.6)]),
     ):
         found = exploration([point(m * GIB, t) for m, t in points], [space((2, 4))], cluster=cluster)
-        model = found.model.model_copy(update={"call": CALL})
-        replace(found, model=model).save(folder / name)
+        of_model(found, call=CALL).save(folder / name)
     with running(tmp_path_factory.mktemp("shops-home"), folder, run) as site:
         yield site
 
@@ -58,7 +55,7 @@ def test_an_amount_a_currency_and_axes_in_the_card_the_plot_and_the_link(
     page.fill("#amount", "lots")
     page.press("#amount", "Enter")
     page.wait_for_selector("text=is no amount of training")
-    again = opened(page.url, beside=page)
+    again = opened(page.url)
     again.wait_for_selector("#card dd:text-matches('EUR')")
     again.wait_for_function(f"{UP} === 'throughput, tokens/s'")
 

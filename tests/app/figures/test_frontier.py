@@ -16,7 +16,7 @@ from samples_app import GIB, exploration, long_exploration, point
 from tensoropt_app.figures import frontier as drawing
 from tensoropt_app.figures.frontier import MOST, PLACES, Window, apart
 from tensoropt_app.figures.palette import GRAPH_CONFIG
-from tensoropt_app.pages.frontier_callbacks import marking
+from tensoropt_app.pages.frontier.callbacks import marking
 from tensoropt_app.state import View
 from tensoropt_app.views.certificate import certificate, certificate_sentence
 from tensoropt_app.views.frontier import FrontierData
@@ -176,7 +176,6 @@ def test_what_the_band_claims_holds_for_every_plan(seed: int) -> None:
         summed(GIB * (i + 1), 99.0 - i, gap, s) for i, (s, gap) in enumerate(zip(sums, gaps, strict=True))
     ]
     band = certificate(FrontierData.of(exploration(points)), np.arange(12))
-    assert band is not None
     for memory, time_s in sums:
         at_least = band.lower[np.searchsorted(band.memory, memory)]
         assert time_s >= at_least * (1 - 1e-12)

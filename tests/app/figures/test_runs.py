@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contrast_app import lab, linear
-from samples_app import exploration
+from samples_app import exploration, of_model
 from tensoropt_app.figures.palette import DARK, LIGHT, Palette, run_colours, run_style
 from tensoropt_app.figures.runs import runs_figure
 from tensoropt_app.library import Library
-from tensoropt_app.views.runs import Axes, Run, common_units, runs_of
+from tensoropt_app.views.runs import AxisOptions, Run, common_units, runs_of
 
 from tests.app.figures.test_palette import BLINDNESS
 
@@ -20,13 +20,12 @@ from tests.app.figures.test_palette import BLINDNESS
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Run, ...]:
     for name, cluster in (("a", "dgx-h100"), ("b", "dgx-v100")):
-        found = exploration(cluster=cluster)
-        replace(found, model=found.model.model_copy(update={"batch": 32})).save(tmp_path / name)
+        of_model(exploration(cluster=cluster), batch=32).save(tmp_path / name)
     return runs_of(Library(tmp_path, ready_made=tmp_path / "none"))
 
 
 def test_every_run_is_a_trace_and_those_not_shown_are_hidden(runs: tuple[Run, ...]) -> None:
-    figure = runs_figure(runs, {"opened-b"}, Axes(log_x=True), common_units(runs), "light")
+    figure = runs_figure(runs, {"opened-b"}, AxisOptions(log_x=True), common_units(runs), "light")
     one, other = figure["data"]
     assert (one["visible"], other["visible"]) == (False, True)
     assert one["x"] == [10.0 * (i + 1) for i in range(8)]
@@ -41,7 +40,7 @@ def test_every_run_is_a_trace_and_those_not_shown_are_hidden(runs: tuple[Run, ..
 
 
 def test_axes_change_what_is_drawn(runs: tuple[Run, ...]) -> None:
-    axes = Axes(total=True, per_sample=True)
+    axes = AxisOptions(total=True, per_sample=True)
     figure = runs_figure(runs, {"opened-a"}, axes, common_units(runs), "dark")
     assert figure["data"][0]["x"][0] == 80.0
     assert figure["data"][0]["y"][0] == 25.0
@@ -49,18 +48,18 @@ def test_axes_change_what_is_drawn(runs: tuple[Run, ...]) -> None:
     assert figure["layout"]["shapes"] == []
     assert (
         figure["layout"]["uirevision"]
-        != runs_figure(runs, (), Axes(), common_units(runs), "dark")["layout"]["uirevision"]
+        != runs_figure(runs, (), AxisOptions(), common_units(runs), "dark")["layout"]["uirevision"]
     )
 
 
 def test_a_name_is_neither_markup_nor_template(runs: tuple[Run, ...]) -> None:
     bad = replace(runs[0], label="<b>%{x}</b>")
-    trace = runs_figure([bad], {bad.key}, Axes(), common_units(runs), "light")["data"][0]
+    trace = runs_figure([bad], {bad.key}, AxisOptions(), common_units(runs), "light")["data"][0]
     assert trace["hovertemplate"].startswith("<b>&lt;b&gt;&#37;&#123;x}&lt;/b&gt;</b><br>")
 
 
 def test_nothing_at_all_can_be_drawn() -> None:
-    figure = runs_figure((), (), Axes(total=True, per_sample=True), common_units(()), "light")
+    figure = runs_figure((), (), AxisOptions(total=True, per_sample=True), common_units(()), "light")
     assert figure["data"] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from tensoropt_app.jobs.beside import Beside, beside_of, shown_instead
 from tensoropt_app.library import Library
 from tensoropt_app.views.export import command_folder
-from tensoropt_app.views.library import choices
+from tensoropt_app.views.runs import choices
 
 from tensoropt.cli.parser import parser
 from tensoropt.exploration.verified import COSTS, PLANNERS, Changed, save_changed

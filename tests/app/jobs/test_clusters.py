@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 
 import pytest
+from samples_app import data_url as url
 from tensoropt_app.jobs.uploads import MOST_BYTES, Uploads, cluster_file, read_description
 
 from tensoropt.cluster import load_cluster
@@ -18,11 +18,6 @@ nodes: 2
 devices: [{kind: A100-80GB, count: 2}, {kind: H100-80GB, count: 2}]
 links: {intra_node: NVLink3, inter_node: IB-200G}
 """
-
-
-def url(text: str | bytes) -> str:
-    data = text.encode() if isinstance(text, str) else text
-    return "data:application/yaml;base64," + base64.b64encode(data).decode()
 
 
 def test_a_file_becomes_a_cluster_that_a_job_keeps(tmp_path: Path) -> None:

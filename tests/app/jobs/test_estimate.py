@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensoropt_app.jobs.estimate import REPEATED, Run, estimate, key_of_words, request_key
+from tensoropt_app.jobs.estimate import REPEATED, CompletedJob, estimate, key_of_words, request_key
 from tensoropt_app.views.jobs import estimate_words
 
 from tensoropt.cluster import load_cluster
@@ -36,20 +36,21 @@ def test_clusters_and_constraints_count_by_their_content() -> None:
 
 def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
     wanted = request_key(of())
-    finer = Run(request_key(of(settings=Settings(epsilon=0))), 40.0)
-    batch = Run(request_key(of(batch=8)), 3.0)
-    beside = Run(request_key(of(planners=("zero",))), 3.0)
-    trained = Run(request_key(of(settings=Settings(mode="inference"))), 3.0)
+    finer = CompletedJob(request_key(of(settings=Settings(epsilon=0))), 40.0)
+    batch = CompletedJob(request_key(of(batch=8)), 3.0)
+    beside = CompletedJob(request_key(of(planners=("zero",))), 3.0)
+    trained = CompletedJob(request_key(of(settings=Settings(mode="inference"))), 3.0)
     assert estimate(wanted, [batch, beside, trained]) is None
     found = estimate(wanted, [batch, finer])
-    assert found is not None
     assert (found.last_s, found.same) == (40.0, False)
     assert "with other settings, took that last time" in estimate_words(found)
 
 
 def test_the_newest_is_the_estimate_and_the_range_is_said() -> None:
     wanted = request_key(of())
-    found = estimate(wanted, [Run(wanted, seconds) for seconds in (12.0, 30.0, *[20.0] * REPEATED, 900.0)])
+    found = estimate(
+        wanted, [CompletedJob(wanted, seconds) for seconds in (12.0, 30.0, *[20.0] * REPEATED, 900.0)]
+    )
     assert found is not None
     assert (found.last_s, found.low_s, found.high_s) == (12.0, 12.0, 30.0)
     assert estimate_words(found) == "About 12 s: the same took 12 s to 30 s in 15 runs."

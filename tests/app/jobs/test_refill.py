@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from samples_app import exploration
+from samples_app import FORM, data_url, exploration
 from tensoropt_app.jobs.record import Job
 from tensoropt_app.jobs.refill import (
     can_refill,
@@ -26,12 +25,6 @@ from tensoropt.errors import TensorOptError
 from tensoropt.question.question import Question
 from tensoropt.report.commands import question_of
 
-FORM: dict[str, Any] = {
-    "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
-    "per_node": 8, "nodes": 1, "inside": "NVLink4", "between": None, "price": "", "mode": "train",
-    "optimizer": "adam", "micro_batches": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32",
-    "recompute": "auto", "measure": "all", "devices": "", "planners": [], "loss": "auto", "outputs": "",
-}  # fmt: skip
 PINS = '{"together": [["*attn*"]]}'
 
 
@@ -80,18 +73,11 @@ def test_a_job_comes_back_as_it_was_asked(uploads: Uploads, tmp_path: Path, chan
 
 
 def test_an_uploaded_model_and_cluster_come_back(uploads: Uploads, tmp_path: Path) -> None:
-    data = "data:;base64," + base64.b64encode(b"model").decode()
     text = b"devices: [T4, {kind: TITAN-RTX, count: 3}]\nlinks: {intra_node: PCIe3}"
-    model = uploads.keep(data, "mine.onnx")
-    cluster = uploads.keep_cluster("data:;base64," + base64.b64encode(text).decode(), "mine.yaml")
-    form = {
-        **FORM,
-        "model": model,
-        "cluster": cluster,
-        "dims": "batch=8, seq=4",
-        "outputs": "y",
-        "loss": "mse",
-    }
+    model = uploads.keep(data_url(b"model"), "mine.onnx")
+    cluster = uploads.keep_cluster(data_url(text), "mine.yaml")
+    more = {"dims": "batch=8, seq=4", "outputs": "y", "loss": "mse"}
+    form = {**FORM, "model": model, "cluster": cluster, **more}
     asked = request_from(form, uploads.known(), uploads.clusters())
     assert asked.title.startswith("mine.onnx on mine.yaml")
     words = asked.arguments(tmp_path)
@@ -116,7 +102,6 @@ def test_an_exploration_fills_the_form(uploads: Uploads) -> None:
 def test_part_of_a_preset_is_the_preset_with_fewer_devices() -> None:
     part = load_cluster("dgx-h100[2]")
     found = edited_preset(part, part.name)
-    assert found is not None
     assert (found.name, found.per_node, found.nodes) == ("dgx-h100", 2, 1)
 
 

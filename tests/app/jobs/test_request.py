@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples_app import FORM
 from tensoropt_app.jobs.fields import PIN, faults
 from tensoropt_app.jobs.request import (
     Hardware,
@@ -21,14 +22,6 @@ from tensoropt.errors import TensorOptError
 from tensoropt.question.constraints import constraints_of, load_constraints
 from tensoropt.question.question import Question
 from tensoropt.question.settings import Settings, settings_fields
-
-FORM: dict[str, Any] = {
-    "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
-    "per_node": 8, "nodes": 1,
-    "inside": "NVLink4", "between": None, "price": "", "mode": "train", "optimizer": "adam",
-    "micro_batches": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32", "recompute": "auto",
-    "measure": "all", "devices": "", "planners": [], "loss": "auto", "outputs": "",
-}  # fmt: skip
 
 
 def words(tmp_path: Path, **changes: Any) -> list[str]:

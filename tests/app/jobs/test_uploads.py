@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 
 import pytest
+from samples_app import data_url as url
 from tensoropt_app.jobs import uploads
 from tensoropt_app.jobs.uploads import UploadError, Uploads
-
-
-def url(data: bytes) -> str:
-    return "data:application/octet-stream;base64," + base64.b64encode(data).decode()
 
 
 def test_a_file_is_kept_under_a_name_of_ours(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,6 +86,27 @@ def exploration(
     }  # fmt: skip
     return Exploration(tuple(points), tuple(spaces or (space(),)), **{**fields, **more})
 
+
+def of_model(found: Exploration, **fields: Any) -> Exploration:
+    """The exploration with other fields of its model."""
+    return replace(found, model=found.model.model_copy(update=fields))
+
+
+def data_url(content: str | bytes) -> str:
+    """What a page sends of a file."""
+    data = content.encode() if isinstance(content, str) else content
+    return "data:application/octet-stream;base64," + base64.b64encode(data).decode()
+
+
+FORM: dict[str, Any] = {
+    "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
+    "per_node": 8, "nodes": 1, "inside": "NVLink4", "between": None, "price": "", "mode": "train",
+    "optimizer": "adam", "micro_batches": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32",
+    "recompute": "auto", "measure": "all", "devices": "", "planners": [], "loss": "auto", "outputs": "",
+}  # fmt: skip
+"""What the explore page sends as it is when nothing was changed."""
+CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
+"""How a model of tokens is called: 1,024 of them a step."""
 
 PLACED = PlacedRecord(
     PlacedInfo(peak_bytes=(20 * GIB, 10 * GIB)),

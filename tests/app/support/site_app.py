@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import workers_app
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
 from tensoropt_app.server import create_app, library_with, listen
@@ -24,6 +26,21 @@ class Site:
 
     def url(self, page: str = "frontier", query: str = "") -> str:
         return f"{self.address}{page}{'?' + query if query else ''}"
+
+    def release(self) -> None:
+        """Let the jobs of ``workers_app.held`` end."""
+        (self.jobs.root / workers_app.RELEASED).touch()
+
+    def clear(self) -> None:
+        """End all jobs and forget them."""
+        for job in self.jobs.jobs():
+            self.jobs.cancel(job.id)
+        while any(job.active for job in self.jobs.jobs()):
+            time.sleep(0.02)
+        for job in self.jobs.jobs():
+            self.jobs.forget(job.id)
+        self.jobs._delete_forgotten(0.0)
+        (self.jobs.root / workers_app.RELEASED).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 PIDS = "pids.txt"
+RELEASED = "released"
+"""The file in the home of the jobs that ends :func:`held`."""
 
 
 def endless(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
@@ -47,7 +49,8 @@ def ticking(arguments: list[str], log: str, messages: Connection, parent: int) -
         time.sleep(0.1)
 
 
-def brief(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
-    """Leaves an exploration after some seconds, so that a page sees it at work."""
-    time.sleep(6)
+def held(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
+    """Leaves an exploration once the test has seen the job at work and releases it."""
+    while not (Path(log).parents[2] / RELEASED).exists():
+        time.sleep(0.05)
     quick(arguments, log, messages, parent)

@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples_app import GIB, exploration, point, space
+from samples_app import CALL, GIB, exploration, of_model, point, space
 from tensoropt_app.figures.clusters import clusters_figure
 from tensoropt_app.library import Library
 from tensoropt_app.pages.clusters import clicked
 from tensoropt_app.state import View
 from tensoropt_app.views.clusters import (
-    ClustersData,
     clusters_data,
     devices_by_memory,
     point_view,
@@ -38,13 +37,11 @@ def test_every_figure_leads_to_its_point(tmp_path: Path) -> None:
     save(tmp_path / "four", 4, [(4, 1.5), (16, 0.5)])
     save(tmp_path / "other", 8, [(4, 0.1)], optimizer="sgd")  # another step, not to be compared
     table = devices_by_memory(Library(tmp_path), View(exploration="opened-two", price=3.6))
-    assert table is not None
     assert [(row.label, row.current) for row in table.rows] == [
         ("2 × H100-80GB", True), ("4 × H100-80GB", False)
     ]  # fmt: skip
     assert table.rows[0].cells[0] is None
     last = table.rows[1].cells[-1]
-    assert last is not None
     assert (last.time, last.cost) == ("500 ms", "2.00 per 1,000 steps")
     assert (last.view.exploration, last.view.point) == ("opened-four", 1)
     assert "x=opened-four" in last.view.to_query()
@@ -56,7 +53,6 @@ def test_one_number_of_devices_is_no_table(tmp_path: Path) -> None:
     assert devices_by_memory(Library(tmp_path), View(exploration="opened-gone")) is None
 
 
-CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
 VIEW = View(exploration="opened-fast", prices="H100-80GB=3, A100-80GB=1", headroom=0.0, currency="EUR")
 
 
@@ -69,8 +65,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         ("slow", "dgx-a100", [(10, 0.9), (40, 0.6)]),
     ):
         found = exploration([point(m * GIB, t) for m, t in points], [space((8,))], cluster=cluster)
-        model = found.model.model_copy(update={"call": CALL})
-        replace(found, model=model).save(folder / name)
+        of_model(found, call=CALL).save(folder / name)
     other = exploration(cluster="dgx-b200")
     replace(other, settings={**other.settings, "optimizer": "sgd"}).save(folder / "other")
     (folder / "damaged").mkdir()
@@ -79,14 +74,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library(folder, ready_made=folder / "none")
 
 
-def data_of(library: Library, view: View = VIEW) -> ClustersData:
-    found = clusters_data(library, view)
-    assert found is not None
-    return found
-
-
 def test_the_page_answers_as_the_engine_does(library: Library) -> None:
-    found = data_of(library, replace(VIEW, within_s=0.5))
+    found = clusters_data(library, replace(VIEW, within_s=0.5))
     assert [row.label for row in found.rows] == ["dgx-h100", "dgx-a100"]
     assert (found.cheapest, found.fastest) == (0, 0)
     assert found.refused == (("l40s-pcie", "no plan fits"),)
@@ -102,35 +91,34 @@ def test_the_page_answers_as_the_engine_does(library: Library) -> None:
 
 
 def test_limits_choose_otherwise(library: Library) -> None:
-    assert data_of(library).rows[1].offer.cost == pytest.approx(1000 * 0.6 / 3600 * 8)
-    assert data_of(library).cheapest == 1
-    assert data_of(library).fastest == 0
-    assert data_of(library, replace(VIEW, within_s=0.1)).cheapest is None
+    assert clusters_data(library, VIEW).rows[1].offer.cost == pytest.approx(1000 * 0.6 / 3600 * 8)
+    assert clusters_data(library, VIEW).cheapest == 1
+    assert clusters_data(library, VIEW).fastest == 0
+    assert clusters_data(library, replace(VIEW, within_s=0.1)).cheapest is None
 
 
 def test_without_prices_device_hours_are_shown(library: Library) -> None:
     view = replace(VIEW, prices="")
-    found = data_of(library, view)
+    found = clusters_data(library, view)
     assert not found.priced
     assert found.money_title == "device-hours for 1,000 steps"
-    assert data_of(library).money_title == "cost of 1,000 steps, EUR"
-    assert found.rows[0].money is not None
+    assert clusters_data(library, VIEW).money_title == "cost of 1,000 steps, EUR"
     assert found.rows[0].money[0] == pytest.approx(1000 * 0.4 / 3600 * 8)
     assert unpriced_kinds(found, view) == ["H100-80GB", "A100-80GB"]
-    one = data_of(library, replace(VIEW, prices="A100-80GB=1"))
+    one = clusters_data(library, replace(VIEW, prices="A100-80GB=1"))
     assert one.rows[0].money is None
     assert one.rows[1].money is not None
 
 
 def test_an_amount_that_the_model_lacks_is_said(library: Library) -> None:
-    assert data_of(library, replace(VIEW, amount="1e9 tokens")).fault == ""
-    found = data_of(library, replace(VIEW, exploration="opened-other", amount="1e9 tokens"))
+    assert clusters_data(library, replace(VIEW, amount="1e9 tokens")).fault == ""
+    found = clusters_data(library, replace(VIEW, exploration="opened-other", amount="1e9 tokens"))
     assert "tokens of a step are unknown" in found.fault
     assert found.amount == "1,000 steps"
 
 
 def test_the_plot_has_a_trace_per_cluster_and_lines_of_limits(library: Library) -> None:
-    found = data_of(library, replace(VIEW, within_s=0.5, within_cost=5.0))
+    found = clusters_data(library, replace(VIEW, within_s=0.5, within_cost=5.0))
     figure = clusters_figure(found, replace(VIEW, within_s=0.5, within_cost=5.0), "light")
     first, second, rest, best, fastest = figure["data"]
     assert (first["name"], second["name"]) == ("dgx-h100", "dgx-a100")
@@ -143,17 +131,17 @@ def test_the_plot_has_a_trace_per_cluster_and_lines_of_limits(library: Library) 
     assert [a["text"] for a in figure["layout"]["annotations"]] == ["iso-time", "iso-cost"]
     # Without prices there is no line of equal cost.
     bare = replace(VIEW, prices="", within_cost=5.0)
-    assert clusters_figure(data_of(library, bare), bare, "dark")["layout"]["shapes"] == []
+    assert clusters_figure(clusters_data(library, bare), bare, "dark")["layout"]["shapes"] == []
 
 
 @pytest.mark.parametrize("custom", [None, [], [0], ["0", 1], [True, 0], [2, 0], [0, 99], [-1, 0], {"a": 1}])
 def test_a_made_up_click_opens_nothing(library: Library, custom: object) -> None:
-    assert clicked({"points": [{"customdata": custom}]}, data_of(library)) is None
-    assert clicked(custom, data_of(library)) is None
+    assert clicked({"points": [{"customdata": custom}]}, clusters_data(library, VIEW)) is None
+    assert clicked(custom, clusters_data(library, VIEW)) is None
 
 
 def test_a_click_opens_the_point_and_keeps_prices(library: Library) -> None:
-    found = data_of(library)
+    found = clusters_data(library, VIEW)
     assert clicked({"points": [{"customdata": [1, 0, "words"]}]}, found) == (1, 0)
     view = point_view(VIEW, found.rows[1], 0)
     assert (view.exploration, view.point, view.prices, view.currency) == (
@@ -178,7 +166,7 @@ def test_an_exploration_that_is_gone_is_none(library: Library) -> None:
 def test_a_price_for_devices_that_no_cluster_has_is_refused_with_those_there_are(
     library: Library, prices: str, fault: str
 ) -> None:
-    said = strange_prices(data_of(library), replace(VIEW, prices=prices))
+    said = strange_prices(clusters_data(library, VIEW), replace(VIEW, prices=prices))
     assert said.startswith(fault)
     assert bool(said) == bool(fault)
     if fault:

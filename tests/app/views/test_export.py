@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples_app import exploration, point
+from samples_app import exploration, of_model, point
 from tensoropt_app.library import Entry
 from tensoropt_app.views.export import commands, explore_line, files
 from tensoropt_app.views.frontier import FrontierData
@@ -39,7 +39,7 @@ def test_every_setting_is_in_the_line() -> None:
         micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33,
         constraints={"together": [["a"]]},
     )  # fmt: skip
-    found = replace(found, model=found.model.model_copy(update={"batch": 8, "seed": 3}))
+    found = of_model(found, batch=8, seed=3)
     options = parsed(explore_line(found, "out/x"))
     assert (options.mode, options.optimizer, options.dtype) == ("inference", "sgd", "bfloat16")
     assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
@@ -70,8 +70,7 @@ def test_defaults_are_left_out() -> None:
 
 def test_how_a_file_was_opened_is_in_the_line() -> None:
     onnx = OnnxInfo(dims={"batch": 8, "x[0]": 4}, outputs=("y",), loss="mean")
-    found = exploration()
-    found = replace(found, model=found.model.model_copy(update={"source": "my model.onnx", "onnx": onnx}))
+    found = of_model(exploration(), source="my model.onnx", onnx=onnx)
     options = parsed(explore_line(found, "out/x"))
     assert options.model == "my model.onnx"
     assert (options.dim, options.output, options.loss) == (["batch=8", "x[0]=4"], ["y"], "mean")

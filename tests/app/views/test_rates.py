@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from samples_app import exploration, space
+from samples_app import CALL, exploration, of_model, space
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import (
     Axes,
@@ -22,15 +22,12 @@ from tensoropt_app.views.points_table import table_columns, table_rows
 
 from tensoropt.exploration.rates import StepWork, rates
 
-CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
-
 
 def told(flops: bool = True, call: object = CALL) -> FrontierData:
     """Eight points of 0.8 to 0.1 s on eight H100, 1,024 tokens a step."""
     found = exploration(spaces=(space((2, 4)),))
-    model = found.model.model_copy(update={"call": call})
     report = {**found.report, **({"model_flops": {"bfloat16": 8 * 989.4e12 * 0.05}} if flops else {})}
-    return FrontierData.of(replace(found, model=model, report=report))
+    return FrontierData.of(of_model(replace(found, report=report), call=call))
 
 
 DATA = told()
@@ -44,10 +41,6 @@ def test_arrays_are_the_engine_s_figures() -> None:
     steps = amount_in(VIEW).steps
     for row in range(len(DATA)):
         one = rates(DATA.exploration, row, tariff=tariff_of(VIEW))
-        assert found.rate is not None
-        assert found.mfu is not None
-        assert found.cost is not None
-        assert found.device_hours is not None
         assert found.rate[row] == pytest.approx(one.tokens_per_s)
         assert found.mfu[row] == pytest.approx(one.mfu)
         count = steps(StepWork.of(DATA.exploration))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples_app import GIB, exploration, point, space
+from samples_app import GIB, exploration, of_model, point, space
 from tensoropt_app.library import Library
 from tensoropt_app.views.runs import (
-    Axes,
+    AxisOptions,
     Run,
     common_units,
     drawn,
@@ -30,8 +30,7 @@ from tensoropt.exploration.exploration_files import Costs
 def library(tmp_path: Path) -> Library:
     """One in float32 with batch 32, one for inference without a batch, one that is damaged."""
     first = exploration()
-    model = first.model.model_copy(update={"batch": 32})
-    replace(first, model=model).save(tmp_path / "a")
+    of_model(first, batch=32).save(tmp_path / "a")
     replace(first, settings={"mode": "infer", "optimizer": "adam", "dtype": "bfloat16"}).save(tmp_path / "b")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "exploration.json").write_text("{")
@@ -80,12 +79,12 @@ def run(memory: Any, time: Any, devices: Any, **more: Any) -> Run:
 
 def test_axes_are_what_they_say(library: Library) -> None:
     one, other, broken = runs_of(library)
-    assert drawn(one, Axes()).x.tolist() == [(i + 1) * 10 * GIB for i in range(8)]
-    total = drawn(one, Axes(total=True, per_sample=True))
+    assert drawn(one, AxisOptions()).x.tolist() == [(i + 1) * 10 * GIB for i in range(8)]
+    total = drawn(one, AxisOptions(total=True, per_sample=True))
     assert total.x.tolist() == [(i + 1) * 80 * GIB for i in range(8)]
     assert total.y == pytest.approx([(0.8 - 0.1 * i) / 32 for i in range(8)])
     assert total.number.tolist() == list(range(1, 9))
-    assert len(drawn(other, Axes(per_sample=True)).x) == len(drawn(broken, Axes()).x) == 0
+    assert len(drawn(other, AxisOptions(per_sample=True)).x) == len(drawn(broken, AxisOptions()).x) == 0
     assert any("cannot be read" in line for line in plot_notes([broken]))
     assert plot_notes([one, other]) == []
 
@@ -93,8 +92,8 @@ def test_axes_are_what_they_say(library: Library) -> None:
 def test_points_that_others_beat_on_these_axes_are_left_out(library: Library) -> None:
     one = runs_of(library)[0]
     mixed = run([10.0, 20.0, 30.0], [3.0, 2.0, 1.0], [8, 2, 8], of=one)
-    assert drawn(mixed, Axes()).number.tolist() == [1, 2, 3]
-    total = drawn(mixed, Axes(total=True))
+    assert drawn(mixed, AxisOptions()).number.tolist() == [1, 2, 3]
+    total = drawn(mixed, AxisOptions(total=True))
     assert (total.x.tolist(), total.y.tolist(), total.number.tolist()) == ([40, 240], [2, 1], [2, 3])
 
 
@@ -103,7 +102,7 @@ def test_many_points_are_thinned_and_that_is_said(library: Library) -> None:
     count = 30_000
     long = run(np.linspace(1, 80, count) * GIB, 1 / np.linspace(1, 80, count), np.full(count, 8), of=one)
     most = most_of_each([long, one])
-    found = drawn(long, Axes(), most)
+    found = drawn(long, AxisOptions(), most)
     assert most // 2 < len(found.x) <= most
     assert (found.number[0], found.number[-1]) == (1, count)
     assert (np.diff(found.x) > 0).all()
@@ -116,5 +115,5 @@ def test_many_points_are_thinned_and_that_is_said(library: Library) -> None:
 def test_the_batch_of_a_call_counts_where_none_was_asked_for(tmp_path: Path) -> None:
     found = exploration([point(GIB, 0.1)], [space()])
     call = {"args": [], "kwargs": {"input_ids": {"tensor": [48, 16], "dtype": "int64"}}}
-    replace(found, model=found.model.model_copy(update={"call": call})).save(tmp_path / "a")
+    of_model(found, call=call).save(tmp_path / "a")
     assert runs_of(Library(tmp_path, ready_made=tmp_path / "none"))[0].head.batch == 48

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from samples_app import GIB, exploration
-from tensoropt_app.pages.look import missed
+from tensoropt_app.pages.frontier.look import missed
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.point import NOT_YET, assumptions, point_card, verified_lines, verified_words

@@ -14,13 +14,13 @@ from dash import html
 from tensoropt.exploration.verified import Verified
 from tensoropt.report.beside import miss_sentences
 
-from ..context import Context
-from ..figures.frontier import frontier_figure
-from ..state import FRAME, View
-from ..views.frontier import FrontierData, count_words
-from ..views.point import PROVEN, of_point, point_card
-from ..views.points_table import row_filter
-from .parts import big, facts, hint, note
+from ...context import Context
+from ...figures.frontier import frontier_figure
+from ...state import FRAME, View
+from ...views.frontier import FrontierData, count_words
+from ...views.point import PROVEN, of_point, point_card
+from ...views.points_table import row_filter
+from ..parts import big, facts, hint, note
 
 
 def look(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensoropt_app.pages.frontier_callbacks import unhandled
+from tensoropt_app.pages.frontier.callbacks import unhandled
 
 NOW = {"url.search": "?x=a", "budget.value": 80.0, "options.value": ["band"], "pick-knee.n_clicks": None}
 

@@ -9,13 +9,13 @@ from dash import dcc, html
 
 from tensoropt.plan.facts_table import Fact
 
-from ..context import Context
-from ..state import View
-from ..views import clusters, point
-from ..views.point import NOTE
-from . import explore_callbacks
-from .parts import facts, hint, panel, plain_table, scrolled, view_of
-from .wiring import Callbacks
+from ...context import Context
+from ...state import View
+from ...views import clusters, point
+from ...views.point import NOTE
+from .. import explore_callbacks
+from ..parts import facts, hint, panel, plain_table, scrolled, view_of
+from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 

@@ -14,14 +14,14 @@ from tensoropt.report.changes import change_named
 from tensoropt.report.levers import OF_SIMULATED
 from tensoropt.report.why import Why, with_simulated
 
-from ..context import Context
-from ..jobs.deeper import Deeper, deeper_jobs
-from ..jobs.manager import JobManager
-from ..state import View
-from ..views.frontier import FrontierData
-from ..views.library import title_of
-from ..views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
-from .parts import (
+from ...context import Context
+from ...jobs.deeper import Deeper, deeper_jobs
+from ...jobs.manager import JobManager
+from ...state import View
+from ...views.frontier import FrontierData
+from ...views.runs import title_of
+from ...views.why import WhyRow, budget_of, deeper_rows, parts, quick, results_of, rows
+from ..parts import (
     button,
     hint,
     note,
@@ -34,7 +34,7 @@ from .parts import (
     stores,
     view_of,
 )
-from .wiring import Callbacks
+from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 from flask import has_request_context, request
 
-from ..context import Context
-from ..figures.palette import Scheme
-from ..state import PAGES
-from .frontier_callbacks import view_from_url
+from ...context import Context
+from ...figures.palette import Scheme
+from ...state import PAGES
+from ..parts import stored
+from .callbacks import view_from_url
 from .look import look
-from .parts import stored
 
 SCHEME_COOKIE = "tensoropt-scheme"
 NARROW_COOKIE = "tensoropt-narrow"

@@ -12,18 +12,18 @@ from tensoropt.planners import ENTRIES
 from tensoropt.report.commands import beside_line
 from tensoropt.report.detail import recorded_of
 
-from ..context import Context
-from ..jobs.beside import Beside
-from ..jobs.fields import RequestError
-from ..jobs.manager import JobManager
-from ..jobs.record import Job
-from ..jobs.request import planners_from
-from ..state import View
-from ..views.library import title_of
-from ..views.planners import planner_rows, refusals_beside
-from . import parts
-from .parts import view_of
-from .wiring import Callbacks
+from ...context import Context
+from ...jobs.beside import Beside
+from ...jobs.fields import RequestError
+from ...jobs.manager import JobManager
+from ...jobs.record import Job
+from ...jobs.request import planners_from
+from ...state import View
+from ...views.planners import planner_rows, refusals_beside
+from ...views.runs import title_of
+from .. import parts
+from ..parts import view_of
+from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 

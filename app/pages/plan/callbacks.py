@@ -8,21 +8,20 @@ from dash import html, no_update
 
 from tensoropt.plan.facts_table import named
 
-from ..context import Context
-from ..figures.timeline import memory_figure, timeline_figure
-from ..state import View
-from ..views.frontier import FrontierData
-from ..views.operators import (
+from ...context import Context
+from ...figures.timeline import memory_figure, timeline_figure
+from ...state import View
+from ...views.frontier import FrontierData
+from ...views.operators import (
     changed_operators,
     curve_of,
     recomputation_difference,
 )
-from ..views.plan import Bar, Segment, device_bars, in_rows, memory_bar, step_bar
-from ..views.point import point_card
-from ..views.units import plural
-from .look import missed
-from .measured import overlaid
-from .parts import (
+from ...views.plan import Bar, Segment, device_bars, in_rows, memory_bar, step_bar
+from ...views.point import point_card
+from ...views.units import plural
+from ..frontier.look import missed
+from ..parts import (
     aria,
     big,
     difference_table,
@@ -34,7 +33,8 @@ from .parts import (
     scrolled,
     shown_point,
 )
-from .wiring import Callbacks
+from ..wiring import Callbacks
+from .measured import overlaid
 
 CALLBACKS = Callbacks()
 

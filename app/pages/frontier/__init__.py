@@ -7,16 +7,15 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from ..context import Context
-from ..figures import frontier as drawing
-from ..state import ACROSS, UP
-from ..views.frontier import TITLES
-from . import frontier_callbacks, parts, planners, points_table, surroundings
-from .wiring import Callbacks
+from ...context import Context
+from ...figures import frontier as drawing
+from ...state import ACROSS, UP
+from ...views.frontier import TITLES
+from .. import parts
+from ..wiring import Callbacks
+from . import callbacks, planners, points_table, surroundings
 
-CALLBACKS = Callbacks(
-    frontier_callbacks.CALLBACKS, points_table.CALLBACKS, planners.CALLBACKS, surroundings.CALLBACKS
-)
+CALLBACKS = Callbacks(callbacks.CALLBACKS, points_table.CALLBACKS, planners.CALLBACKS, surroundings.CALLBACKS)
 
 _OPTIONS = (
     ("log_x", "log memory"),

@@ -6,16 +6,16 @@ from typing import Any
 
 from dash import html
 
-from . import measured, operators, owners, plan_callbacks, timeline, why
+from ..parts import halves, heading, panel, plot, row, stack
+from ..wiring import Callbacks
+from . import callbacks, measured, operators, owners, timeline, why
 from .measured import measured_panel
 from .owners import owners_panel
-from .parts import halves, heading, panel, plot, row, stack
 from .timeline import timed, timeline_panel
-from .wiring import Callbacks
 
 CALLBACKS = Callbacks(
     measured.CALLBACKS,
-    plan_callbacks.CALLBACKS,
+    callbacks.CALLBACKS,
     operators.CALLBACKS,
     owners.CALLBACKS,
     timeline.CALLBACKS,

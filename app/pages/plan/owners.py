@@ -9,11 +9,11 @@ from dash import Patch, ctx, html, no_update
 from tensoropt.errors import TensorOptError
 from tensoropt.report.owners import PointOwners, point_owners
 
-from ..context import Context
-from ..views.frontier import FrontierData
-from ..views.plan import moment, moment_words, owner_cells, total_cells
-from .parts import ONE_ROW, aria, buttons, grid, grow, hint, numbers, panel, point_shown, row, search
-from .wiring import Callbacks
+from ...context import Context
+from ...views.frontier import FrontierData
+from ...views.plan import moment, moment_words, owner_cells, total_cells
+from ..parts import ONE_ROW, aria, buttons, grid, grow, hint, numbers, panel, point_shown, row, search
+from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 

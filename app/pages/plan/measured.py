@@ -10,13 +10,14 @@ from dash import ctx, dcc, html, no_update
 from tensoropt.errors import TensorOptError
 from tensoropt.report.beside import Beside, beside
 
-from ..context import Context
-from ..figures.timeline import below_timeline, over_curve
-from ..measured import MOST_BYTES
-from ..views.frontier import FrontierData
-from ..views.plan import align_options, figure_rows, left_words
-from .parts import button, hint, note, panel, plain_table, point_shown, row, scrolled, spoken, upload, visible
-from .wiring import Callbacks
+from ...context import Context
+from ...figures.timeline import below_timeline, over_curve
+from ...measured import MOST_BYTES
+from ...views.frontier import FrontierData
+from ...views.plan import align_options, figure_rows, left_words
+from .. import parts
+from ..parts import button, hint, note, panel, plain_table, point_shown, row, scrolled, spoken, visible
+from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
@@ -32,7 +33,7 @@ def measured_panel() -> Any:
     """Return the panel where a file is dropped, with what it says."""
     return panel(
         dcc.Store(id="measured"),
-        upload(
+        parts.upload(
             "measured-upload", "measured-place", "a measured file", ENDINGS, MOST_BYTES,
             said="measured-said", remedy="record it again",
             larger="Use tensoropt show DIR --point N --beside FILE", accept=",".join((*ENDINGS, ".gz")),

@@ -8,13 +8,13 @@ from typing import Any
 import dash_cytoscape as cyto
 from dash import ctx, html, no_update
 
-from ..context import Context
-from ..figures.graph import elements, stylesheet
-from ..figures.palette import palette
-from ..views.operators import beside_rows, bottom_rows, columns_of, graph_edges, operator_rows, table_rows
-from ..views.picture import ASPECT, NARROW_ASPECT, picture
-from .parts import ONE_ROW, button, grid, grow, hint, numbers, point_shown, row, search, small
-from .wiring import Callbacks
+from ...context import Context
+from ...figures.graph import elements, stylesheet
+from ...figures.palette import palette
+from ...views.operators import beside_rows, bottom_rows, columns_of, graph_edges, operator_rows, table_rows
+from ...views.picture import ASPECT, NARROW_ASPECT, picture
+from ..parts import ONE_ROW, button, grid, grow, hint, numbers, point_shown, row, search, small
+from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 

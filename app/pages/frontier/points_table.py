@@ -14,12 +14,12 @@ from dash import html, no_update
 
 from tensoropt.plan.figures import BYTES, LISTED, SECONDS
 
-from ..context import Context
-from ..state import View
-from ..views.frontier import FrontierData, rate_arrays
-from ..views.points_table import SHOWN, packed, table_columns
-from .parts import CLEAR, D3, ONE_ROW, aria, grid, grow, numbers, panel, row, stores, view_of
-from .wiring import Callbacks
+from ...context import Context
+from ...state import View
+from ...views.frontier import FrontierData, rate_arrays
+from ...views.points_table import SHOWN, packed, table_columns
+from ..parts import CLEAR, D3, ONE_ROW, aria, grid, grow, numbers, panel, row, stores, view_of
+from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 

@@ -10,15 +10,15 @@ from dash import Patch, ctx, no_update, set_props
 
 from tensoropt.errors import TensorOptError
 
-from .. import events, state
-from ..context import Context
-from ..figures import frontier as drawing
-from ..figures.frontier import Window
-from ..figures.palette import palette
-from ..state import View
-from ..views.certificate import certificate_sentence
-from ..views.clusters import clusters_data, strange_prices
-from ..views.frontier import (
+from ... import events, state
+from ...context import Context
+from ...figures import frontier as drawing
+from ...figures.frontier import Window
+from ...figures.palette import palette
+from ...state import View
+from ...views.certificate import certificate_sentence
+from ...views.clusters import clusters_data, strange_prices
+from ...views.frontier import (
     FrontierData,
     axes_of,
     axis_sentence,
@@ -27,13 +27,13 @@ from ..views.frontier import (
     limit_sentence,
     mark_sentence,
 )
-from ..views.library import choices
-from ..views.points_table import row_filter
-from . import clusters
-from .clusters import CLUSTER_FIELDS
+from ...views.points_table import row_filter
+from ...views.runs import choices
+from .. import clusters
+from ..clusters import CLUSTER_FIELDS
+from ..parts import difference_table, empty, note, stored, view_of, visible
+from ..wiring import Callbacks
 from .look import card, look, selection
-from .parts import difference_table, empty, note, stored, view_of, visible
-from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from dash import html
 
-from .parts import aria, buttons, grow, hint, panel, row, search, small
-from .wiring import Callbacks
+from ..parts import aria, buttons, grow, hint, panel, row, search, small
+from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 

@@ -209,7 +209,7 @@ def verify_plans(
         graph = load_model(spec).graph
         predicted = [_predicted(plan, graph, progress) for plan in plans]
         progress("capture", 1, 1, spec.source)
-        return _run_and_answer(spec, predicted, place, pool, first.optimizer, progress)
+        return _run_and_answer(spec, predicted, place, pool, first.optimizer, True, progress)
 
 
 def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:

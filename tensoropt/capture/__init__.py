@@ -1,9 +1,9 @@
 """The conversion of a model into an operator graph, through ``torch.export``."""
 
 from tensoropt.capture.convert import Mode
+from tensoropt.capture.fidelity import rebuild
 from tensoropt.capture.loss import Returned, WithLoss, find_loss
 from tensoropt.capture.precision import COMPUTE_DTYPES
 from tensoropt.capture.pytorch import Capture, capture
-from tensoropt.capture.rebuild import rebuild
 
 __all__ = ["COMPUTE_DTYPES", "Capture", "Mode", "Returned", "WithLoss", "capture", "find_loss", "rebuild"]

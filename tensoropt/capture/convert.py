@@ -24,9 +24,8 @@ from tensoropt.capture.folding import (
     with_elements,
     write_complex_as_real,
 )
-from tensoropt.capture.lines import node_line as _source
-from tensoropt.capture.lines import numbered
-from tensoropt.capture.unsupported import NUMBER, higher_order, of_error, of_shape
+from tensoropt.capture.unsupported import NUMBER, higher_order, numbered, of_error, of_shape
+from tensoropt.capture.unsupported import node_line as _source
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 

@@ -1,18 +1,20 @@
 """``torch.export`` of a model as it trains: anything that a model does only because it is exported, or only
-because it generates text, is left out.
-
-Operators that change their operands internally, although their schemas do not say so.
+because it generates text, is left out. Operators that change their operands internally, although their
+schemas do not say so, are written out.
 
 ``torch.utils.checkpoint`` inside a model: the checkpointed code is traced once, with gradients.
 
 Whether activations are kept or recomputed is a subject of the search, so the plan's choice replaces the
 model's own. The effect of a checkpoint on gradients is preserved: a reentrant one whose arguments have none
 produces none.
+
+PyTorch's composite operators, which a capture keeps whole, are prepared once per process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -26,25 +28,78 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._decomp import _should_decompose_because_unsafe_op
+from torch._export import utils
+from torch._subclasses import fake_impls
+from torch.export import exported_program
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
-from tensoropt.capture.composites import composites_prepared_once
 from tensoropt.capture.custom_functions import own_backwards
-from tensoropt.capture.draws import note_of, seeded
-from tensoropt.capture.fidelity import EagerStep, eager_step
+from tensoropt.capture.fidelity import EagerStep, any_names, eager_step, note_of, seeded
 from tensoropt.capture.forward_calls import followed_calls, known_values
-from tensoropt.capture.lines import current_line, own_lines_kept
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import Detachments, inference_as_no_grad, keep_no_grad
-from tensoropt.capture.rebuild import any_names
 from tensoropt.capture.refusals import backward_requests, no_new_hooks
 from tensoropt.capture.state import watched
-from tensoropt.capture.unsupported import refusing
+from tensoropt.capture.unsupported import current_line, own_lines_kept, refusing
 from tensoropt.errors import CaptureError
+
+_LIST, _OVERRIDE = "_materialize_cpp_cia_ops", "_override_composite_implicit_decomp"
+
+_prepared: dict[Any, tuple[Any, dict[Any, Any], dict[Any, Any], Any]] = {}
+"""Of each composite operator: its decomposition, its kernels without and with it, and its rule for fake
+tensors."""
+
+
+@contextlib.contextmanager
+def composites_prepared_once() -> Iterator[None]:
+    """Prepare PyTorch's composite operators once per process: listing them for each namespace of operators,
+    and registering the kernels of each in both passes of ``run_decompositions``, takes more than half of the
+    time of capturing a small model."""
+    listed = getattr(utils, _LIST, lambda: None)
+    if hasattr(listed, "cache_info"):  # another capture's, in another thread
+        yield
+        return
+    override = getattr(exported_program, _OVERRIDE, contextlib.nullcontext)
+    with (
+        mock.patch.object(utils, _LIST, functools.cache(listed), create=True),
+        mock.patch.object(exported_program, _OVERRIDE, functools.partial(_overridden, override), create=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _overridden(override: Callable[..., Any], decompositions: Mapping[Any, Any]) -> Iterator[None]:
+    """PyTorch's ``override(decompositions)``, which registers a dozen kernels of each operator; here those of
+    an earlier call are put in place again wherever they would be the same."""
+    rules = fake_impls.op_implementations_dict
+    ready = {
+        op: _prepared[op]
+        for op, decomposition in decompositions.items()
+        if op in _prepared and op not in rules and _prepared[op][:2] == (decomposition, op.py_kernels)
+    }
+    others = {op: decomposition for op, decomposition in decompositions.items() if op not in ready}
+    # An operator with a rule of its own loses it in the first call.
+    before = {op: dict(op.py_kernels) for op in others if op not in rules}
+    try:
+        for op, (_, _, kernels, rule) in ready.items():
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+            rules[op] = rule
+        with override(others):
+            for op, kernels in before.items():
+                _prepared[op] = others[op], kernels, dict(op.py_kernels), rules[op]
+            yield
+    finally:
+        for op, (_, kernels, _, _) in ready.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+            rules.pop(op, None)
+
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 

@@ -39,8 +39,16 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
-from tensoropt.capture.unsupported import NUMBER, refuse_at_the_call, refuse_call, refuse_result
+from tensoropt.capture.unsupported import (
+    NUMBER,
+    asking_frame,
+    calling_frame,
+    is_own,
+    line_of,
+    refuse_at_the_call,
+    refuse_call,
+    refuse_result,
+)
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
 """Tests of every element, mapped to their answers for finite numbers."""

@@ -40,7 +40,7 @@ from tensoropt.capture.fidelity import (
 )
 from tensoropt.capture.folding import kept_constants
 from tensoropt.capture.loss import Returned, WithLoss
-from tensoropt.capture.modes import in_mode
+from tensoropt.capture.no_grad import in_mode
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
 from tensoropt.errors import CaptureError

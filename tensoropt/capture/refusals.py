@@ -26,7 +26,8 @@ from torch.nn.modules import module as all_modules
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.lines import (
+from tensoropt.capture.unsupported import (
+    OBJECT,
     calling_frame,
     causes,
     current_line,
@@ -34,9 +35,10 @@ from tensoropt.capture.lines import (
     first_line,
     frames_of,
     is_own,
+    kind_of_tensor,
     line_of,
+    of_error,
 )
-from tensoropt.capture.unsupported import OBJECT, kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
 
 _REMEDY = (

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.capture.lines import asking_frame, current_line
+from tensoropt.capture.unsupported import asking_frame, current_line
 from tensoropt.errors import CaptureError
 
 _LIBRARY = str(Path(torch.__file__).parent)

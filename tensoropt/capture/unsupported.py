@@ -2,19 +2,30 @@
 
 Most of them are recognised where the model's code does them, so that the refusal names the model's own line;
 those that are only met later (in a traced graph, in one of PyTorch's own errors) are looked up here too.
+
+The module also finds the line of a model's own code that a call, an error or a traced node came from, and
+names operators after the computation and nothing else. ``torch.export`` numbers its nodes, including those
+that were folded, skipped or never read, and their number depends on the device. A plan names operators, so
+they are renumbered as they occur in the graph.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import itertools
+import os
 import re
 import sys
+import sysconfig
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
+from traceback import FrameSummary, StackSummary
+from types import FrameType, TracebackType
 from typing import Any
 from unittest import mock
 
@@ -22,8 +33,215 @@ import torch
 import torch._functorch.eager_transforms
 import torch._higher_order_ops.utils
 
-from tensoropt.capture.lines import calling_frame, frames_of, quoted_line
 from tensoropt.errors import CaptureError
+from tensoropt.graph import OperatorGraph, Ref
+from tensoropt.graph.ir import map_refs
+
+_CONSTANT = "constant"
+
+
+def numbered(graph: OperatorGraph) -> OperatorGraph:
+    """The graph with operators named after their targets and constants named ``constant``, each kind numbered
+    in order of execution or first use; inputs, parameters and buffers keep their names."""
+    fixed_names = {t.name for t in graph.tensors.values() if t.kind not in ("activation", "constant")}
+    free: dict[str, Iterator[str]] = defaultdict(lambda: iter(()))
+
+    def named(base: str) -> str:
+        if base not in free:
+            numbers = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(1)))
+            free[base] = (name for name in numbers if name not in fixed_names)
+        name = next(free[base])
+        fixed_names.add(name)
+        return name
+
+    operators: dict[str, str] = {}
+    tensors = {n: n for n, t in graph.tensors.items() if t.kind not in ("activation", "constant")}
+    for op in graph.operators:
+        for name in op.inputs():
+            if name not in tensors:
+                tensors[name] = named(_CONSTANT)
+        operators[op.name] = new = named(_base(op.target))
+        # The operator's name is followed by the number of the result (`split.0`), which is kept.
+        tensors |= {name: new + name.removeprefix(op.name) for name in op.outputs}
+    for name in graph.tensors:  # constants that are returned unchanged
+        if name not in tensors:
+            tensors[name] = named(_CONSTANT)
+
+    def renamed(value: Any) -> Any:
+        return map_refs(value, lambda name: Ref(tensors[name]))
+
+    return replace(
+        graph,
+        tensors={tensors[n]: replace(t, name=tensors[n]) for n, t in graph.tensors.items()},
+        operators=tuple(
+            replace(
+                op,
+                name=operators[op.name],
+                args=renamed(op.args),
+                kwargs={key: renamed(value) for key, value in op.kwargs.items()},
+                outputs=tuple(tensors[name] for name in op.outputs),
+            )
+            for op in graph.operators
+        ),
+        outputs=tuple(tensors[name] for name in graph.outputs),
+        mutations={tensors[buffer]: tensors[name] for buffer, name in graph.mutations.items()},
+        constants={tensors[name]: value for name, value in graph.constants.items()},
+    )
+
+
+def _base(target: str) -> str:
+    """Return an operator's base name: ``view`` for ``aten.view.default``."""
+    name = target.split(".")[1] if "." in target else target
+    return name.strip("_") if name.startswith("__") else name
+
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_MODELS = str(Path(__file__).parents[1] / "zoo") + os.sep
+"""The only files of this package that are models; the others on a stack are those that capture."""
+_EXPORTING = str(Path(__file__).parent / "exporting.py")
+_PYTHON = str(Path(sysconfig.get_path("stdlib"))) + os.sep
+
+
+def is_own(filename: str) -> bool:
+    """Whether a source file may be a model's: not PyTorch's, not ours, and not of Python's standard
+    library."""
+    if filename.startswith(_MODELS):
+        return True
+    inner = filename.startswith((_TORCH, _PACKAGE, "<"))
+    return not inner and (not filename.startswith(_PYTHON) or "site-packages" in filename)
+
+
+def calling_frame() -> FrameType | None:
+    """The frame where the model's code currently is; None while an export acts by itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        if frame.f_code.co_filename == _EXPORTING:
+            return None
+        frame = frame.f_back
+    return frame
+
+
+def asking_frame(outside: str = "") -> FrameType | None:
+    """The innermost frame that calls PyTorch, possibly in PyTorch's own code; it skips function modes, each
+    of which passes a call on to the next, and files whose names begin with ``outside``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_name == "__torch_function__"
+        or (outside and frame.f_code.co_filename.startswith(outside))
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def current_line() -> str:
+    """Return ``FILE:LINE`` of the model's code that is currently running."""
+    frame = calling_frame()
+    return "the model" if frame is None else line_of(frame)
+
+
+def line_of(frame: FrameType) -> str:
+    """Return ``FILE:LINE`` of a frame."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def quoted_line(frame: FrameType) -> str:
+    """Return ``FILE:LINE (source)`` of a frame."""
+    return _quoted(FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+
+
+def first_line(function: Any) -> str:
+    """Return ``FILE:LINE`` where the definition of a function, a method or a callable object begins."""
+    function = inspect.unwrap(function) if callable(function) else function
+    function = getattr(function, "func", function)  # for a partial
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "no file" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def shown_error(error: BaseException) -> str:
+    """The first line of an error's message, or its type name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and the errors it was raised from: PyTorch raises its own errors from others."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def frames_of(error: BaseException) -> Iterator[FrameType]:
+    """All frames that an error and its causes passed through, innermost first."""
+    for cause in causes(error):
+        passed = []
+        trace: TracebackType | None = cause.__traceback__
+        while trace is not None:
+            passed.append(trace)
+            trace = trace.tb_next
+        yield from (trace.tb_frame for trace in reversed(passed))
+
+
+def failing_line(error: BaseException) -> str:
+    """Return ``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or
+    nothing.
+    """
+    for cause in causes(error):
+        trace: TracebackType | None = cause.__traceback__
+        summary: FrameSummary | None = None
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if is_own(code.co_filename):
+                summary = FrameSummary(code.co_filename, trace.tb_lineno, code.co_name)
+            trace = trace.tb_next
+        if summary is not None:
+            return _quoted(summary)
+    return next((line for cause in causes(error) if (line := _named_line(str(cause)))), "")
+
+
+_TRACE_LINE = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+
+
+def _named_line(text: str) -> str:
+    """Return the innermost line of the model that an error's message names, as for a traced graph that is
+    run.
+    """
+    matches = [match for match in _TRACE_LINE.finditer(text) if is_own(match["file"])]
+    if not matches:
+        return ""
+    return _quoted(FrameSummary(matches[-1]["file"], int(matches[-1]["line"]), matches[-1]["name"]))
+
+
+def node_line(node: torch.fx.Node) -> str:
+    """Return ``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    places = [(i, line.strip()) for i, line in enumerate(trace) if line.strip().startswith("File ")]
+    if not places:
+        return ""
+    index, place = places[-1]
+    parts = place.split(", ")
+    source = trace[index + 1].strip() if index + 1 < len(trace) else ""
+    filename = ", ".join(parts[:-2]).removeprefix('File "').removesuffix('"')
+    return f"{filename}:{parts[-2].removeprefix('line ')}" + (f" ({source})" if source else "")
+
+
+@contextlib.contextmanager
+def own_lines_kept() -> Iterator[None]:
+    """While open, traced nodes keep the model's innermost line, including that of a helper; PyTorch keeps
+    only those of functions called ``forward``."""
+
+    def own(self: object, frames: StackSummary) -> StackSummary:
+        return StackSummary.from_list([frame for frame in frames if is_own(frame.filename)][-1:])
+
+    with mock.patch.object(torch.fx.proxy.TracerBase, "_filter_traceback_frames", own):
+        yield
+
+
+def _quoted(frame: FrameSummary) -> str:
+    line = (frame.line or "").strip()
+    return f"{frame.filename}:{frame.lineno}" + (f" ({line})" if line else "")
 
 
 @dataclass(frozen=True)

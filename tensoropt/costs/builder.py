@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.cost_graph import VariableTable
-from tensoropt.costs.edges import EdgeBuilder
+from tensoropt.costs.edges import EdgeBuilder, TableArrays
 from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction, ahead_options, storage_options, unsharded_options

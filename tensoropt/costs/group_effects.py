@@ -25,10 +25,10 @@ from tensoropt.costs.effects import (
     PARAMETERS,
     Effect,
     Effects,
+    MoveEffects,
     joined,
     part_of,
 )
-from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.parameter_effects import ParameterEffects, StoredUse, Use
 from tensoropt.costs.prices import Prices, Queues
 from tensoropt.ops.layouts import Layout

@@ -42,11 +42,11 @@ from tensoropt.costs.effects import (
     Effect,
     Effects,
     GradientShare,
+    MoveEffects,
     SharedCollective,
     When,
     part_of,
 )
-from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Queues, Send
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.optimizers import OPTIMIZERS

@@ -14,9 +14,7 @@ from tensoropt.cluster import DeviceKind, Mesh, reached_by, slower_beside
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, SlowestCompute
-from tensoropt.costs.context import CostContext
-from tensoropt.costs.facts import WorkloadFacts
-from tensoropt.costs.kept_tables import TableArrays
+from tensoropt.costs.edges import TableArrays
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.restrictions import FREE, Restriction
@@ -29,7 +27,7 @@ from tensoropt.costs.tables import (
     tables_s,
     with_facts,
 )
-from tensoropt.costs.timings import Timings
+from tensoropt.costs.timings import CostContext, Timings, WorkloadFacts
 from tensoropt.graph import OperatorGraph
 from tensoropt.profiling.overheads import Overheads, data_sheet_overheads, slowest_overheads
 from tensoropt.profiling.workload import Workload

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensoropt.capture.modes import names_read
+from tensoropt.capture.no_grad import names_read
 from tensoropt.errors import PlanError
 
 _PLANNED = frozenset(

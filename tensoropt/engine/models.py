@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from tensoropt import zoo
 from tensoropt.capture import Capture, Mode, capture
+from tensoropt.capture.fidelity import doubled, in_double
 from tensoropt.capture.folding import kept_constants
 from tensoropt.capture.precision import with_compute_dtype
-from tensoropt.capture.rebuild import doubled, in_double
 from tensoropt.engine.engine import device_of
 from tensoropt.errors import PlanError
 from tensoropt.plan.plan import Plan

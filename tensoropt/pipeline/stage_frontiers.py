@@ -20,7 +20,7 @@ import numpy as np
 from tensoropt.cluster import Mesh
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.cost_graph import NO_OPTION, EdgeTable, VariableTable
-from tensoropt.costs.kept_tables import TableArrays
+from tensoropt.costs.edges import TableArrays
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables, Template, group_keys, outline_templates, with_facts

@@ -123,7 +123,7 @@ class Facts:
 
     def to_record(self) -> dict[str, Any]:
         """Return plain data, which :meth:`from_record` reads back."""
-        # Field names are keys of stored records: renaming a field requires a new costs.facts.FACTS.
+        # Field names are keys of stored records: renaming a field requires a new costs.timings.FACTS.
         return asdict(self)
 
     @classmethod

@@ -169,7 +169,7 @@ def _module(place: str, source: str) -> Any:
 def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
     import torch
 
-    from tensoropt.capture.draws import seeded
+    from tensoropt.capture.fidelity import seeded
     from tensoropt.capture.loss import WithLoss
 
     try:

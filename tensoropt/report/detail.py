@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.effects import READ, READ_BACK
-from tensoropt.costs.move_effects import MoveEffects
+from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
 from tensoropt.costs.prices import CommunicationCosts, Prices, runs_beside
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy

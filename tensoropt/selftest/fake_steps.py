@@ -17,7 +17,7 @@ from tensoropt.fake_cuda.operators import CAPABILITY
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import issued, step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 

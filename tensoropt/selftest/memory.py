@@ -23,7 +23,7 @@ from tensoropt.selftest.outcome import (
     timed_models,
     unsplit_engine,
 )
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 
 _BOUND = {"cuda": 0.01, "cpu": 0.05}

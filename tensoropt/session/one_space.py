@@ -31,7 +31,7 @@ import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.move_effects import working_sets
+from tensoropt.costs.effects import working_sets
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.frontier import representatives

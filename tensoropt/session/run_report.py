@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensoropt.capture.lines import frames_of
-from tensoropt.capture.unsupported import of_error
+from tensoropt.capture.unsupported import frames_of, of_error
 from tensoropt.cluster import Cluster
 from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.costs.process_memory import process_notes

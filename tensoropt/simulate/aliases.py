@@ -26,8 +26,7 @@ from math import prod
 
 import numpy as np
 
-from tensoropt.costs.effects import BACKWARD_END, FORWARD_END, Reading, When, storage_end
-from tensoropt.costs.move_effects import MoveEffects
+from tensoropt.costs.effects import BACKWARD_END, FORWARD_END, MoveEffects, Reading, When, storage_end
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.layouts import Layout

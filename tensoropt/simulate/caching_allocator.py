@@ -33,8 +33,8 @@ from dataclasses import dataclass
 
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.collectives import reductions_of
 from tensoropt.simulate.recording import ALLOCATOR
-from tensoropt.simulate.reductions import reductions_of
 
 MIB = 2**20
 _LEAST_BYTES = 512

@@ -24,13 +24,10 @@ from operator import itemgetter
 import numpy as np
 
 from tensoropt.costs.process_memory import Sending
-from tensoropt.simulate.batch import Batch, Stack
-from tensoropt.simulate.coalesced import coalesced
-from tensoropt.simulate.collectives import turns
-from tensoropt.simulate.kernels import add_all, add_rows, peaks, sum_up
+from tensoropt.simulate.batch import Batch, Stack, add_all, add_rows, peaks, sum_up
+from tensoropt.simulate.collectives import Reductions, coalesced, reductions, turns
 from tensoropt.simulate.readings import Axes, Cells, MomentPlace
 from tensoropt.simulate.recorder import StepRecorder
-from tensoropt.simulate.reductions import Reductions, reductions
 from tensoropt.types import SOURCES, Flags, Floats
 
 _CELLS = 2**22

@@ -184,7 +184,7 @@ class StepSchedule:
                     return self.position("backward", "parameters", first if when == ARRIVED else last)
                 case "step":
                     return self.position("optimizer", "step", "")
-                # Stands for all buckets of a parameter; simulate/reductions.py determines where each is
+                # Stands for all buckets of a parameter; simulate/collectives.py determines where each is
                 # issued.
                 case "bucket":
                     return self.last

@@ -1,7 +1,7 @@
 """The life of an activation in a step: it is made, materialised, copied for readers, kept, released.
 
 Its moves are the effects that the search's tables add up edge by edge
-(:class:`~tensoropt.costs.move_effects.MoveEffects`). The lifetimes of its storages depend on all its readers
+(:class:`~tensoropt.costs.effects.MoveEffects`). The lifetimes of its storages depend on all its readers
 together, which no table of pairs can express; they are derived here, once per distinct choice of all readers.
 
 A tensor is tracked by its storage: an edge whose forward moves nothing gives its reader the same storage as
@@ -33,6 +33,7 @@ from tensoropt.costs.effects import (
     Effect,
     Effects,
     Keeps,
+    MoveEffects,
     Reading,
     WeightProduct,
     When,
@@ -40,7 +41,6 @@ from tensoropt.costs.effects import (
     reader,
     storage_end,
 )
-from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_over_hub

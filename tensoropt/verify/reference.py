@@ -23,10 +23,9 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture import WithLoss
-from tensoropt.capture.draws import seeded
+from tensoropt.capture.fidelity import doubled, seeded
 from tensoropt.capture.forward_calls import valid_values
-from tensoropt.capture.modes import in_mode
-from tensoropt.capture.rebuild import doubled
+from tensoropt.capture.no_grad import in_mode
 from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.runtime import Runtime

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from tensoropt.capture import capture, folding
-from tensoropt.capture.rebuild import rebuild
+from tensoropt.capture.fidelity import rebuild
 from tensoropt.errors import CaptureError
 
 TOKENS, WIDTH, HEADS = 10, 16, 4

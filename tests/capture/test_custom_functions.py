@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
-from tensoropt.capture.rebuild import in_double
+from tensoropt.capture.fidelity import in_double
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.sharded_engine import ShardedEngine

@@ -14,7 +14,7 @@ from torch._subclasses import fake_impls
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from tensoropt.capture import capture, composites
+from tensoropt.capture import capture, exporting
 from tensoropt.capture.exporting import EAGER_NOTE
 from tensoropt.capture.fidelity import trained_parameters
 from tensoropt.errors import CaptureError
@@ -146,11 +146,11 @@ def test_composite_operators_of_an_earlier_capture_are_as_prepared_anew(monkeypa
         return [dict(op.py_kernels) for op in prepared]
 
     graphs = both()
-    prepared = list(composites._prepared)
+    prepared = list(exporting._prepared)
     before = kernels()
     assert both() == graphs
     assert kernels() == before
-    monkeypatch.setattr(composites, "_prepared", {})
+    monkeypatch.setattr(exporting, "_prepared", {})
     assert both() == graphs
     assert kernels() == before
     assert not any(op in fake_impls.op_implementations_dict for op in prepared)

@@ -3,35 +3,217 @@
 A model is as it was after its code has run.
 
 A model is captured alike wherever its tensors lie.
+
+The way back: a captured graph rebuilt as a module computes what its model computes.
+
+Python's and numpy's random numbers: the same in every process, and noted.
 """
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from tensoropt import zoo
-from tensoropt.capture import WithLoss, capture, find_loss
+from tensoropt.capture import WithLoss, capture, find_loss, rebuild
 from tensoropt.capture.fidelity import (
     EagerStep,
     can_compare,
     check_numbers,
     check_structure,
     eager_step,
+    seeded,
     shadowed,
     unchanged,
 )
+from tensoropt.capture.onnx import import_onnx
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.errors import CaptureError
+from tensoropt.question.model_source import load_model
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 from tensoropt.verify.reference import largest_of, named_difference
+from tests.capture.onnx.models import LIGHT, perceptron
+
+MODELS = [
+    "bert-tiny",  # masks and position ids folded to constants
+    "gpt2-tiny",  # tied weights
+    "llama-tiny",
+    "mixtral-tiny",  # top-k, index_put
+    "resnet-tiny",  # batch norm: buffers that are written
+    "unet-tiny",
+]
+
+
+def loss_of(model: nn.Module, args: Any, kwargs: Any) -> torch.Tensor:
+    return find_loss(model(*args, **kwargs))[1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_gradients_and_buffers(name: str) -> None:
+    built = zoo.build(name, seed=0)
+    original = zoo.build(name, seed=0).model.train()
+    captured = capture(built.model, built.args, built.kwargs)
+    module = rebuild(captured.graph, built.model)
+    aliases = captured.graph.aliases
+    assert aliases or name != "gpt2-tiny"
+    assert all(module.get_parameter(name) is module.get_parameter(kept) for name, kept in aliases.items())
+    inputs = [leaf for leaf in captured.example if isinstance(leaf, torch.Tensor)]
+    expected, found = loss_of(original, built.args, built.kwargs), module(*inputs)
+    torch.testing.assert_close(found, expected)
+    expected.backward()
+    found.backward()
+    rebuilt = dict(module.named_parameters(remove_duplicate=False))
+    for key, parameter in original.named_parameters(remove_duplicate=False):
+        if parameter.grad is not None:
+            torch.testing.assert_close(rebuilt[key].grad, parameter.grad, rtol=1e-4, atol=1e-5)
+    for key, buffer in module.named_buffers():
+        if not key.startswith("constant_"):
+            torch.testing.assert_close(buffer, original.get_buffer(key))
+
+
+class Everything(nn.Module):
+    """In-place updates, a counted buffer, several outputs, a constant that is broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        y = self.linear(x)
+        y[:, 1:] *= 2
+        mask = torch.tril(torch.ones(6, 6)) + torch.zeros(4, 6, 6)
+        return {"y": y.relu_(), "z": mask @ y.unsqueeze(-1) * self.calls}
+
+
+def test_inference_with_several_outputs() -> None:
+    model, x = Everything().eval(), torch.randn(4, 6)
+    captured = capture(model, (x,), mode="inference")
+    module = rebuild(captured.graph, model)
+    found = module(x)
+    model.calls.zero_()
+    expected = model(x)
+    torch.testing.assert_close(found, tuple(expected.values()))
+    assert float(module.calls) == 1.0
+
+
+def test_an_imported_file_can_be_rebuilt() -> None:
+    imported = import_onnx(perceptron(), {"batch": 4}, loss="auto")
+    args = imported.example()
+    captured = capture(imported.module, args)
+    torch.testing.assert_close(rebuild(captured.graph, imported.module)(*args), imported.module(*args))
+
+
+def test_a_real_network_there_and_back() -> None:
+    imported = import_onnx(LIGHT / "light_shufflenet.onnx")
+    args = imported.example()
+    captured = capture(imported.module, args, mode="inference")
+    torch.testing.assert_close(rebuild(captured.graph, imported.module)(*args), imported.module(*args))
+
+
+def test_a_model_without_data_cannot_be_rebuilt() -> None:
+    with torch.device("meta"):
+        model = Everything().eval()
+        captured = capture(model, (torch.randn(4, 6),), mode="inference")
+    captured.graph.constants.clear()  # type: ignore[attr-defined]
+    with pytest.raises(CaptureError, match="meta device"):
+        rebuild(captured.graph, model)
+
+
+X = torch.randn(4, 8)
+
+
+class Drawn(nn.Module):
+    """Layers that are dropped by a function."""
+
+    def __init__(self, drop):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(12))
+        self.drop = drop
+        self.generator = np.random.default_rng(3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            if not self.drop(self):
+                x = x + layer(x)
+        return x.mean()
+
+
+DROPS = {
+    "random": lambda model: random.random() < 0.5,
+    "randint": lambda model: random.randint(0, 1) == 0,
+    "numpy": lambda model: np.random.rand() < 0.5,
+    "own": lambda model: model.generator.random() < 0.5,
+}
+
+
+@pytest.mark.parametrize("kind", DROPS)
+def test_every_capture_draws_the_same_and_names_the_line(kind):
+    model = Drawn(DROPS[kind])
+    graphs = []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist(), model.generator.bit_generator.state
+        graphs.append(capture(model, (X,)).graph)
+        after = random.getstate(), np.random.get_state()[1].tolist(), model.generator.bit_generator.state
+        assert before == after
+    assert graphs[0].fingerprint == graphs[1].fingerprint
+    line = DROPS[kind].__code__.co_firstlineno
+    assert any(f"test_draws.py:{line} draws numbers" in note for note in graphs[0].notes)
+
+
+def test_no_note_where_nothing_is_drawn():
+    assert capture(Drawn(lambda model: False), (X,)).graph.notes == ()
+
+
+def test_a_model_file_is_seeded(tmp_path):
+    """Whatever its function draws with, every rank builds the same model."""
+    file = tmp_path / "drawn.py"
+    file.write_text(
+        "import random, numpy, torch\n"
+        "def build():\n"
+        "    layer = torch.nn.Linear(2, 2)\n"
+        "    layer.drawn = random.random(), float(numpy.random.rand())\n"
+        "    return layer, (torch.ones(1, 2),)\n"
+    )
+    state = random.getstate()
+    models = [load_model(f"{file}:build", seed=seed).model.drawn for seed in (5, 5, 6)]
+    assert models[0] == models[1] != models[2]
+    assert random.getstate() == state
+
+
+def test_what_was_drawn_is_told():
+    with seeded() as drew:
+        assert not drew()
+        random.random()
+        assert drew()
+
+
+def test_the_note_names_the_models_line_not_numpys():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            order = np.random.permutation(4)
+            return self.layer(x[torch.as_tensor(order)]).square().mean()
+
+    (note,) = (n for n in capture(Mixed(), (X,)).graph.notes if "draws numbers" in n)
+    assert note.count(".py:") == 1
+    assert "test_draws.py" in note
 
 
 class Busy(nn.Module):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from tensoropt import zoo
 from tensoropt.capture import capture
+from tensoropt.capture.fidelity import in_double
 from tensoropt.capture.pytorch import COUNT
-from tensoropt.capture.rebuild import in_double
 from tensoropt.errors import CaptureError
 from tests.models import Call
 from tests.sharding.calls import graph_of_call

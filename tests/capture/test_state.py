@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
-from tensoropt.capture.rebuild import rebuild
+from tensoropt.capture.fidelity import rebuild
 from tensoropt.errors import CaptureError
 from tests.situations import state
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.costs.builder import TableBuilder
-from tensoropt.costs.kept_tables import TableArrays
+from tensoropt.costs.edges import TableArrays
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, make_templates

@@ -13,9 +13,8 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, SlowestCompute, weight_gradient_share
 from tensoropt.costs.cost_graph import EdgeTable
-from tensoropt.costs.effects import READ_BACK, Effects, additive
-from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.move_effects import MoveEffects
+from tensoropt.costs.edges import TableArrays
+from tensoropt.costs.effects import READ_BACK, Effects, MoveEffects, additive
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.costs.variables import Variable

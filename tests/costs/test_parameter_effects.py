@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.costs.effects import STEP, additive
-from tensoropt.costs.move_effects import MoveEffects
+from tensoropt.costs.effects import STEP, MoveEffects, additive
 from tensoropt.costs.parameter_effects import ParameterEffects
 from tensoropt.costs.prices import free_prices
 from tests.costs.models import problem, two_layers

@@ -15,7 +15,7 @@ from tensoropt.profiling.workload import workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.simulate.collectives import predicted_collectives
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import rows_of
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy

@@ -12,7 +12,7 @@ import pytest
 from tensoropt.api import compare, explore, explore_captured, recost
 from tensoropt.costs import source
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.kept_tables import TableArrays
+from tensoropt.costs.edges import TableArrays
 from tensoropt.engine.models import ModelSpec
 from tensoropt.files import pack, unpack
 from tensoropt.profiling.store import CACHED, ProfileStore

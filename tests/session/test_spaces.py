@@ -15,7 +15,7 @@ import pytest
 
 from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.costs.move_effects import WorkingSets
+from tensoropt.costs.effects import WorkingSets
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.export import write_frontier_csv

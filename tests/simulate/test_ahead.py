@@ -12,7 +12,7 @@ from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.strategy import Strategy, strategy_from_dict
 from tensoropt.simulate.candidates import BLOCKING
 from tensoropt.simulate.collectives import Collective, predicted_collectives
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.simulate.recorder import AHEAD
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of, four, problem

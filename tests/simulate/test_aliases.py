@@ -10,8 +10,8 @@ from torch import nn
 from tensoropt.api import explore
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
-from tensoropt.simulate.memory_curve import MemoryCurve, memory_curve
-from tests.simulate.test_memory_curve import OPTIMIZERS, tracked_peak, unsplit
+from tensoropt.simulate.owners import MemoryCurve, memory_curve
+from tests.simulate.test_owners import OPTIMIZERS, tracked_peak, unsplit
 
 ROWS, WIDTH, NARROW, WIDE = 16, 12, 8, 24
 A, B = ROWS * NARROW * 4, ROWS * WIDE * 4

@@ -11,7 +11,7 @@ from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy, strategy_from_dict, strategy_to_dict
 from tensoropt.simulate.candidates import BLOCKING, Overlap
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tests.costs.models import facts_of, problem, three
 from tests.simulate.test_simulator import (

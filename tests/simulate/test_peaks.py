@@ -9,7 +9,7 @@ import pytest
 
 from tensoropt.engine.models import load_model
 from tensoropt.profiling.workload import workload
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import facts_of

@@ -21,7 +21,7 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective, StepSends, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of
 from tests.engine.test_gathering import data_parallel

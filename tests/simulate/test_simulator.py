@@ -16,11 +16,9 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy, strategy_from_dict
 from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
-from tensoropt.simulate.coalesced import coalesced
-from tensoropt.simulate.collectives import predicted_collectives
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions_of
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.simulate.recorder import AHEAD, REDUCTION, StepRecorder
-from tensoropt.simulate.reductions import reductions_of
 from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timeline import Task, Timeline, schedule
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
@@ -175,7 +173,7 @@ def test_one_bucket_of_a_small_model_is_all_exposed():
 
 def one_gradient_each(monkeypatch) -> None:
     """Buckets of one gradient."""
-    from tensoropt.simulate import reductions
+    from tensoropt.simulate import collectives as reductions
 
     monkeypatch.setattr(reductions, "BUCKET_BYTES", 1)
 

@@ -14,7 +14,7 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.simulate.collectives import Collective
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, compare_ranks, fake_job, looked_at
 from tensoropt.verify.recorder import compare_collectives, compare_order, in_order
 from tests.execute import jobs

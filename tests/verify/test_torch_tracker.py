@@ -12,7 +12,7 @@ from torch.distributed._tools.mod_tracker import ModTracker
 from tensoropt.engine.models import load_model
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
-from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tests.execute import jobs
 from tests.verify.torch_tracker import torch_peak_bytes

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.rebuild import register
+from tensoropt.capture.fidelity import register
 from tensoropt.errors import CaptureError
 from tensoropt.units import format_bytes
 

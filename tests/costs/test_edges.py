@@ -11,9 +11,9 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.costs import kept_tables
+from tensoropt.costs import edges
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.kept_tables import TableArrays
+from tensoropt.costs.edges import TableArrays
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import tables_of
@@ -128,7 +128,7 @@ def test_nothing_is_kept_without_a_store():
 
 
 def test_large_arrays_are_not_kept(store, monkeypatch):
-    monkeypatch.setattr(kept_tables, "MOST_BYTES", 100)
+    monkeypatch.setattr(edges, "MOST_BYTES", 100)
     arrays = TableArrays(store, "prices")
     arrays.once(lambda: "key", lambda: np.ones(100))
     arrays.save()

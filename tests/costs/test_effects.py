@@ -10,8 +10,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tensoropt.costs.effects import READ, READ_BACK, Effects, additive
-from tensoropt.costs.move_effects import MoveEffects, WorkingSets, working_sets
+from tensoropt.costs.effects import READ, READ_BACK, Effects, MoveEffects, WorkingSets, additive, working_sets
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.profiling.overheads import Overheads

@@ -39,14 +39,14 @@ def main() -> None:
 
 def sharded(case: dict[str, Any]) -> dict[str, Any]:
     """One random sharded strategy, on a CPU rank and on a CUDA rank."""
-    from tensoropt.selftest.fake_steps import watched_random
+    from tensoropt.selftest.checks.fake_steps import watched_random
 
     return watched_random(loaded_of(case), tuple(case["mesh"]), case["seed"])
 
 
 def placed(case: dict[str, Any]) -> dict[str, Any]:
     """One random placement on three devices, a process each."""
-    from tensoropt.selftest.fake_steps import watched
+    from tensoropt.selftest.checks.fake_steps import watched
 
     loaded = loaded_of(case)
     strategy, predicted = placement(loaded, case["seed"])
@@ -58,7 +58,7 @@ def through_host(case: dict[str, Any]) -> dict[str, Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from tensoropt.engine import runtime
-    from tensoropt.selftest.fake_steps import MadeOnTheCpu
+    from tensoropt.selftest.checks.fake_steps import MadeOnTheCpu
     from tensoropt.verify.fake_ranks import step_on
 
     carried: set[str] = set()
@@ -92,7 +92,7 @@ def one_process(case: dict[str, Any]) -> dict[str, Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from tensoropt.placement.execute.engine import PlacedEngine
-    from tensoropt.selftest.fake_steps import MadeOnTheCpu
+    from tensoropt.selftest.checks.fake_steps import MadeOnTheCpu
 
     loaded = loaded_of(case)
     # All in pieces, so that pieces of the loss are on several devices.
@@ -120,7 +120,7 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
     from tensoropt.engine.models import ModelSpec
     from tensoropt.execute import parallel
     from tensoropt.execute import parallel as job
-    from tensoropt.selftest.fake_steps import MadeOnTheCpu
+    from tensoropt.selftest.checks.fake_steps import MadeOnTheCpu
     from tensoropt.verify.fake_ranks import fake_job
     from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 

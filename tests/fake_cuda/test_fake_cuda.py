@@ -14,7 +14,7 @@ import pytest
 from tensoropt import fake_cuda
 from tensoropt.errors import TensorOptError
 from tensoropt.fake_cuda import library as library_module
-from tensoropt.selftest.fake_steps import ON_THE_CPU
+from tensoropt.selftest.checks.fake_steps import ON_THE_CPU
 
 ROOT = Path(__file__).parents[2]
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}

@@ -19,7 +19,9 @@ from torch.autograd import DeviceType
 from tensoropt.engine.models import ModelSpec, forget_models
 from tensoropt.profiling.facts import Facts
 from tensoropt.ranks.pool import RankPool
-from tensoropt.selftest import (
+from tensoropt.selftest import timing
+from tensoropt.selftest.checks import (
+    CHECKS,
     checkpoint,
     clock,
     dropout,
@@ -31,10 +33,8 @@ from tensoropt.selftest import (
     shared_device,
     step_time,
     streams,
-    timing,
 )
-from tensoropt.selftest.checks import CHECKS
-from tensoropt.selftest.fake_steps import MadeOnTheCpu
+from tensoropt.selftest.checks.fake_steps import MadeOnTheCpu
 from tensoropt.selftest.outcome import CheckContext, Outcome, small_models, timed_models
 from tensoropt.verify import real_ranks
 from tests.lent_ranks import KeptRanks, lend_ranks

@@ -14,7 +14,7 @@ from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
-from tensoropt.selftest.facts import off
+from tensoropt.selftest.checks.facts import off
 from tensoropt.selftest.outcome import (
     Bounded,
     CheckContext,

@@ -28,7 +28,7 @@ class Check:
 
 
 def _check(name: str, what: str, function: str, cpu: float, cuda: float) -> Check:
-    return Check(name, what, f"tensoropt.selftest.{function}", {"cpu": cpu, "cuda": cuda})
+    return Check(name, what, f"tensoropt.selftest.checks.{function}", {"cpu": cpu, "cuda": cuda})
 
 
 _IN_ORDER = (

@@ -35,7 +35,7 @@ def run(context: CheckContext) -> Outcome:
     fake_cuda.load(fake_cuda.compiled(default_path().parent / "fake_cuda"), _DEVICES)
     from tensoropt.engine.models import ModelSpec, load_model
     from tensoropt.fake_cuda.operators import cuda_operators
-    from tensoropt.selftest.fake_steps import watched_random
+    from tensoropt.selftest.checks.fake_steps import watched_random
 
     figures: list[Bounded] = []
     unlike: dict[str, Any] = {}
@@ -69,13 +69,13 @@ def built_for_cuda() -> bool:
 
 def _misplaced(seen: dict[str, Any]) -> list[str]:
     """Return the operators that made a tensor on the CPU and may not."""
-    from tensoropt.selftest.fake_steps import ON_THE_CPU
+    from tensoropt.selftest.checks.fake_steps import ON_THE_CPU
 
     return [operator for operator in seen["cpu"] if operator not in ON_THE_CPU]
 
 
 def figures_of(name: str, seen: dict[str, Any]) -> list[Bounded]:
-    """Return the observations of one strategy (:func:`tensoropt.selftest.fake_steps.watched`) as figures."""
+    """Return the observations of one strategy (:func:`~.fake_steps.watched`) as figures."""
     return [
         Bounded(f"{name}: operators that make a tensor on the CPU", len(_misplaced(seen)), 0),
         Bounded(f"{name}: steps with other collectives than on the CPU", int(not seen["alike"]), 0),

@@ -39,7 +39,7 @@ def links_from_data_sheets(ranks):
     timed on ranks that were started once."""
     with pytest.MonkeyPatch.context() as patch:
         lend_ranks(patch, ranks)
-        patch.setattr("tensoropt.costs.source.measure_links", lambda *_, **__: LinkFits(collectives={}))
+        patch.setattr("tensoropt.costs.timings.measure_links", lambda *_, **__: LinkFits(collectives={}))
         yield
 
 
@@ -146,7 +146,7 @@ def test_inference(store):
 def test_links_are_fitted(store, monkeypatch):
     from tensoropt.profiling import links
 
-    monkeypatch.setattr("tensoropt.costs.source.measure_links", links.measure_links)
+    monkeypatch.setattr("tensoropt.costs.timings.measure_links", links.measure_links)
     found = explored(store, two_layers, micro_batches=(1,))
     assert {"measured"} == {name for p in found.frontier for name in p.sources}
 

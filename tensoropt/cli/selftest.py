@@ -33,7 +33,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="run only these checks (every report lists their names)",
     )
     verb.add_argument(
-        "--minutes", type=float, default=8.0, metavar="N",
+        "--minutes", type=float, default=10.0, metavar="N",
         help="minutes that all checks may take; what does not fit is left out, and the report says so; "
         "default: %(default)g",
     )  # fmt: skip

@@ -28,7 +28,7 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import record_fields
 from tensoropt.plan.point_table import point_arrays, read_points
 from tensoropt.plan.space import Space
-from tensoropt.question.constraints import SETTINGS_FILE
+from tensoropt.question.settings import SETTINGS_FILE
 
 _SCHEMA = "tensoropt.exploration/3"
 _OLD_SCHEMA = "tensoropt.exploration/2"

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.files import read_document
+from tensoropt.question.settings import SETTINGS_FILE
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
 
-SETTINGS_FILE = "exploration.json"
-"""The file of a saved exploration that has its settings, and with them its constraints."""
 LARGEST_BYTES = 1 << 20
 """No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
 

@@ -171,7 +171,7 @@ def test_every_capture_draws_the_same_and_names_the_line(kind):
         assert before == after
     assert graphs[0].fingerprint == graphs[1].fingerprint
     line = DROPS[kind].__code__.co_firstlineno
-    assert any(f"test_draws.py:{line} draws numbers" in note for note in graphs[0].notes)
+    assert any(f"test_fidelity.py:{line} draws numbers" in note for note in graphs[0].notes)
 
 
 def test_no_note_where_nothing_is_drawn():
@@ -213,7 +213,7 @@ def test_the_note_names_the_models_line_not_numpys():
 
     (note,) = (n for n in capture(Mixed(), (X,)).graph.notes if "draws numbers" in n)
     assert note.count(".py:") == 1
-    assert "test_draws.py" in note
+    assert "test_fidelity.py" in note
 
 
 class Busy(nn.Module):

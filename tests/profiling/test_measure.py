@@ -225,7 +225,7 @@ class Scripted:
     def restart(self) -> None:
         self.process_ids = ()
 
-    def run(self, function, works, training, *, timeout_s, told):
+    def run(self, function, works, training, *, timeout_s, on_message):
         self.starts, self.process_ids = self.starts + (not self.process_ids), (1,)
         for work in works:
             answers = self.script.get(work.key, [SECONDS])
@@ -233,7 +233,7 @@ class Scripted:
             if isinstance(answer, BaseException):
                 self.restart()
                 raise answer
-            told(0, answer)
+            on_message(0, answer)
 
 
 @pytest.mark.parametrize(

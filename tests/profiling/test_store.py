@@ -276,7 +276,10 @@ def test_records_outside_of_the_damage_are_taken_along(path, caplog):
 
 @pytest.mark.parametrize(
     ("statement", "reason"),
-    [("UPDATE schema SET version = 99", "version 99"), ("PRAGMA application_id = 5", "something else")],
+    [
+        ("UPDATE schema SET version = 99", "version 99"),
+        ("PRAGMA application_id = 5", "another program's database"),
+    ],
 )
 def test_another_version_is_moved_aside(path, caplog, statement, reason):
     with ProfileStore(path) as store:

@@ -40,7 +40,7 @@ def test_settings_keep_the_content() -> None:
         (b"pin: [", "not valid YAML"),
         (b"\xff\xfe\x00", "not valid YAML"),
         (b"", "a mapping with pin"),
-        (b"pin: [{operators: a}]", "pin 1: 'axes' says"),
+        (b"pin: [{operators: a}]", "pin 1: 'axes' gives the dim"),
         (b"#" * (LARGEST_BYTES + 1), "larger than 1 MiB"),
     ],
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensoropt.api import explore, explore_graph
+from tensoropt.api import explore, explore_captured
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.graph import OperatorGraph
-from tensoropt.plan.plan import ModelInfo
+from tensoropt.session.kept import KeptCapture
 
 
 class CapturedOnce:
@@ -16,13 +15,13 @@ class CapturedOnce:
 
     def __init__(self, build: Callable[[], tuple[Any, ...]]):
         self._build = build
-        self._graphs: dict[tuple[Any, ...], tuple[OperatorGraph, ModelInfo]] = {}
+        self._captures: dict[tuple[Any, ...], KeptCapture] = {}
 
     def explore(self, **asked: Any) -> Exploration:
         """What :func:`tensoropt.explore` finds; the first time in a mode and a dtype it captures."""
         way = asked.get("mode"), asked.get("dtype")
-        if way in self._graphs:
-            return explore_graph(*self._graphs[way], **asked)
+        if way in self._captures:
+            return explore_captured(self._captures[way], **asked)
         found = explore(*self._build(), **asked)
-        self._graphs[way] = found.recorded.graph, found.model
+        self._captures[way] = KeptCapture(found.model, found.recorded.graph)
         return found

@@ -126,8 +126,8 @@ def told(**changes: Any) -> str:
 def test_what_gpus_add_is_shown() -> None:
     memory = {"peak": 96, "allocated": 3 * 2**20, "reserved": 2**22}
     text = told(memory_tracked=memory, replica_difference=2e-7, unsplit_on="cuda:0")
-    assert "replicas differ by 2.0e-07, as kernels that add up in no fixed order may" in text
-    assert "PyTorch's allocator had 3 MiB in tensors at most, of 4 MiB taken from the GPU" in text
+    assert "replicas differ by 2.0e-07, which kernels without a fixed order of additions may cause" in text
+    assert "PyTorch's allocator had at most 3 MiB in tensors, of 4 MiB taken from the GPU" in text
     assert "ran on the CPU" not in text
     assert "the unsplit model ran on the CPU" in told(memory_tracked=memory, unsplit_on="cpu")
     quiet = told(replica_difference=0.0, unsplit_on="cpu")

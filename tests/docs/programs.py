@@ -7,10 +7,8 @@ import os
 import runpy
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
@@ -40,11 +38,13 @@ def run_python(words: Sequence[str]) -> None:
 def run_job(ranks: RankPool, words: Sequence[str]) -> None:
     """What ``torchrun --nproc-per-node N ...`` does, on as many ranks that are there already."""
     assert words[:2] == ["--nproc-per-node", str(ranks.world_size)], words
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+    with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-        free.close()
-        ranks.run(_take_part, port, os.getcwd(), list(words[2:]), folder)
+    try:
+        ranks.run(_take_part, port, os.getcwd(), list(words[2:]))
+    finally:
+        ranks.reset()  # the script ended the pool's group
 
 
 def _stay(code: int, end: Callable[[int], NoReturn] = os._exit) -> None:
@@ -54,8 +54,8 @@ def _stay(code: int, end: Callable[[int], NoReturn] = os._exit) -> None:
     raise SystemExit(code)
 
 
-def _take_part(rank: int, world_size: int, port: int, place: str, words: list[str], folder: str) -> None:
-    """Leave the group of the pool for the one that the script makes, and come back."""
+def _take_part(rank: int, world_size: int, port: int, place: str, words: list[str]) -> None:
+    """Leave the group of the pool for the one that the script makes."""
     rank_of_host = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -75,6 +75,3 @@ def _take_part(rank: int, world_size: int, port: int, place: str, words: list[st
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        store = dist.FileStore(str(Path(folder) / "group"), world_size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-        dist.barrier()  # the folder is there until all have met

@@ -28,6 +28,8 @@ small file made to unpack into more than a machine's memory must not take the pr
 _MOST_MEMBERS = 64
 """The most members of a gzip file."""
 _ARRAY = "ndarray"
+SETTINGS_FILE = "exploration.json"
+"""The file of a saved exploration that holds its settings, including the constraints."""
 
 
 def unpacked(

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from tensoropt.capture.folding import Band, Folder, broadcast_narrowed
+from tensoropt.capture.bands import Band
+from tensoropt.capture.folding import Folder, broadcast_narrowed
 from tensoropt.ops.families.attention import ATTENTION
 
 _NOTHING, _FUTURE = "nothing", "future"

@@ -21,14 +21,13 @@ import numpy as np
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
-from tensoropt.files import check_size, unpacked, written_together
+from tensoropt.files import SETTINGS_FILE, check_size, unpacked, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import record_fields
 from tensoropt.plan.point_table import point_arrays, read_points
 from tensoropt.plan.space import Space
-from tensoropt.question.settings import SETTINGS_FILE
 
 _SCHEMA = "tensoropt.exploration/3"
 _OLD_SCHEMA = "tensoropt.exploration/2"

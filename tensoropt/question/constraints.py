@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensoropt.files import read_document
-from tensoropt.question.settings import SETTINGS_FILE
+from tensoropt.files import SETTINGS_FILE, read_document
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
 
 LARGEST_BYTES = 1 << 20

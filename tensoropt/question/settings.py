@@ -38,8 +38,6 @@ else:
     ComputeDtype = Literal["float32", "bfloat16"]
     Constrained = Any
 
-SETTINGS_FILE = "exploration.json"
-"""The file of a saved exploration that holds its settings, including the constraints."""
 _SWITCH = {"no": False, "yes": True}
 """What a form offers for a setting that is on or off."""
 

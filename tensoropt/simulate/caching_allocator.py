@@ -27,9 +27,11 @@ micro-batches and two steps reserve as much as more of them do.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
@@ -291,6 +293,8 @@ class StepRequests:
         moments: those of one micro-batch, followed by those of the step's end.
         last: the number of moments in a micro-batch.
         micro_batches: the number per step.
+        partners: for each user of a tied parameter, the other users: one of them may take a copy or make a
+            gradient that another one gives back.
     """
 
     lasting: Sequence[int]
@@ -298,6 +302,7 @@ class StepRequests:
     moments: Sequence[MomentRequests]
     last: int
     micro_batches: int
+    partners: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def replay(self, *, expandable: bool = False, beside: Sequence[int] = ()) -> _AllocatorPeaks:
         """Replay the requests in an allocator and return its peaks.
@@ -308,16 +313,16 @@ class StepRequests:
         allocator = CachingAllocator(expandable=expandable)
         for size in (*beside, *self.lasting):
             allocator.allocate(size)
-        owned: dict[int, list[_AllocatorBlock]] = {}
+        owned: dict[int, list[_AllocatorBlock]] = defaultdict(list)
         for step in range(_REPEATS):
             for _ in range(min(self.micro_batches, _REPEATS)):
                 for moment in self.moments[: self.last]:
-                    _pass(allocator, owned, moment)
+                    _pass(allocator, owned, moment, self.partners)
             if step == 0:
                 for size in self.state:
                     allocator.allocate(size)
             for moment in self.moments[self.last :]:
-                _pass(allocator, owned, moment)
+                _pass(allocator, owned, moment, self.partners)
         return allocator.peaks
 
 
@@ -362,17 +367,30 @@ def step_requests(batch: Batch, row: int) -> StepRequests:
             if effect.workspace_bytes:
                 at.workspace.append(effect.workspace_bytes)
     lasting += [send.bytes for send in reductions_of(batch, row)]
-    return StepRequests(lasting, state, moments, batch.schedule.last, batch.mesh[0])
+    return StepRequests(lasting, state, moments, batch.schedule.last, batch.mesh[0], _partners(batch))
+
+
+def _partners(batch: Batch) -> dict[int, list[int]]:
+    """Return the other users of the tied parameters of each group, by the numbers of owners."""
+    numbers = {owner.name: number for number, owner in enumerate(batch.owners) if owner.kind == "group"}
+    partners: dict[int, list[int]] = defaultdict(list)
+    for users in batch.schedule.users.values():
+        for user, other in itertools.permutations(set(users), 2):
+            partners[numbers[user]].append(numbers[other])
+    return partners
 
 
 def _pass(
-    allocator: CachingAllocator, owned: dict[int, list[_AllocatorBlock]], moment: MomentRequests
+    allocator: CachingAllocator,
+    owned: dict[int, list[_AllocatorBlock]],
+    moment: MomentRequests,
+    partners: Mapping[int, Sequence[int]],
 ) -> None:
     """Make the requests and frees of one moment."""
     for owner, size in moment.ended:
-        _end(allocator, owned.setdefault(owner, []), -size)
+        _end(allocator, owned[owner], -size, (owned[other] for other in partners.get(owner, ())))
     for owner, size in moment.begun:
-        owned.setdefault(owner, []).append(allocator.allocate(size))
+        owned[owner].append(allocator.allocate(size))
     workspace = sorted(moment.workspace, reverse=True)
     waiting = []
     for owner, size in moment.left:
@@ -381,27 +399,45 @@ def _pass(
         if workspace and workspace[0] >= size:
             workspace[0] -= size
             workspace.sort(reverse=True)
-            owned.setdefault(owner, []).append(allocator.allocate(size))
+            owned[owner].append(allocator.allocate(size))
         else:
             waiting.append((owner, size))
     used = [allocator.allocate(size) for size in workspace if size]
     for block in used:
         allocator.free(block)
     for owner, size in moment.ending:
-        _end(allocator, owned.setdefault(owner, []), -size)
+        _end(allocator, owned[owner], -size, (owned[other] for other in partners.get(owner, ())))
     for owner, size in waiting:
-        owned.setdefault(owner, []).append(allocator.allocate(size))
+        owned[owner].append(allocator.allocate(size))
 
 
-def _end(allocator: CachingAllocator, blocks: list[_AllocatorBlock], size: int) -> None:
-    """Free ``size`` bytes of an owner's blocks: one of that size, otherwise the oldest first."""
+def _end(
+    allocator: CachingAllocator,
+    blocks: list[_AllocatorBlock],
+    size: int,
+    of_partners: Iterable[list[_AllocatorBlock]],
+) -> None:
+    """Free ``size`` bytes of an owner's blocks; what it does not own, of its partners' blocks."""
+    owned = sum(block.requested for block in blocks)
+    _free(allocator, blocks, min(size, owned))
+    missing = size - owned
+    for others in of_partners:
+        if missing <= 0:
+            return
+        freed = min(missing, sum(block.requested for block in others))
+        _free(allocator, others, freed)
+        missing -= freed
+    assert missing <= 0, "nothing gives back more than it has taken"
+
+
+def _free(allocator: CachingAllocator, blocks: list[_AllocatorBlock], size: int) -> None:
+    """Free ``size`` bytes of some blocks: one of that size, otherwise the oldest first."""
     same = next((block for block in blocks if block.requested == size), None)
     if same is not None:
         blocks.remove(same)
         allocator.free(same)
         return
     while size > 0:
-        assert blocks, "nothing gives back more than it has taken"
         block = blocks.pop(0)
         rest = block.requested - size
         size -= block.requested

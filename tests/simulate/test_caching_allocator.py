@@ -50,7 +50,7 @@ def random_strategies(loaded, mesh, count):
     return [random_strategy(loaded.graph, mesh, micro, rng, recompute=0.5) for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("name", ["mlp", "transformer", "bert_small"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_at_the_peak_as_much_is_asked_for_as_the_simulator_counts(name, optimizer):
     loaded = load_model(jobs.spec(name))
@@ -79,6 +79,22 @@ def test_a_step_by_hand():
     # The first segment of 20 MiB holds 4 + 4 + 3 + 6. Then 4 + 4 of state, and only 4 are left there.
     assert found.reserved == 40 * MIB
     assert step.replay(beside=[2 * MIB]).requested == 27 * MIB
+
+
+def test_what_one_user_of_a_tied_parameter_makes_another_one_gives_back():
+    """The first group makes two gradients and gives one back in a sum with other bytes; the second one gives
+    back the tied parameter's."""
+    nothing: list[tuple[int, int]] = []
+    moments = [
+        MomentRequests(nothing, [(0, 4 * MIB), (0, MIB)], nothing, nothing, []),
+        MomentRequests(nothing, nothing, nothing, [(0, -MIB // 2), (0, -MIB // 2)], []),
+        MomentRequests(nothing, [(1, 2 * MIB)], nothing, [(1, -6 * MIB)], []),
+    ]
+    partners = {0: [1], 1: [0]}
+    found = StepRequests([], [], moments, 3, 2, partners).replay()
+    assert found.requested == 6 * MIB
+    with pytest.raises(AssertionError, match="more than it has taken"):
+        StepRequests([], [], moments, 3, 2).replay()
 
 
 def test_what_was_one_sum_is_given_back_in_parts():

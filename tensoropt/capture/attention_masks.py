@@ -73,13 +73,13 @@ class MaskReader:
         self.live: dict[str, str] = {}
 
     def known(self, node: Any) -> bool:
-        """Whether the graph may depend on the value of ``node``."""
+        """Return whether the graph may depend on the value of ``node``."""
         if not isinstance(node, torch.fx.Node) or node not in self._folder:
             return False
         return self._read_stored or self._folder.decides(node)
 
     def number(self, node: Any) -> float | None:
-        """The single number that an argument or a constant holds everywhere."""
+        """Return the single number that an argument or a constant holds everywhere."""
         if isinstance(node, (int, float)):
             return float(node)
         if not self.known(node):
@@ -104,7 +104,7 @@ class MaskReader:
         return self._look(value, inverted=True)
 
     def notes(self, read: Iterable[str]) -> tuple[str, ...]:
-        """Notes on the decisions, in words.
+        """Return notes on the decisions, in words.
 
         Args:
             read: names of the tensors that operators read.
@@ -185,7 +185,7 @@ class _ByHand:
 
 
 def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The operand of ``node`` if ``node`` exchanges its last two dims; None otherwise."""
+    """Return the operand of ``node`` if ``node`` exchanges its last two dims; None otherwise."""
     if str(node.target) != "aten.transpose.int":
         return None
     source, *dims = node.args
@@ -195,7 +195,7 @@ def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> _ByHand | None:
-    """The operands of ``softmax(q k^T * scale + causal mask) v``, if ``node`` is its last product.
+    """Return the operands of ``softmax(q k^T * scale + causal mask) v``, if ``node`` is its last product.
 
     Only if nothing else reads the intermediate results, all are of one floating type, and there is no dropout
     in between: dropout runs in the math form under the flag as well, and the mask is small next to its
@@ -237,7 +237,7 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> _ByHand | None:
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:
-    """The node behind calls that change nothing; None if another node reads an intermediate result."""
+    """Return the node behind calls that change nothing; None if another node reads an intermediate result."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and _readers(node) == 1:
         source = node.args[0] if node.args else None
         same = isinstance(source, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
@@ -293,7 +293,9 @@ def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, An
 
 
 def _spans(mask: Any, node: torch.fx.Node) -> bool:
-    """Whether a mask spans the queries and keys of the scores, rather than having one row for all queries."""
+    """Return whether a mask spans the queries and keys of the scores, rather than having one row for all
+    queries.
+    """
     if not isinstance(mask, torch.fx.Node):
         return False
     return tuple(mask.meta["val"].shape[-2:]) == tuple(node.meta["val"].shape[-2:])

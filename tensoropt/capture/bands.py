@@ -44,7 +44,7 @@ class Band:
         return elements * self.diagonals.element_size()
 
     def tensor(self) -> torch.Tensor:
-        """The tensor itself; only its last two dims are materialised in memory."""
+        """Return the tensor itself; only its last two dims are materialised in memory."""
         if self.uniform:
             return self.diagonals[0].expand(self.shape)
         rows = self.diagonals.unfold(0, self.shape[-1], 1).flip(0)
@@ -52,12 +52,12 @@ class Band:
 
 
 def _uniform_band(value: torch.Tensor, shape: Sequence[int]) -> Band:
-    """A band whose elements all equal ``value``, a tensor of one element."""
+    """Return a band whose elements all equal ``value``, a tensor of one element."""
     return Band(tuple(shape), value.detach().reshape(1).expand(shape[-2] + shape[-1] - 1))
 
 
 def banded(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> Band | None:
-    """The result of a call on constants as a band; None if it is not a band or the call is not known.
+    """Return the result of a call on constants as a band; None if it is not a band or the call is not known.
 
     Args:
         args, kwargs: the operands, which are tensors with values, and bands.
@@ -146,7 +146,7 @@ def _view(name: str, args: Sequence[Any], shape: tuple[int, ...]) -> Band | None
 
 
 def _cut(source: Band, dim: int, start: int, shape: tuple[int, ...]) -> Band | None:
-    """The rows or columns from ``start`` on: the diagonals that they cross."""
+    """Return the rows or columns from ``start`` on: the diagonals that they cross."""
     place = dim - len(source.shape)
     size = source.shape[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
@@ -194,14 +194,15 @@ def _as_band(value: Any, shape: tuple[int, ...]) -> Band | None:
 
 
 def _narrowed(value: torch.Tensor) -> torch.Tensor:
-    """The tensor without the repetitions of an expanded tensor."""
+    """Return the tensor without the repetitions of an expanded tensor."""
     for dim, stride in enumerate(value.stride()):
         value = value.narrow(dim, 0, 1) if stride == 0 and value.shape[dim] > 1 else value
     return value
 
 
 def _positions(operands: Sequence[Any], shape: tuple[int, ...]) -> list[Band | None]:
-    """Positions of queries and of keys, each counted from some start, as their values on each diagonal.
+    """Return the positions of queries and of keys, each counted from some start, as their values on each
+    diagonal.
 
     On the diagonal ``d``, query 0 meets key ``d``; because only distances count, that pair is sufficient.
     """

@@ -77,7 +77,7 @@ _OF_ONE_TYPE = frozenset(
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in graphs, such as ``float32``."""
+    """Return the name of a dtype in graphs, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -203,7 +203,7 @@ class Converter:
     # -- calls ------------------------------------------------------------------------------------
 
     def convert(self) -> OperatorGraph:
-        """Return the numbered operator graph; raises :class:`CaptureError` for anything that a graph cannot
+        """Return the numbered operator graph; raise :class:`CaptureError` for anything that a graph cannot
         hold."""
         inputs = self._placeholders()
         output_node = None
@@ -378,7 +378,7 @@ class Converter:
         )
 
     def _broadcasts_nothing(self, node: torch.fx.Node, value: Any) -> bool:
-        """Whether operands of one shape (of ``mse_loss`` and its like) come back unchanged."""
+        """Return whether operands of one shape (of ``mse_loss`` and its like) come back unchanged."""
         names = tuple(self._reference(n) for n in node.args[0])  # type: ignore[union-attr, arg-type]
         if any(self.tensors[n].shape != tuple(v.shape) for n, v in zip(names, value, strict=True)):
             return False
@@ -448,8 +448,8 @@ class Converter:
         return names, {buffer: self._new_value(value, kept_results) for buffer, value in buffers.items()}
 
     def _new_value(self, node: torch.fx.Node, kept_results: set[str]) -> str:
-        """The tensor that holds a buffer's new value: an operator's result with its own memory, because it
-        outlives the step; a copy if the result would otherwise share memory or be kept twice.
+        """Return the tensor that holds a buffer's new value: an operator's result with its own memory,
+        because it outlives the step; a copy if the result would otherwise share memory or be kept twice.
 
         Args:
             kept_results: results that are already kept for another purpose; this one is added to them.
@@ -468,7 +468,7 @@ class Converter:
         return name
 
     def _is_view(self, name: str) -> bool:
-        """Whether an activation is a view of a tensor that its operator reads."""
+        """Return whether an activation is a view of a tensor that its operator reads."""
         maker = next(node for node, made in self.name_of.items() if made == name)
         source = maker.args[0] if maker.target is python_operator.getitem else maker
         assert isinstance(source, torch.fx.Node)

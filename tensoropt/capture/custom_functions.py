@@ -108,7 +108,7 @@ def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: di
 
 
 def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call, as one operator of the trace."""
+    """Return the call, as one operator of the trace."""
     if torch._C._are_functorch_transforms_active():
         raise _refused(cls, "it is called inside torch.func (vmap, grad, ...); call it outside")
     if torch.autograd.function._is_setup_context_defined(cls.setup_context):

@@ -105,7 +105,8 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def _changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
-    """Decompositions of operators that are otherwise kept whole, for those that change an operand internally.
+    """Return the decompositions of operators that are otherwise kept whole, for those that change an operand
+    internally.
 
     Their schemas do not say so: they are composed of operators of which some change their operands
     (``instance_norm`` its running statistics). Written out, these become functional, and the new values
@@ -128,8 +129,9 @@ def _changes_inside(exported: Any) -> dict[Any, Callable[..., Any]]:
 
 
 def _may_change(target: Any) -> bool:
-    """Whether an operator is composed of others, stays whole in the graph, and does not declare its
-    changes."""
+    """Return whether an operator is composed of others, stays whole in the graph, and does not declare its
+    changes.
+    """
     return (
         isinstance(target, torch._ops.OpOverload)
         and not target._schema.is_mutable
@@ -149,7 +151,7 @@ def _call_key(args: Any, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _changes(target: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call changes an operand, as counted by the operand's version."""
+    """Return whether a call changes an operand, as counted by the operand's version."""
 
     def on_meta(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -339,7 +341,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls ``subject`` in the way it is captured (:func:`_as_it_trains`)."""
+    """Return a function that calls ``subject`` in the way it is captured (:func:`_as_it_trains`)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _unheard(), _as_it_trains(subject, args, kwargs):
@@ -423,7 +425,7 @@ def _no_log() -> Iterator[None]:
 
 
 def _handlers_of_pytorch() -> list[logging.Handler]:
-    """The handlers of PyTorch's loggers, many of which have their own."""
+    """Return the handlers of PyTorch's loggers, many of which have their own."""
     loggers = [
         logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("torch")
     ]

@@ -61,7 +61,9 @@ _WIDER = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"comple
 
 
 def in_double(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with every tensor, constant and dtype argument of a narrower precision widened to double."""
+    """Return the graph with every tensor, constant and dtype argument of a narrower precision widened to
+    double.
+    """
     return replace(
         graph,
         tensors={
@@ -80,7 +82,7 @@ def in_double(graph: OperatorGraph) -> OperatorGraph:
 
 
 def doubled(value: torch.Tensor) -> torch.Tensor:
-    """The tensor in double precision if it is narrower, otherwise the tensor itself."""
+    """Return the tensor in double precision if it is narrower, otherwise the tensor itself."""
     wider = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in _WIDER.items()}
     return value.to(wider.get(value.dtype, value.dtype))
 
@@ -176,8 +178,9 @@ class _Rebuilding:
         return self.graph.call_method("clone", (node,))
 
     def _constant(self, name: str) -> fx.Node:
-        """The node of a constant, which is stored narrowed to one element where it does not change, and
-        widened here."""
+        """Return the node of a constant, which is stored narrowed to one element where it does not change,
+        and widened here.
+        """
         tensor = self.source.tensors[name]
         if name not in self.source.constants:
             raise CaptureError(f"the constant {name} has no data: the model was captured on the meta device")
@@ -220,8 +223,9 @@ _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 
 
 def _target(op: Operator) -> Any:
-    """The call's target. Copies that only made a tensor contiguous are not in the graph: a view may have to
-    copy."""
+    """Return the call's target. Copies that only made a tensor contiguous are not in the graph: a view may
+    have to copy.
+    """
     if op.target in _VIEWS:
         return torch.ops.aten.reshape.default
     namespace, name, overload = op.target.split(".")
@@ -274,7 +278,7 @@ def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callab
 
 
 def _generators(model: nn.Module | None) -> list[Any]:
-    """The generators of Python's or numpy's kind that modules hold."""
+    """Return the generators of Python's or numpy's kind that modules hold."""
     numpy: Any = sys.modules.get("numpy")
     kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
     modules = () if model is None else model.modules()
@@ -377,7 +381,8 @@ _META = torch.device("meta")
 
 
 def off_the_cpu(model: nn.Module, call: Any) -> bool:
-    """Whether any tensor of the model, or of an example call (any pytree), is on a device other than the CPU.
+    """Return whether any tensor of the model, or of an example call (any pytree), is on a device other than
+    the CPU.
 
     Fake tensors are on no device, and are captured unchanged.
     """
@@ -389,7 +394,7 @@ def off_the_cpu(model: nn.Module, call: Any) -> bool:
 
 
 def on_meta(call: Any) -> Any:
-    """An example call with its tensors on the meta device."""
+    """Return an example call with its tensors on the meta device."""
     return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(_META), call)
 
 
@@ -508,7 +513,7 @@ def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
 
 
 def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple[str, ...]:
-    """Notes on parameters that the graph trains and the module does not, or vice versa.
+    """Return notes on parameters that the graph trains and the module does not, or vice versa.
 
     Args:
         prefix: the prefix of the model's own names among those of the step.
@@ -547,7 +552,7 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
 
 
 def trained_parameters(graph: OperatorGraph) -> set[str]:
-    """The keys of the parameters from which a differentiable path leads to the loss."""
+    """Return the keys of the parameters from which a differentiable path leads to the loss."""
     reached = {graph.outputs[0]}
     for op in reversed(graph.operators):
         if not reached.isdisjoint(op.outputs):
@@ -559,7 +564,7 @@ def trained_parameters(graph: OperatorGraph) -> set[str]:
 
 
 def can_compare(graph: OperatorGraph, model: nn.Module) -> bool:
-    """Whether the model has values and is small enough to be computed once."""
+    """Return whether the model has values and is small enough to be computed once."""
     stored = [*model.parameters(), *model.buffers()]
     if any(t.device.type != "cpu" or isinstance(t, FakeTensor) for t in stored):
         return False
@@ -574,7 +579,7 @@ def check_numbers(
     graph: OperatorGraph,
     model: nn.Module,
 ) -> tuple[str, ...]:
-    """Notes on how far the graph's loss and gradients are from the module's own.
+    """Return notes on how far the graph's loss and gradients are from the module's own.
 
     Args:
         run: returns the loss of the module's own forward for args and kwargs.
@@ -648,7 +653,7 @@ _Step = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
 def _copied(call: Any) -> Any:
-    """The call with copies of its tensors, which a model may write to."""
+    """Return the call with copies of its tensors, which a model may write to."""
     return pytree.tree_map_only(torch.Tensor, torch.clone, call)
 
 

@@ -92,7 +92,9 @@ class Folder:
         return self._bands.get(node, self._known.get(node))
 
     def too_large(self, node: torch.fx.Node) -> bool:
-        """Whether a distance mask is too large for a constant, in which case it is computed in every step."""
+        """Return whether a distance mask is too large for a constant, in which case it is computed in every
+        step.
+        """
         return node in self._bands and self._bands[node].nbytes > _CONSTANT_LIMIT
 
     def decides(self, node: torch.fx.Node) -> bool:
@@ -102,11 +104,11 @@ class Folder:
         return node in self and node not in self._stored
 
     def reads_stored(self, node: torch.fx.Node) -> bool:
-        """Whether an operand comes from a tensor that the model stores."""
+        """Return whether an operand comes from a tensor that the model stores."""
         return any(source in self._stored for source in node.all_input_nodes)
 
     def can_fold(self, node: torch.fx.Node) -> bool:
-        """Whether all operands of a node are known and running it twice gives the same result."""
+        """Return whether all operands of a node are known and running it twice gives the same result."""
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return False  # random numbers are drawn anew in every step
         return all(source in self for source in node.all_input_nodes)
@@ -138,8 +140,9 @@ class Folder:
             self._stored.add(node)
 
     def _fold_band(self, node: torch.fx.Node) -> bool:
-        """Whether the node is a large tensor that its diagonals describe completely; its band is then
-        stored."""
+        """Return whether the node is a large tensor that its diagonals describe completely; its band is then
+        stored.
+        """
         result = node.meta.get("val")
         if not isinstance(result, torch.Tensor) or result.numel() <= _BAND_ELEMENTS:
             return False
@@ -179,7 +182,7 @@ class Folder:
 
 
 def _computed_bytes(node: torch.fx.Node, leaves: list[Any]) -> int:
-    """The bytes that computing a node requires for its result."""
+    """Return the bytes that computing a node requires for its result."""
     results = [
         v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
     ]
@@ -269,7 +272,7 @@ def _digest(value: torch.Tensor) -> bytes:
 
 
 def kept_constants(constants: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
-    """The bytes of each constant as stored, and the name of the first one that is the same tensor."""
+    """Return the bytes of each constant as stored, and the name of the first one that is the same tensor."""
     first: dict[int, str] = {}
     return {n: (first.setdefault(id(v), n), v.numel() * v.element_size()) for n, v in constants.items()}
 
@@ -317,7 +320,9 @@ _CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
 
 
 def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The assertions, and the numbers that nothing else reads (``assert lengths.max().item() <= width``)."""
+    """Return the assertions, and the numbers that nothing else reads (``assert lengths.max().item() <=
+    width``).
+    """
     checks: set[torch.fx.Node] = set()
     # From the end, so that all readers of a number are known before the number itself.
     for node in reversed(graph.nodes):
@@ -332,7 +337,7 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
-    """The result of a call that reads only its operand's shape, as one expanded element."""
+    """Return the result of a call that reads only its operand's shape, as one expanded element."""
     target, value = str(node.target), node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
@@ -347,7 +352,9 @@ def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
 
 
 def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The operand that a call returns unchanged: a copy of equal type, a concatenation with nothing."""
+    """Return the operand that a call returns unchanged: a copy of equal type, a concatenation with
+    nothing.
+    """
     target, value = str(node.target), node.meta["val"]
     source: Any = None
     if target == "aten.copy.default":
@@ -364,12 +371,12 @@ def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def with_elements(nodes: Any) -> list[torch.fx.Node]:
-    """The tensors of a list that are not empty."""
+    """Return the tensors of a list that are not empty."""
     return [n for n in nodes if n.meta["val"].numel() > 0]
 
 
 def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
-    """The shape of the view to which an ``index`` with ``arange`` along distinct dims is equivalent.
+    """Return the shape of the view to which an ``index`` with ``arange`` along distinct dims is equivalent.
 
     ``mask[batch[:, None, None, None], keys]``, with both indices an ``arange`` over a whole dim, is how masks
     are written for ``vmap``; it is equivalent to ``mask.view(batch, 1, 1, keys)``.
@@ -402,7 +409,9 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
 
 
 def _arange_dim(value: torch.Tensor, size: int) -> int | None:
-    """The dim along which an index tensor counts ``0 .. size - 1`` (it is constant along the others)."""
+    """Return the dim along which an index tensor counts ``0 .. size - 1`` (it is constant along the
+    others).
+    """
     if value.is_meta or value.dtype == torch.bool:
         return None
     if size == 1:
@@ -454,7 +463,7 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
 
 
 def _arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """All arguments of a call by name, in order, including those left out."""
+    """Return all arguments of a call by name, in order, including those left out."""
     assert isinstance(node.target, torch._ops.OpOverload)
     declared = node.target._schema.arguments
     passed = dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)
@@ -462,7 +471,7 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def _called(graph: torch.fx.Graph, like: torch.fx.Node, target: Any, *args: Any) -> torch.fx.Node:
-    """A call with the same position in the model as another one."""
+    """Return a call with the same position in the model as another one."""
     node = graph.call_function(target, args)
     node.meta = {key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta}
     node.meta["val"] = target(*torch.fx.map_arg(args, lambda n: n.meta["val"]))

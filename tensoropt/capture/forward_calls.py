@@ -132,7 +132,7 @@ class _Answers(TorchFunctionMode):
         return result
 
     def _answer(self, subject: torch.Tensor) -> bool | None:
-        """The answer for a branch on this tensor; None to use its value."""
+        """Return the answer for a branch on this tensor; None to use its value."""
         frame = calling_frame()
         finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
         if finite is not None:
@@ -149,8 +149,9 @@ class _Answers(TorchFunctionMode):
         return self.noted(calling_frame(), answer, reason, "the likelier branch")
 
     def passing(self, frame: FrameType | None) -> bool | None:
-        """The answer to a question that only decides whether to raise or to warn; None for other questions.
-        PyTorch's own guards are passed in the same way as the model's."""
+        """Return the answer to a question that only decides whether to raise or to warn; None for other
+        questions. PyTorch's own guards are passed in the same way as the model's.
+        """
         for asking in (asking_frame(_FOLDER), frame):
             answer = None if asking is None else _passing(asking)
             if answer is not None:
@@ -234,7 +235,9 @@ def _holds(node: ast.expr, place: tuple[int, int]) -> bool:
 
 @cache
 def _guards(filename: str) -> tuple[ast.Assert | ast.If, ...]:
-    """Assertions, ``if ...: raise`` and ``if ...: warn`` of a source file whose tests are plain questions."""
+    """Return the assertions, and the statements ``if ...: raise`` and ``if ...: warn``, of a source file
+    whose tests are plain questions.
+    """
     try:
         tree = ast.parse(Path(filename).read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
@@ -255,7 +258,7 @@ def _only_raises_or_warns(node: ast.If) -> bool:
 
 
 def _warns(statement: ast.stmt) -> bool:
-    """Whether a statement only prints, warns or logs."""
+    """Return whether a statement only prints, warns or logs."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
     called = statement.value.func
@@ -421,7 +424,7 @@ def _recipe_of(tensor: torch.Tensor) -> _Recipe | None:
 
 
 def _known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value of a tensor of the model that is being exported; None if it is not known."""
+    """Return the value of a tensor of the model that is being exported; None if it is not known."""
     recipe = _recipe_of(tensor)
     if recipe is None:
         return None

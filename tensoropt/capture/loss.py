@@ -96,7 +96,9 @@ class Returned:
         return output[self.key] if self.keys else getattr(output, self.key)
 
     def _made(self, container: type, loss: torch.Tensor) -> Any:
-        """An object built by its class's own constructor, with None for every argument without a default."""
+        """Return an object built by its class's own constructor, with None for every argument without a
+        default.
+        """
         contents = dict.fromkeys(self.keys) | {self.key: loss}
         if fields := getattr(container, "_fields", None):
             return container(
@@ -108,11 +110,13 @@ class Returned:
         return container(contents if issubclass(container, Mapping) else contents.values())  # type: ignore[call-arg]
 
     def _field(self, fields: tuple[str, ...]) -> str | None:
-        """The field of a named tuple that its number refers to."""
+        """Return the field of a named tuple that its number refers to."""
         return fields[self.key] if self.keys and isinstance(self.key, int) else None
 
     def _made_bare(self, container: Any, loss: torch.Tensor) -> Any:
-        """An object made without its constructor, for a class whose constructor does not accept None."""
+        """Return an object made without its constructor, for a class whose constructor does not accept
+        None.
+        """
         instance = container.__new__(container)
         if isinstance(instance, MutableMapping):
             instance.__init__()  # type: ignore[misc]
@@ -125,14 +129,14 @@ class Returned:
 
 
 def _needed(container: type) -> list[str]:
-    """The arguments that a class's constructor requires."""
+    """Return the arguments that a class's constructor requires."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     arguments = inspect.signature(container).parameters.values()
     return [a.name for a in arguments if a.kind in kinds and a.default is inspect.Parameter.empty]
 
 
 def _attributes(value: Any) -> tuple[str, ...]:
-    """The names of an object's own attributes, whether in slots or not."""
+    """Return the names of an object's own attributes, whether in slots or not."""
     slots = [name for kind in type(value).__mro__ for name in copyreg._slotnames(kind) or ()]  # type: ignore[attr-defined]
     return tuple(dict.fromkeys(name for name in (*getattr(value, "__dict__", ()), *slots)))
 
@@ -200,13 +204,13 @@ def _losses_below(output: Any, place: str = "out") -> Iterator[tuple[str, torch.
 
 
 def _own_attributes(output: Any) -> tuple[str, ...]:
-    """The attributes of an object that holds its loss as one of them."""
+    """Return the attributes of an object that holds its loss as one of them."""
     is_tensor = isinstance(output, torch.Tensor)
     return () if is_tensor or not hasattr(output, "loss") else _attributes(output)
 
 
 def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
-    """A note on differentiable scalars other than the loss, including those in nested containers."""
+    """Return a note on differentiable scalars other than the loss, including those in nested containers."""
     if returned.container is None:
         return ()
     trained = output[returned.key] if returned.keys else getattr(output, returned.key)

@@ -37,8 +37,9 @@ from tensoropt.errors import CaptureError
 
 @functools.cache
 def names_read(kind: type[nn.Module]) -> frozenset[str]:
-    """The names of the attributes that the forward of a kind of module reads, including those read in the
-    methods and the user's functions that it calls."""
+    """Return the names of the attributes that the forward of a kind of module reads, including those read in
+    the methods and the user's functions that it calls.
+    """
     attribute_names: set[str] = set()
     waiting: list[Any] = [kind.forward]
     looked_at: set[Any] = set()
@@ -61,7 +62,7 @@ def names_read(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the comprehensions and functions inside it."""
+    """Yield a function's code, and that of the comprehensions and functions inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
@@ -69,7 +70,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _called(function: Any, names: set[str]) -> list[types.FunctionType]:
-    """The user's functions that a function refers to, in its file or around it."""
+    """Return the user's functions that a function refers to, in its file or around it."""
     within = getattr(function, "__globals__", {})
     values = [within[name] for name in names & within.keys()]
     for cell in function.__closure__ or ():
@@ -133,7 +134,7 @@ def _train(model: nn.Module) -> tuple[str, ...]:
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    """Whether a module itself computes something else in training mode."""
+    """Return whether a module itself computes something else in training mode."""
     if isinstance(module, _DROPOUTS):
         return module.p > 0
     if isinstance(module, nn.modules.batchnorm._NormBase):
@@ -259,7 +260,7 @@ def _writes_of(module: fx.GraphModule, region: fx.Node) -> list[_Write]:
 
 
 def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
-    """The nodes that are computed from something with a gradient."""
+    """Return the nodes that are computed from something with a gradient."""
     names = exported.graph_signature.inputs_to_parameters
     trained = {name for name, key in names.items() if exported.state_dict[key].requires_grad}
     nodes: set[fx.Node] = set()
@@ -308,7 +309,7 @@ def _pass_on(graph: fx.Graph, region: fx.Node, write: _Write) -> None:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node shares memory with its first argument."""
+    """Return whether a node shares memory with its first argument."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.arguments:
         return False

@@ -33,7 +33,7 @@ _WIDE, _NARROW = "float32", "bfloat16"
 
 
 def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
-    """The graph computing in ``dtype``, with float32 master weights; ``float32`` leaves it unchanged.
+    """Return the graph computing in ``dtype``, with float32 master weights; ``float32`` leaves it unchanged.
 
     Raises:
         CaptureError: there is no policy for this dtype.
@@ -184,7 +184,9 @@ class _Policy:
         self.operators.append(replace(op, args=args, kwargs=kwargs))
 
     def _cast(self, name: str, dtype: str, reader: Operator | None = None) -> str:
-        """The tensor in ``dtype``: itself, a folded constant, or the result of one cast for all readers."""
+        """Return the tensor in ``dtype``: itself, a folded constant, or the result of one cast for all
+        readers.
+        """
         tensor = self.tensors[name]
         if tensor.dtype == dtype:
             return name
@@ -245,7 +247,7 @@ def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -
 
 
 def _torch(value: Any) -> Any:
-    """An argument with its torch literals resolved; generators are created on the operands' device."""
+    """Return an argument with its torch literals resolved; generators are created on the operands' device."""
     if isinstance(value, TorchLiteral):
         return getattr(torch, value.name)
     if isinstance(value, (list, tuple)):
@@ -254,7 +256,9 @@ def _torch(value: Any) -> Any:
 
 
 def _representable(value: Any) -> Any:
-    """An argument with numbers beyond bfloat16's range (masks filled with float32's least) clamped to it."""
+    """Return an argument with numbers beyond bfloat16's range (masks filled with float32's least) clamped to
+    it.
+    """
     if isinstance(value, float) and abs(value) not in (0.0, float("inf")):
         limit = torch.finfo(torch.bfloat16).max
         return min(max(value, -limit), limit)
@@ -264,7 +268,9 @@ def _representable(value: Any) -> Any:
 
 
 def _narrowed(value: Any, dtype: str) -> Any:
-    """A constant in a narrower type; finite values stay finite (a row of -inf would be NaN after softmax)."""
+    """Return a constant in a narrower type; finite values stay finite (a row of -inf would be NaN after
+    softmax).
+    """
     target = getattr(torch, dtype)
     limit = torch.finfo(target).max
     finite = value.clamp(-limit, limit).to(target)

@@ -48,7 +48,7 @@ from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, Torc
 
 
 def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
-    """The graph without ``requires_grad`` on tensors that the loss does not depend on smoothly.
+    """Return the graph without ``requires_grad`` on tensors that the loss does not depend on smoothly.
 
     A parameter that is only read without gradient is never trained: PyTorch's optimizers leave it unchanged,
     so it counts as frozen here, which a note reports. A parameter that some of its readers train keeps its
@@ -115,7 +115,7 @@ COUNT, _CAST, _COUNTED = "aten.histc.default", "aten._to_copy.default", "float32
 
 
 def _count_in_floats(graph: OperatorGraph) -> OperatorGraph:
-    """The graph in which every cast that only feeds a ``histc`` of integers is a cast to float32."""
+    """Return the graph in which every cast that only feeds a ``histc`` of integers is a cast to float32."""
     tensors, casts = dict(graph.tensors), set()
     for op in graph.operators:
         source = op.inputs()[0] if op.target == COUNT else None

@@ -209,7 +209,7 @@ def _refused(hook_kind: str, hook: Any) -> CaptureError:
 
 
 def _written(hook: Any) -> Any:
-    """The function that a person wrote, if PyTorch wrapped it in its own hook."""
+    """Return the function that a person wrote, if PyTorch wrapped it in its own hook."""
     if not inspect.isfunction(hook) or is_own(hook.__code__.co_filename):
         return hook
     inside = [value for value in inspect.getclosurevars(hook).nonlocals.values() if callable(value)]
@@ -237,7 +237,7 @@ def refusal(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> CaptureError:
-    """The error to raise for an export with these example inputs that failed with ``error``."""
+    """Return the error to raise for an export with these example inputs that failed with ``error``."""
     ours = next((cause for cause in causes(error) if isinstance(cause, CaptureError)), None)
     if ours is not None:
         return CaptureError(str(ours))
@@ -285,7 +285,7 @@ def _object_refused(path: str, value: Any) -> str:
 
 
 def _innermost_module(model: torch.nn.Module, error: BaseException) -> str:
-    """The path of the submodule in whose forward an error was raised, or "" for the model itself."""
+    """Return the path of the submodule in whose forward an error was raised, or "" for the model itself."""
     paths = {id(vars(module)): path for path, module in model.named_modules() if path}
     for frame in frames_of(error):
         subject = frame.f_locals.get("self")

@@ -41,7 +41,7 @@ _REMEDY = "register it in __init__ with register_buffer if later steps read it"
 
 
 def _changed_parameters(changed: Mapping[str, torch.fx.Node], places: Mapping[str, str]) -> CaptureError:
-    """The error to raise for parameters that forward changes.
+    """Return the error to raise for parameters that forward changes.
 
     Args:
         changed: the model's name of each parameter, with the node of its new value.
@@ -183,7 +183,7 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
 
 
 def _state(model: nn.Module) -> dict[_Place, _Kept]:
-    """The state that the modules keep, by module and attribute name."""
+    """Return the state that the modules keep, by module and attribute name."""
     state: dict[_Place, _Kept] = {}
     for path, module in model.named_modules():
         for kind in ("_parameters", "_buffers"):
@@ -196,7 +196,7 @@ def _state(model: nn.Module) -> dict[_Place, _Kept]:
 
 
 def _content(value: Any, depth: int = 2) -> Any:
-    """The comparable content of a value that may be changed in place."""
+    """Return the comparable content of a value that may be changed in place."""
     if isinstance(value, _SCALARS):
         return repr(value)
     if isinstance(value, torch.Tensor) or depth == 0:
@@ -279,7 +279,7 @@ def _write_exchanged(before: Mapping[_Place, _Kept], modules: Mapping[str, nn.Mo
 
 
 def _carries_over(owner: type, name: str, previous: _Kept | None, current: _Kept) -> bool:
-    """Whether the next forward may depend on what this one leaves behind."""
+    """Return whether the next forward may depend on what this one leaves behind."""
     # A newly made container carries over no more than a number that is set.
     in_place = previous is not None and previous.value is current.value
     loads = _loads(owner)
@@ -288,7 +288,9 @@ def _carries_over(owner: type, name: str, previous: _Kept | None, current: _Kept
 
 @cache
 def _loads(owner: type) -> frozenset[str] | None:
-    """Attributes that a class's methods (except ``__init__``) read; None if its source is not available."""
+    """Return the attributes that a class's methods (except ``__init__``) read; None if its source is not
+    available.
+    """
     names: set[str] = set()
     for cls in owner.__mro__:
         if cls.__module__.split(".")[0] in ("torch", "builtins"):
@@ -371,7 +373,7 @@ _GET, _SET = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignor
 
 
 def _is_the_models() -> bool:
-    """Whether the current caller of PyTorch is the model's code, or that of PyTorch's modules."""
+    """Return whether the current caller of PyTorch is the model's code, or that of PyTorch's modules."""
     frame = asking_frame()
     file = "" if frame is None else frame.f_code.co_filename
     return not file.startswith(_LIBRARY) or file.startswith(f"{_LIBRARY}/nn/")

@@ -41,8 +41,9 @@ _CONSTANT = "constant"
 
 
 def numbered(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with operators named after their targets and constants named ``constant``, each kind numbered
-    in order of execution or first use; inputs, parameters and buffers keep their names."""
+    """Return the graph with operators named after their targets and constants named ``constant``, each kind
+    numbered in order of execution or first use; inputs, parameters and buffers keep their names.
+    """
     fixed_names = {t.name for t in graph.tensors.values() if t.kind not in ("activation", "constant")}
     free: dict[str, Iterator[str]] = defaultdict(lambda: iter(()))
 
@@ -104,8 +105,9 @@ _PYTHON = str(Path(sysconfig.get_path("stdlib"))) + os.sep
 
 
 def is_own(filename: str) -> bool:
-    """Whether a source file may be a model's: not PyTorch's, not ours, and not of Python's standard
-    library."""
+    """Return whether a source file may be a model's: not PyTorch's, not ours, and not of Python's standard
+    library.
+    """
     if filename.startswith(_MODELS):
         return True
     inner = filename.startswith((_TORCH, _PACKAGE, "<"))
@@ -113,7 +115,7 @@ def is_own(filename: str) -> bool:
 
 
 def calling_frame() -> FrameType | None:
-    """The frame where the model's code currently is; None while an export acts by itself."""
+    """Return the frame where the model's code currently is; None while an export acts by itself."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_own(frame.f_code.co_filename):
         if frame.f_code.co_filename == _EXPORTING:
@@ -123,8 +125,9 @@ def calling_frame() -> FrameType | None:
 
 
 def asking_frame(outside: str = "") -> FrameType | None:
-    """The innermost frame that calls PyTorch, possibly in PyTorch's own code; it skips function modes, each
-    of which passes a call on to the next, and files whose names begin with ``outside``."""
+    """Return the innermost frame that calls PyTorch, possibly in PyTorch's own code; it skips function modes,
+    each of which passes a call on to the next, and files whose names begin with ``outside``.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_name == "__torch_function__"
@@ -160,13 +163,13 @@ def first_line(function: Any) -> str:
 
 
 def shown_error(error: BaseException) -> str:
-    """The first line of an error's message, or its type name."""
+    """Return the first line of an error's message, or its type name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and the errors it was raised from: PyTorch raises its own errors from others."""
+    """Yield the error and the errors it was raised from: PyTorch raises its own errors from others."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -174,7 +177,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:
-    """All frames that an error and its causes passed through, innermost first."""
+    """Yield all frames that an error and its causes passed through, innermost first."""
     for cause in causes(error):
         passed = []
         trace: TracebackType | None = cause.__traceback__
@@ -257,7 +260,9 @@ class _Unsupported:
     remedy: str
 
     def refused(self, model: str, line: str, of: str = "") -> CaptureError:
-        """The error to raise; ``line`` is the model's own, ``of`` the part of the model that is meant."""
+        """Return the error to raise; ``line`` is the model's own, ``of`` the part of the model that is
+        meant.
+        """
         where = f" at {line}" if line else ""
         part = f" (in `{of}`)" if of else ""
         return CaptureError(f"{model}{where} {self.what}{part}, which is not supported; {self.remedy}")
@@ -411,12 +416,14 @@ _OF_MESSAGES = (
 
 
 def higher_order(name: str) -> _Unsupported:
-    """The unsupported behaviour that leaves a higher-order operator of this name in a model's graph."""
+    """Return the unsupported behaviour that leaves a higher-order operator of this name in a model's
+    graph.
+    """
     return _OF_HIGHER_ORDER.get(name, _HIGHER_ORDER)
 
 
 def of_error(error: BaseException) -> _Unsupported | None:
-    """The unsupported behaviour that made PyTorch raise this error; None if it is not known."""
+    """Return the unsupported behaviour that made PyTorch raise this error; None if it is not known."""
     for frame in frames_of(error):
         for pattern, kind in _OF_FILES:
             match = re.search(pattern, frame.f_code.co_filename)
@@ -429,7 +436,7 @@ def of_error(error: BaseException) -> _Unsupported | None:
 
 
 def of_shape(target: str) -> _Unsupported:
-    """The unsupported behaviour of calling an operator whose result size depends on values."""
+    """Return the unsupported behaviour of calling an operator whose result size depends on values."""
     name = target.removeprefix("aten.").partition(".")[0]
     return {"bincount": _COUNTED, "repeat_interleave": _REPEATED}.get(name, _SHAPE)
 
@@ -458,7 +465,7 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def _freezes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call changes what is trained; one that leaves ``requires_grad`` unchanged does not."""
+    """Return whether a call changes what is trained; one that leaves ``requires_grad`` unchanged does not."""
     if name not in ("requires_grad_", "__set__") or not isinstance(args[0], torch.nn.Parameter):
         return False
     requires_grad = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
@@ -491,7 +498,7 @@ def refuse_result(result: Any) -> None:
 
 
 def kind_of_tensor(value: Any) -> _Unsupported | None:
-    """The reason why a tensor is unsupported; None for ordinary ones."""
+    """Return the reason why a tensor is unsupported; None for ordinary ones."""
     if not isinstance(value, torch.Tensor):
         return None
     if value.is_nested:

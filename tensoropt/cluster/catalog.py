@@ -43,33 +43,34 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def process_memory_figures() -> Mapping[str, Any]:
-    """The GPU memory that a process uses in addition to its step's tensors, from ``presets/memory.yaml``;
-    each figure has its ``source``."""
+    """Return the GPU memory that a process uses in addition to its step's tensors, from
+    ``presets/memory.yaml``; each figure has its ``source``.
+    """
     return _preset("memory")
 
 
 def efficiency_figures() -> Mapping[str, Any]:
-    """The shares of data-sheet peaks that kernels reach, from ``presets/efficiencies.yaml``."""
+    """Return the shares of data-sheet peaks that kernels reach, from ``presets/efficiencies.yaml``."""
     return _preset("efficiencies")
 
 
 def _host_figures() -> Mapping[str, Any]:
-    """The host time that issuing work to devices takes, by device type, from ``presets/host.yaml``."""
+    """Return the host time that issuing work to devices takes, by device type, from ``presets/host.yaml``."""
     return _preset("host")
 
 
 def list_devices() -> tuple[str, ...]:
-    """The names of the device kinds that cluster files may use."""
+    """Return the names of the device kinds that cluster files may use."""
     return tuple(_preset("devices"))
 
 
 def list_links() -> tuple[str, ...]:
-    """The names of the links that cluster files may use."""
+    """Return the names of the links that cluster files may use."""
     return tuple(_preset("links"))
 
 
 def list_clusters() -> tuple[str, ...]:
-    """The names of the cluster presets; the ``NAMExN`` family is listed as ``NAMExN``, for any N."""
+    """Return the names of the cluster presets; the ``NAMExN`` family is listed as ``NAMExN``, for any N."""
     names = []
     for name, entry in _preset("clusters").items():
         names.append(name)
@@ -95,7 +96,9 @@ def link(name: str) -> Link:
 
 
 def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
-    """The description of a cluster preset and the number of nodes from its ``xN`` suffix; None if unknown."""
+    """Return the description of a cluster preset and the number of nodes from its ``xN`` suffix; None if
+    unknown.
+    """
     clusters = _preset("clusters")
     if name in clusters:
         return clusters[name], None
@@ -107,7 +110,7 @@ def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
 
 
 def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
-    """The catalogue's kind for a device name that NVML reports; the longest matching name wins."""
+    """Return the catalogue's kind for a device name that NVML reports; the longest matching name wins."""
     best: tuple[int, str] | None = None
     for name, entry in _preset("devices").items():
         for part in entry.get("nvml", ()):
@@ -118,15 +121,17 @@ def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
 
 
 def named_kind(reported: str) -> str:
-    """The catalogue's name for a GPU, given the name that NVML and PyTorch report; an unlisted name is kept
-    as is."""
+    """Return the catalogue's name for a GPU, given the name that NVML and PyTorch report; an unlisted name is
+    kept as is.
+    """
     kind = kind_by_nvml_name(reported)
     return reported.replace(" ", "-") if kind is None else kind.name
 
 
 def device_from(value: object, where: str) -> DeviceKind:
-    """A device kind from a file: a catalogue name, or a mapping (with ``base`` naming the kind to start
-    from)."""
+    """Return a device kind from a file: a catalogue name, or a mapping (with ``base`` naming the kind to
+    start from).
+    """
     if isinstance(value, str):
         return device_kind(value)
     entry = check_fields(value, _DEVICE_FIELDS, where)
@@ -168,7 +173,7 @@ def _kind_from(name: str, entry: Mapping[str, Any]) -> DeviceKind:
 
 
 def link_from(value: object, where: str) -> Link:
-    """A link from a file: a catalogue name, or ``latency``/``alpha`` and ``bandwidth``/``beta``."""
+    """Return a link from a file: a catalogue name, or ``latency``/``alpha`` and ``bandwidth``/``beta``."""
     if isinstance(value, str):
         return link(value)
     entry = check_fields(value, LINK_FIELDS, where)
@@ -228,7 +233,7 @@ class HostSeconds:
 
 @cache
 def host_seconds(device_type: str) -> HostSeconds | None:
-    """The host figures for a device type; None if the host is the device, as with CPU ranks."""
+    """Return the host figures for a device type; None if the host is the device, as with CPU ranks."""
     figures = _host_figures().get(device_type)
     return None if figures is None else HostSeconds(**figures)
 
@@ -260,7 +265,7 @@ class Reached:
         return f"of the FLOP/s {rates}, and {bandwidth} ({self.source})"
 
     def of(self, cls: str) -> float:
-        """The share of the FLOP/s that operators of a class reach."""
+        """Return the share of the FLOP/s that operators of a class reach."""
         return self.classes.get(cls, self.arithmetic)
 
 
@@ -277,8 +282,8 @@ ASSUMED = _reached("", "")
 
 
 def reached_by(device: DeviceKind, dated: str = "") -> Reached:
-    """The shares that kernels reach on a device kind. GPUs of the same compute capability are assumed to
-    reach the same shares of their own peaks; nothing is known of CPU cores.
+    """Return the shares that kernels reach on a device kind. GPUs of the same compute capability are assumed
+    to reach the same shares of their own peaks; nothing is known of CPU cores.
 
     Args:
         dated: the month of the kernels (``2024-03``, optionally followed by a day); by default the newest.

@@ -91,7 +91,7 @@ def _load_file(path: Path) -> Cluster:
 
 
 def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluster:
-    """A cluster from the parsed content of a cluster file, or from :meth:`Cluster.to_dict`.
+    """Return a cluster from the parsed content of a cluster file, or from :meth:`Cluster.to_dict`.
 
     Args:
         name: the cluster's, if the file gives none.
@@ -146,7 +146,7 @@ def _level_name(devices: list[DeviceKind]) -> str:
 
 
 def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]]:
-    """The devices of each node, in rank order."""
+    """Return the devices of each node, in rank order."""
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError(

@@ -86,7 +86,7 @@ class DeviceKind:
         return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data."""
+        """Return the fields as plain data."""
         return {
             "name": self.name,
             "type": self.type,
@@ -127,7 +127,7 @@ class Link:
         BANDWIDTH.read(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data."""
+        """Return the fields as plain data."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -177,21 +177,24 @@ class Mesh:
         return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """The coordinates of a rank on the grid."""
+        """Return the coordinates of a rank on the grid."""
         if not 0 <= rank < self.size:
             raise ClusterError(f"rank {rank} is not on mesh {self.label}; ranks go from 0 to {self.size - 1}")
         return tuple(rank // stride % size for stride, size in zip(self.strides, self.shape, strict=True))
 
     def normalise_axes(self, axes: Iterable[int]) -> tuple[int, ...]:
-        """The sorted axis numbers without repeats; raises ClusterError for an axis that the mesh lacks."""
+        """Return the sorted axis numbers without repeats; raise ClusterError for an axis that the mesh
+        lacks.
+        """
         chosen = tuple(sorted(set(axes)))
         if any(not 0 <= axis < self.axis_count for axis in chosen):
             raise ClusterError(f"mesh {self.label} has axes 0 to {self.axis_count - 1}, not {chosen}")
         return chosen
 
     def groups(self, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that differ only along ``axes``; each is ascending, and they are ordered by
-        first rank."""
+        """Return the groups of ranks that differ only along ``axes``; each is ascending, and they are ordered
+        by first rank.
+        """
         return _groups(self.shape, self.normalise_axes(axes))
 
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
@@ -246,7 +249,9 @@ def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    """All divisors of a number, ascending: each divisor up to the square root has a partner above it."""
+    """Return all divisors of a number, ascending: each divisor up to the square root has a partner above
+    it.
+    """
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return tuple(dict.fromkeys((*small, *(number // n for n in reversed(small)))))
 
@@ -309,7 +314,7 @@ class Level:
         count(self.link_count, f"links per {self.name}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data."""
+        """Return the fields as plain data."""
         return {
             "name": self.name,
             "size": self.size,
@@ -396,8 +401,9 @@ class Cluster:
         )
 
     def link(self, first: int, second: int) -> Link:
-        """The link between two ranks: the pair's own link if it has one, otherwise that of the outermost
-        level where the ranks differ."""
+        """Return the link between two ranks: the pair's own link if it has one, otherwise that of the
+        outermost level where the ranks differ.
+        """
         if first == second or not all(0 <= rank < self.device_count for rank in (first, second)):
             raise ClusterError(
                 f"({first}, {second}) is not a pair of different ranks from 0 to {self.device_count - 1}"
@@ -406,7 +412,7 @@ class Cluster:
         return pair if pair is not None else self.crossing_level(first, second).link
 
     def crossing_level(self, first: int, second: int) -> Level:
-        """The outermost level at which two different ranks differ."""
+        """Return the outermost level at which two different ranks differ."""
         block = self.device_count
         for level in self.levels:
             block //= level.size
@@ -426,7 +432,7 @@ class Cluster:
         )
 
     def subset(self, device_count: int) -> Cluster:
-        """The first ``device_count`` devices as a separate cluster (mini-parallelism).
+        """Return the first ``device_count`` devices as a separate cluster (mini-parallelism).
 
         The number must keep the levels regular: it is either a divisor of the innermost level's size, or
         whole inner levels times any number of outer children.
@@ -524,7 +530,7 @@ class Cluster:
         )
 
     def describe(self) -> str:
-        """A one-line summary for people: ``dgx-h100: 8 x H100-80GB, gpu x8 over NVLink4``."""
+        """Return a one-line summary for people: ``dgx-h100: 8 x H100-80GB, gpu x8 over NVLink4``."""
         levels = ", ".join(
             f"{level.name} x{level.size} over "
             + (f"{level.link_count} x " if level.link_count > 1 else "")

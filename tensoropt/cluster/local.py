@@ -30,7 +30,7 @@ ANY_CORE = "CPU-core"
 
 
 def local_cluster(count: int | None = None) -> Cluster:
-    """The GPUs if NVML sees any, otherwise CPU ranks.
+    """Return the GPUs if NVML sees any, otherwise CPU ranks.
 
     Args:
         count: number of devices (the first GPUs); by default all GPUs, or one rank per available core.
@@ -53,7 +53,7 @@ def local_cluster(count: int | None = None) -> Cluster:
 
 
 def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
-    """A cluster of ``ranks`` CPU processes on this machine, each with an equal share of its memory."""
+    """Return a cluster of ``ranks`` CPU processes on this machine, each with an equal share of its memory."""
     count(ranks, "the number of CPU ranks")
     level = Level(name="cpu", size=ranks, link=link("CPU-memory"))
     return Cluster(
@@ -65,7 +65,7 @@ def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
 
 
 def available_cores() -> tuple[int, ...]:
-    """The physical cores this process may run on (one logical CPU of each)."""
+    """Return the physical cores this process may run on (one logical CPU of each)."""
     try:
         allowed = sorted(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -83,7 +83,7 @@ def available_cores() -> tuple[int, ...]:
 
 
 def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...] | None:
-    """The cores of each rank, the same for measuring and for running; None if there are too few.
+    """Return the cores of each rank, the same for measuring and for running; None if there are too few.
 
     Two gloo ranks were measured to communicate about twice as fast when pinned as when unpinned, so a
     prediction holds only if both are pinned in the same way.
@@ -97,8 +97,8 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
 def gpu_rank_cores(
     ranks: int, near: Sequence[tuple[int, ...]] | None = None
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The logical CPUs of ranks that have a GPU each, from rank 0 on, the same for measuring and for running:
-    the CPUs of the GPU's NUMA node, shared evenly with the other ranks there.
+    """Return the logical CPUs of ranks that have a GPU each, from rank 0 on, the same for measuring and for
+    running: the CPUs of the GPU's NUMA node, shared evenly with the other ranks there.
 
     None if they are unknown, or if a rank would get fewer than two: besides its own thread, a rank runs those
     of autograd and of NCCL.
@@ -117,9 +117,10 @@ def gpu_rank_cores(
 
 
 def stolen_s() -> float:
-    """The seconds that the host of this virtual machine has given to others while a core had work to do,
-    summed over all cores since the machine started, to the hundredth; 0 if the system does not report
-    them."""
+    """Return the seconds that the host of this virtual machine has given to others while a core had work to
+    do, summed over all cores since the machine started, to the hundredth; 0 if the system does not report
+    them.
+    """
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         # The eighth figure of the line "cpu" is the steal time; the file counts in clock ticks, usually of
@@ -163,7 +164,9 @@ def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
 
 
 def _cpu_kind(ranks: int) -> DeviceKind:
-    """One core of this machine: its peak from clock and vector width, its memory from the machine's total."""
+    """Return one core of this machine: its peak from clock and vector width, its memory from the machine's
+    total.
+    """
     base = device_kind(ANY_CORE)
     model, hertz, flags = _cpu_info()
     # The table lists the widest vectors first. 8 is an assumption: one multiply-add on 128 bits.
@@ -181,7 +184,9 @@ def _cpu_kind(ranks: int) -> DeviceKind:
 
 
 def _cpu_info() -> tuple[str, float, frozenset[str]]:
-    """The model name, nominal clock in Hz and feature flags from /proc/cpuinfo; defaults on other systems."""
+    """Return the model name, nominal clock in Hz and feature flags from /proc/cpuinfo; defaults on other
+    systems.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -205,7 +210,7 @@ def _cpu_info() -> tuple[str, float, frozenset[str]]:
 
 
 def _total_memory_bytes() -> int:
-    """The memory of the machine, or of the container if that is smaller."""
+    """Return the memory of the machine, or of the container if that is smaller."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -91,7 +91,7 @@ _MAX_NVLINKS = 18
 
 
 def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], dict[tuple[int, int], Link]]:
-    """The link levels between GPUs, and the links of single pairs that differ from their level's.
+    """Return the link levels between GPUs, and the links of single pairs that differ from their level's.
 
     Args:
         nvml: an object with pynvml's functions, initialised.
@@ -126,7 +126,9 @@ def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], di
 def _levels(
     pairs: dict[tuple[int, int], Link], neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]
 ) -> tuple[Level, ...]:
-    """One level if the NVLinks join all devices (a cube mesh), otherwise the blocks of the pair list."""
+    """Return one level if the NVLinks join all devices (a cube mesh), otherwise the blocks of the pair
+    list.
+    """
     if _connected(neighbours, bus_ids):
         total = [
             sum(
@@ -159,7 +161,9 @@ def _connected(neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str])
 
 
 def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
-    """Active NVLinks, keyed by the bus id of the other end (``switch`` for NVSwitch): (count, version)."""
+    """Return the active NVLinks, keyed by the bus id of the other end (``switch`` for NVSwitch): (count,
+    version).
+    """
     counts: Counter[str] = Counter()
     versions: dict[str, int] = {}
     for index in range(_MAX_NVLINKS):
@@ -219,7 +223,9 @@ def _or(nvml: Any, function: Any, handle: Any, default: int) -> int:
 
 
 def _bus_id(value: bytes | str) -> str:
-    """A PCI bus id in one canonical form: NVML pads the domain to 4 or 8 digits depending on the call."""
+    """Return a PCI bus id in one canonical form: NVML pads the domain to 4 or 8 digits depending on the
+    call.
+    """
     domain, _, rest = _text_of(value).lower().strip("\x00").partition(":")
     return f"{int(domain, 16):x}:{rest}"
 
@@ -250,7 +256,7 @@ class _Gpu:
 
 
 def gpu_cluster(nvml: Any = None) -> Cluster | None:
-    """The GPUs of this machine; None if NVML is missing or sees none.
+    """Return the GPUs of this machine; None if NVML is missing or sees none.
 
     Whole GPUs are used, including busy ones. GPUs that are partitioned into MIG instances are left out; if
     there are no others, the cluster is a single instance, because a process cannot see a second one.
@@ -267,8 +273,9 @@ def gpu_cluster(nvml: Any = None) -> Cluster | None:
 
 
 def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
-    """Notes for people on the GPUs that NVML sees on this machine, and on how they are handled: GPUs that are
-    busy, partitioned into MIG instances, hidden, or of several kinds. Empty without NVML."""
+    """Return notes for people on the GPUs that NVML sees on this machine, and on how they are handled: GPUs
+    that are busy, partitioned into MIG instances, hidden, or of several kinds. Empty without NVML.
+    """
     with _opened(nvml) as opened:
         if opened is None:
             return ()
@@ -283,8 +290,8 @@ def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
 
 
 def gpu_cores(nvml: Any = None) -> tuple[tuple[int, ...], ...] | None:
-    """The logical CPUs near each GPU that this process sees, in CUDA's order: those of the GPU's NUMA node
-    that the process may use.
+    """Return the logical CPUs near each GPU that this process sees, in CUDA's order: those of the GPU's NUMA
+    node that the process may use.
 
     None if NVML is missing or does not report them, or if a GPU has none.
     """
@@ -326,8 +333,9 @@ def _opened(nvml: Any) -> Iterator[Any]:
 
 
 def _visible(nvml: Any, visible: str | None) -> list[_Gpu]:
-    """The visible GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects them by number or by the prefix of a
-    UUID, which may be that of a MIG instance."""
+    """Return the visible GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects them by number or by the
+    prefix of a UUID, which may be that of a MIG instance.
+    """
     gpus = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -353,7 +361,7 @@ def _visible(nvml: Any, visible: str | None) -> list[_Gpu]:
 
 
 def _instances(nvml: Any, handle: Any) -> tuple[Any, ...] | None:
-    """The MIG instances of a GPU; None if it is not, or cannot be, partitioned."""
+    """Return the MIG instances of a GPU; None if it is not, or cannot be, partitioned."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
         if not current:
@@ -371,7 +379,7 @@ def _instances(nvml: Any, handle: Any) -> tuple[Any, ...] | None:
 
 
 def _usable(nvml: Any, gpus: list[_Gpu]) -> tuple[list[_Gpu], list[str]]:
-    """The GPUs that make up the cluster, and notes on those left out."""
+    """Return the GPUs that make up the cluster, and notes on those left out."""
     whole = [gpu for gpu in gpus if gpu.instances is None]
     cut = [gpu for gpu in gpus if gpu.instances is not None]
     if whole or not cut:
@@ -397,7 +405,7 @@ _BUSY_SHARE = 0.05
 
 
 def _busy(nvml: Any, gpu: _Gpu) -> str:
-    """A note on a GPU that other processes use, or an empty string."""
+    """Return a note on a GPU that other processes use, or an empty string."""
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
     try:
         processes = [p for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle) if p.pid != os.getpid()]
@@ -414,7 +422,7 @@ def _busy(nvml: Any, gpu: _Gpu) -> str:
 
 
 def _mixed(nvml: Any, gpus: list[_Gpu]) -> tuple[str, ...]:
-    """A note if the GPUs are of several kinds."""
+    """Return a note if the GPUs are of several kinds."""
     kinds = Counter(_kind_of(nvml, gpu).name for gpu in gpus)
     if len(kinds) < 2:
         return ()
@@ -431,7 +439,7 @@ def _mixed(nvml: Any, gpus: list[_Gpu]) -> tuple[str, ...]:
 
 
 def _kind_of(nvml: Any, gpu: _Gpu) -> DeviceKind:
-    """The kind of a GPU, or of its chosen MIG instance."""
+    """Return the kind of a GPU, or of its chosen MIG instance."""
     kind = _kind(nvml, gpu.handle)
     if not gpu.instances:
         return kind
@@ -453,7 +461,9 @@ def _kind_of(nvml: Any, gpu: _Gpu) -> DeviceKind:
 
 
 def _kinds(nvml: Any, gpus: list[_Gpu]) -> tuple[DeviceKind, ...]:
-    """The kind of each GPU; GPUs of the same name share one kind, with the smallest memory among them."""
+    """Return the kind of each GPU; GPUs of the same name share one kind, with the smallest memory among
+    them.
+    """
     kinds = [_kind_of(nvml, gpu) for gpu in gpus]
     least: dict[str, int] = {}
     for kind in kinds:
@@ -468,8 +478,9 @@ def _cluster(nvml: Any, gpus: list[_Gpu]) -> Cluster:
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:
-    """The catalogue's kind with this device's memory; for an unlisted device, a kind from NVML's own
-    figures."""
+    """Return the catalogue's kind with this device's memory; for an unlisted device, a kind from NVML's own
+    figures.
+    """
     name = _text_of(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     kind = kind_by_nvml_name(name)

@@ -92,7 +92,8 @@ class CommunicationModel:
         return self._fits
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Seconds of one collective over the groups that vary along ``axes``, all running at the same time.
+        """Return the seconds of one collective over the groups that vary along ``axes``, all running at the
+        same time.
 
         Args:
             kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),
@@ -111,21 +112,25 @@ class CommunicationModel:
         return predict(num_bytes) if num_bytes else 0.0
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
-        """The source of the prediction: ``measured``, ``fitted`` or ``data sheet``."""
+        """Return the source of the prediction: ``measured``, ``fitted`` or ``data sheet``."""
         return self._prediction(kind, tuple(axes))[1]
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """How many seconds longer a collective over ``axes`` takes after ``work_s`` of work; 0 if that was
-        not measured. Accepts numbers or arrays."""
+        """Return how many seconds longer a collective over ``axes`` takes after ``work_s`` of work; 0 if that
+        was not measured. Accepts numbers or arrays.
+        """
         return self._transition(axes).arriving(work_s, num_bytes)
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """How many seconds longer ``work_s`` of work takes after a collective over ``axes``; accepts numbers
-        or arrays."""
+        """Return how many seconds longer ``work_s`` of work takes after a collective over ``axes``; accepts
+        numbers or arrays.
+        """
         return self._transition(axes).leaving(work_s, num_bytes)
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
-        """The seconds of one message between two ranks without other traffic; 0 if both are the same rank."""
+        """Return the seconds of one message between two ranks without other traffic; 0 if both are the same
+        rank.
+        """
         if not num_bytes >= 0:
             raise MeasurementError(f"a message of {num_bytes} bytes is impossible; give at least 0")
         if first == second or not num_bytes:
@@ -138,7 +143,7 @@ class CommunicationModel:
         return launch + link.latency_s + num_bytes / link.bandwidth_bytes_per_s
 
     def pair_source(self, first: int, second: int) -> str:
-        """The source of :meth:`pair_time_s`."""
+        """Return the source of :meth:`pair_time_s`."""
         pair = (min(first, second), max(first, second))
         return MEASURED if self._fits is not None and pair in self._fits.pairs else DATA_SHEET
 
@@ -179,7 +184,7 @@ class CommunicationModel:
         return known
 
     def _measured(self, kind: str, axes: tuple[int, ...]) -> tuple:
-        """The fits of any set of axes that forms the same groups."""
+        """Return the fits of any set of axes that forms the same groups."""
         if self._fits is None:
             return ()
         groups = self.mesh.groups(axes)
@@ -190,7 +195,7 @@ class CommunicationModel:
 
 
 def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
-    """The formula from the module's table, as a function of the bytes."""
+    """Return the formula from the module's table, as a function of the bytes."""
     ranks, hop, per_byte = link.size, link.hop_s, link.seconds_per_byte
     ring, depth = (ranks - 1) / ranks, math.ceil(math.log2(ranks))
     match kind:
@@ -212,7 +217,7 @@ def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
 
 
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
-    """The link of the slowest group when all groups of ``axes`` communicate at once."""
+    """Return the link of the slowest group when all groups of ``axes`` communicate at once."""
     groups = mesh.groups(axes)
     # All groups are counted before any of them is priced: a group's share of a node's cards depends on how
     # many other groups leave the node at the same time.
@@ -227,7 +232,7 @@ def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
 
 
 def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Counter[tuple[int, int]]:
-    """How many groups use a child's links to its siblings, by (level, child)."""
+    """Return how many groups use a child's links to its siblings, by (level, child)."""
     leaving: Counter[tuple[int, int]] = Counter()
     for group in groups:
         outer = cluster.device_count
@@ -279,13 +284,13 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
 
 
 def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
-    """The ranks, grouped into blocks of consecutive ranks."""
+    """Yield the ranks, grouped into blocks of consecutive ranks."""
     for _, members in itertools.groupby(ranks, key=lambda rank: rank // block):
         yield tuple(members)
 
 
 def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
-    """The bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
+    """Return the bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
 
     Either several rings run over dedicated wires at once (at most as many as the rank with the fewest wires
     has), or the one ring whose slowest link is fastest (the natural order for more than 8 ranks).
@@ -302,7 +307,9 @@ def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
 
 @lru_cache(maxsize=4096)
 def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
-    """``table[i][j]``: the bandwidth between members i and j, and whether the wire is dedicated to them."""
+    """Return the bandwidth of a ring. ``table[i][j]``: the bandwidth between members i and j, and whether the
+    wire is dedicated to them.
+    """
     size = len(table)
     # Several simultaneous rings reach every rank only if dedicated wires connect all of them, so the
     # reachable ranks are searched.
@@ -330,7 +337,7 @@ def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
 
 
 def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
-    """The seconds of an all-to-all among the members, per byte that each sends to each other member.
+    """Return the seconds of an all-to-all among the members, per byte that each sends to each other member.
 
     Dedicated wires work in parallel; messages over other links leave a rank one after another.
     """
@@ -344,7 +351,7 @@ def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
 
 
 def _fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
-    """The cluster with its links' figures replaced by point-to-point fits; None if a level has none.
+    """Return the cluster with its links' figures replaced by point-to-point fits; None if a level has none.
 
     A level takes the slowest of its fitted pairs; pairs with their own links take their own fits.
     """

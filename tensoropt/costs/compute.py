@@ -55,7 +55,7 @@ _DIRECTIONS = ("forward", "backward")
 
 
 def class_of(work: Workload) -> str:
-    """The class of a workload: that of its first call that has one."""
+    """Return the class of a workload: that of its first call that has one."""
     for call, _ in work.calls:
         # The kernel "divided" wraps another call, whose class determines how fast it runs.
         name = call.static[0] if call.function == "kernels.divided" else call.function
@@ -66,33 +66,37 @@ def class_of(work: Workload) -> str:
 
 
 def call_class(call: LocalCall) -> CostClass:
-    """The class of one call."""
+    """Return the class of one call."""
     # The kernel "divided" wraps another call, whose class determines how fast it runs.
     name = call.static[0] if call.function == "kernels.divided" else call.function
     return cost_class_of(str(name)) or CostClass.ELEMENT_WISE
 
 
 def _kernels_of(work: Workload) -> int:
-    """The number of calls that launch something."""
+    """Return the number of calls that launch something."""
     return sum(1 for call, _ in work.calls if launches(call.function))
 
 
 def number_format(dtype: str, cls: CostClass, device_type: str, kernels: KernelSettings) -> str:
-    """The number format in which operators of a class compute: the dtype, or ``tf32`` if PyTorch's settings
-    make GPUs round float32 numbers to it. A GPU without such tensor cores computes in float32 regardless."""
+    """Return the number format in which operators of a class compute: the dtype, or ``tf32`` if PyTorch's
+    settings make GPUs round float32 numbers to it. A GPU without such tensor cores computes in float32
+    regardless.
+    """
     setting = _TF32_BY.get(cls)
     may = device_type == "cuda" and dtype == "float32" and setting is not None
     return "tf32" if may and getattr(kernels, str(setting)) == "tf32" else dtype
 
 
 def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
-    """The peak FLOP/s of operators of a class on a device, in the number format that they use there."""
+    """Return the peak FLOP/s of operators of a class on a device, in the number format that they use
+    there.
+    """
     name = number_format(dtype, cls, device.type, kernels)
     return device.flops_of(name if name in device.flops else dtype)
 
 
 def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
-    """(forward, backward) seconds at peak; backward moves twice what forward does."""
+    """Return the (forward, backward) seconds at peak; backward moves twice what forward does."""
     peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
     return (
         max(facts.forward_flops / peak, facts.traffic_bytes / bandwidth),
@@ -113,7 +117,9 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """The fields of a workload's record besides its seconds, so that other workloads can be fitted to it."""
+    """Return the fields of a workload's record besides its seconds, so that other workloads can be fitted to
+    it.
+    """
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),
@@ -123,8 +129,9 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
 
 
 def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
-    """The samples among records of the store; failures, and records that are of no workload (an optimizer,
-    overheads), are skipped."""
+    """Return the samples among records of the store; failures, and records that are of no workload (an
+    optimizer, overheads), are skipped.
+    """
     return tuple(
         Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
         for key, r in records
@@ -140,7 +147,7 @@ class _EfficiencyCurve:
     values: tuple[float, ...]
 
     def seconds(self, ideal: float) -> float:
-        """The actual seconds of work that takes ``ideal`` seconds at peak; ``ideal`` is above 0."""
+        """Return the actual seconds of work that takes ``ideal`` seconds at peak; ``ideal`` is above 0."""
         # numpy.interp is flat outside the knots: an extrapolated line could promise efficiencies above 1.
         at = float(np.interp(math.log10(ideal), self.sizes, self.values))
         return ideal / 10**at
@@ -165,7 +172,7 @@ class Efficiencies:
     errors: tuple[FitError, ...] = ()
 
     def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
-        """The fitted seconds; None if too little of this class was timed."""
+        """Return the fitted seconds; None if too little of this class was timed."""
         curve = self.curves.get((cls, direction))
         if curve is None:
             return None
@@ -199,7 +206,7 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
 def fit_errors(
     records: Iterable[tuple[str, Mapping[str, Any]]],
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The errors of the fits, by (device type, mode)."""
+    """Return the errors of the fits, by (device type, mode)."""
     by: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
     for key, record in records:
         if "device_type" in record:
@@ -212,7 +219,7 @@ def fit_errors(
 
 
 def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
-    """A curve through the medians of groups of neighbouring sizes."""
+    """Return a curve through the medians of groups of neighbouring sizes."""
     # Efficiencies span orders of magnitude between launch-bound and large work, so both axes are logarithmic,
     # and medians ignore the few timings that another process disturbed.
     ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for ideal, measured in pairs)
@@ -226,8 +233,9 @@ def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
 
 
 def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
-    """|predicted / measured - 1| of every sample, by the fit of the other folds; folds are assigned by the
-    keys' hash."""
+    """Return |predicted / measured - 1| of every sample, by the fit of the other folds; folds are assigned by
+    the keys' hash.
+    """
     # Not hash(): Python salts it in each process, and the error would differ from run to run.
     fold = [zlib.crc32(key.encode()) % _FOLDS for key, _, _ in found]
     missed = []
@@ -243,8 +251,8 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def weight_gradient_share(facts: Facts) -> float:
-    """An estimate of the share of a workload's backward that the product of a weight's gradient takes, if its
-    first call is a linear operator.
+    """Return an estimate of the share of a workload's backward that the product of a weight's gradient takes,
+    if its first call is a linear operator.
 
     Of backward's FLOP, a linear operator has two equal products. The rest of the workload's backward, most of
     it bound by memory, is assumed to take as long as its FLOP, which are few: the share is therefore somewhat
@@ -270,8 +278,9 @@ _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
 
 
 def _as_one(chain: Sequence[CallWork]) -> CallWork:
-    """A chain of calls as one kernel, which reads and writes what the largest of them does: intermediate
-    results stay on the chip."""
+    """Return a chain of calls as one kernel, which reads and writes what the largest of them does:
+    intermediate results stay on the chip.
+    """
     size = max(of.traffic_bytes for of in chain)
     return CallWork(sum(of.forward_flops for of in chain), size, size)
 
@@ -309,13 +318,15 @@ class RooflineCompute:
         self._kernel_s = self.host.kernel_s if self.host else _LAUNCH_S
 
     def source_of(self, work: Workload) -> str:
-        """``fitted`` if both directions of the workload's class have a curve, otherwise ``data sheet``."""
+        """Return ``fitted`` if both directions of the workload's class have a curve, otherwise ``data
+        sheet``.
+        """
         cls = class_of(work)
         covered = all((cls, direction) in self.efficiencies.curves for direction in _DIRECTIONS)
         return FITTED if covered else DATA_SHEET
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) seconds of one micro-batch."""
+        """Return the (forward, backward) seconds of one micro-batch."""
         cls, kernels = class_of(work), _kernels_of(work)
         if self._counts_calls(work, facts):
             return self._by_call(work, facts)
@@ -336,21 +347,23 @@ class RooflineCompute:
         return found[0], found[1]
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds of issuing one micro-batch, estimated from the number of calls that
-        launch a kernel; 0 if the host is the device."""
+        """Return the (forward, backward) seconds of issuing one micro-batch, estimated from the number of
+        calls that launch a kernel; 0 if the host is the device.
+        """
         if self.host is None:
             return 0.0, 0.0
         calls = _kernels_of(work)
         return calls * self.host.forward_call_s, calls * self.host.backward_call_s
 
     def _counts_calls(self, work: Workload, facts: Facts) -> bool:
-        """Whether the seconds are those of the calls, one after another."""
+        """Return whether the seconds are those of the calls, one after another."""
         # On CPU ranks, figures that are not fitted stay as they were: nobody has compared them call by call.
         return self.device.type == "cuda" and bool(facts.work_of_calls) and self.source_of(work) == DATA_SHEET
 
     def _by_call(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) seconds on a GPU: its kernels run one after another, so a memory-bound call
-        does not hide behind a product in its group."""
+        """Return the (forward, backward) seconds on a GPU: its kernels run one after another, so a
+        memory-bound call does not hide behind a product in its group.
+        """
         forward_s = backward_s = 0.0
         for cls, of in self._kernels(work, facts):
             there_s, back_s = self._of_call(work.dtype, cls, of, facts)
@@ -360,7 +373,7 @@ class RooflineCompute:
         return forward_s, backward_s
 
     def _kernels(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
-        """The class and work of each kernel of a group's forward."""
+        """Yield the class and work of each kernel of a group's forward."""
         chain: list[CallWork] = []
         for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
             if not launches(call.function):
@@ -378,7 +391,7 @@ class RooflineCompute:
             yield CostClass.ELEMENT_WISE, _as_one(chain)
 
     def _of_call(self, dtype: str, cls: CostClass, of: CallWork, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) seconds of a call, without launches."""
+        """Return the (forward, backward) seconds of a call, without launches."""
         reached = self.reached
         bandwidth = self.device.memory_bandwidth * reached.memory
         # A norm is one kernel on a GPU, even where a CPU runs several (aten::_fused_rms_norm).
@@ -392,16 +405,18 @@ class RooflineCompute:
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """The seconds of the product of a weight's gradient: half of its call's backward, and one of its two
-        launches; if calls are not listed separately, see :func:`weight_gradient_share`."""
+        """Return the seconds of the product of a weight's gradient: half of its call's backward, and one of
+        its two launches; if calls are not listed separately, see :func:`weight_gradient_share`.
+        """
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]
         return self._of_call(work.dtype, call_class(call), of, facts)[1] / 2 + self._kernel_s
 
     def peak(self, dtype: str, cls: CostClass) -> float:
-        """The peak FLOP/s of operators of a class: GPUs compute float32 in TF32 if PyTorch's settings allow
-        it."""
+        """Return the peak FLOP/s of operators of a class: GPUs compute float32 in TF32 if PyTorch's settings
+        allow it.
+        """
         return peak_flops(self.device, self.kernels, dtype, cls)
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
@@ -418,7 +433,7 @@ class RooflineCompute:
 
 
 def processor_name() -> str:
-    """The CPU's model name, for store keys and reports."""
+    """Return the CPU's model name, for store keys and reports."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -431,7 +446,7 @@ def processor_name() -> str:
 def measurement_prefix(
     ranks: int, threads: int, training: bool, device: str | None = None, kernels: KernelSettings | None = None
 ) -> str:
-    """The head of a workload's key in the store: the hardware it was timed on and how it was timed.
+    """Return the head of a workload's key in the store: the hardware it was timed on and how it was timed.
 
     Args:
         device: a kind of GPU; None for this machine's processor.
@@ -476,13 +491,15 @@ class MeasuredCompute:
         return None if work.key in self.lost else self.records.get(work.key)
 
     def source_of(self, work: Workload) -> str:
-        """The source of this workload's :meth:`seconds`, one of ``SOURCES``."""
+        """Return the source of this workload's :meth:`seconds`, one of ``SOURCES``."""
         if self.rest is not None and self._record(work) is None:
             return self.rest.source_of(work)
         return MEASURED
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) seconds; infinite for a workload that could not run (out of memory)."""
+        """Return the (forward, backward) seconds; infinite for a workload that could not run (out of
+        memory).
+        """
         record = self._record(work)
         if record is None:
             if self.rest is not None:
@@ -495,22 +512,22 @@ class MeasuredCompute:
         return float(record["forward_s"]), float(record["backward_s"])
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds of issuing the workload; 0 if the host is the device."""
+        """Return the (forward, backward) seconds of issuing the workload; 0 if the host is the device."""
         record = self._record(work)
         if record is None:
             return (0.0, 0.0) if self.rest is None else self.rest.host_seconds(work)
         return float(record.get("forward_host_s", 0.0)), float(record.get("backward_host_s", 0.0))
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """The seconds of the product for a weight's gradient; see :func:`weight_gradient_share`."""
+        """Return the seconds of the product for a weight's gradient; see :func:`weight_gradient_share`."""
         if self._record(work) is None and self.rest is not None:
             return self.rest.weight_gradient_s(work, facts)
         return self.seconds(work, facts)[1] * weight_gradient_share(facts)
 
 
 class SlowestCompute:
-    """The pace of a sharded plan on devices of several kinds: for each operator, that of its slowest kind,
-    for which the ranks of the other kinds wait.
+    """The costs of a sharded plan on devices of several kinds: each operator runs at the pace of its slowest
+    kind, for which the ranks of the other kinds wait.
 
     The slowest kind differs by operator: one kind has fewer FLOP/s, another slower memory.
     """
@@ -533,23 +550,27 @@ class SlowestCompute:
         return max(self.kinds, key=lambda kind: kind.optimizer_s_per_element)
 
     def source_of(self, work: Workload) -> str:
-        """The least trusted of the kinds' sources: measured only if all of them were."""
+        """Return the least trusted of the kinds' sources: measured only if all of them were."""
         # SOURCES is ordered from the most to the least trusted, so the largest index is the least trusted.
         return max((kind.source_of(work) for kind in self.kinds), key=SOURCES.index)
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) seconds, each of the kind that is slowest at it."""
+        """Return the (forward, backward) seconds, each of the kind that is slowest at it."""
         forward, backward = zip(*(kind.seconds(work, facts) for kind in self.kinds), strict=True)
         # Forward and backward have separate maxima: the kind that is slowest in forward need not be the
         # slowest in backward.
         return max(forward), max(backward)
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """The seconds of the product for a weight's gradient, on the kind that is slowest in backward."""
+        """Return the seconds of the product for a weight's gradient, on the kind that is slowest in
+        backward.
+        """
         slowest = max(self.kinds, key=lambda kind: kind.seconds(work, facts)[1])
         return slowest.weight_gradient_s(work, facts)
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds of issuing the workload, each on the host of the slowest kind."""
+        """Return the (forward, backward) seconds of issuing the workload, each on the host of the slowest
+        kind.
+        """
         forward, backward = zip(*(kind.host_seconds(work) for kind in self.kinds), strict=True)
         return max(forward), max(backward)

@@ -114,7 +114,7 @@ class CostGraph:
         return list(self.of)
 
     def restricted(self, allowed: Allowed) -> Self:
-        """This graph with all options marked impossible that a mask leaves out.
+        """Return this graph with all options marked impossible that a mask leaves out.
 
         Indices stay as they are, so that the points of all searches share them. If nothing is allowed for a
         variable, the search of the graph says so.
@@ -238,7 +238,7 @@ def _is_dense(costs: Any, dims: int) -> bool:
 
 
 def _dense(costs: NDArray[Any], dims: int, what: str) -> Floats:
-    """The (..., options, 2) array of costs given as one array."""
+    """Return the (..., options, 2) array of costs given as one array."""
     values = np.asarray(costs, dtype=np.float64)
     if values.shape[-1] != 2:
         raise ValueError(f"{what}: the last dimension must be (memory, time); got shape {values.shape}")
@@ -246,7 +246,9 @@ def _dense(costs: NDArray[Any], dims: int, what: str) -> Floats:
 
 
 def _padded(costs: Any, what: str) -> Floats:
-    """The (rows, cols, options, 2) array of a table of lists; entries with fewer options end in inf."""
+    """Return the (rows, cols, options, 2) array of a table of lists; entries with fewer options end in
+    inf.
+    """
     try:
         rows: Sequence[Any] = [list(row) for row in costs]
     except TypeError:

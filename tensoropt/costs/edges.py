@@ -148,7 +148,7 @@ class EdgeBuilder:
         return [g for g in self.graph.groups if name in g.reads]
 
     def _inside(self, name: str, reader: Group) -> bool:
-        """Whether a tensor is produced and read in the same region."""
+        """Return whether a tensor is produced and read in the same region."""
         region = self.region_of.get(reader.name)
         return region is not None and region is self.region_of.get(self._producer(name).name)
 
@@ -156,7 +156,7 @@ class EdgeBuilder:
         return (False, True) if group.name in self.region_of else (False,)
 
     def _reads(self, group: Group, name: str) -> list[Reading]:
-        """A reader's view of a tensor, per configuration."""
+        """Return a reader's view of a tensor, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
         # The hub returns its own gradient, and its table counts what hides it.
         reduces = name in self.products and name not in self.graph.hubs
@@ -168,8 +168,9 @@ class EdgeBuilder:
         ]
 
     def _product_seconds(self, name: str) -> list[WeightProduct | None]:
-        """The product that overlaps with the gradient's reduction, per configuration of the tensor's first
-        reader; its bytes are left to the simulator."""
+        """Return the product that overlaps with the gradient's reduction, per configuration of the tensor's
+        first reader; its bytes are left to the simulator.
+        """
         group = self.graph.group_of[self.products[name].operator]
         template = self.templates[group.name]
         found = (
@@ -178,8 +179,8 @@ class EdgeBuilder:
         return [None if product is None else WeightProduct(product.seconds) for product in found]
 
     def _hub_products(self, name: str, hub: VariableTable) -> list[WeightProduct | None]:
-        """The shortest product that overlaps with the gradient's reduction, per placement of a hub, over
-        those configurations of the first reader that read the hub as it is; None if one of them does not
+        """Return the shortest product that overlaps with the gradient's reduction, per placement of a hub,
+        over those configurations of the first reader that read the hub as it is; None if one of them does not
         reduce the gradient.
 
         If the first reader moves the hub for itself, it reduces its gradient itself, which a table with two
@@ -204,7 +205,7 @@ class EdgeBuilder:
         return found
 
     def _writes(self, group: Group, name: str) -> list[Reading]:
-        """A producer's view of a tensor, per configuration; a recomputed producer keeps nothing."""
+        """Return a producer's view of a tensor, per configuration; a recomputed producer keeps nothing."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
         return [
             Reading(c.layout(name), short in facts[i].writes_kept and not again, again)
@@ -213,7 +214,7 @@ class EdgeBuilder:
         ]
 
     def _uses(self, group: Group, name: str) -> list[Use]:
-        """A group's use of a shared parameter, per configuration."""
+        """Return a group's use of a shared parameter, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
         neighbours, last = self.parameters.blocks.neighbours(group.name), len(parts_of(group).starts) - 1
         return [
@@ -223,9 +224,10 @@ class EdgeBuilder:
         ]
 
     def hub_ends(self, name: str) -> list[Reading]:
-        """The states that a hub can have: at a placement of its producer or of a reader; kept, where a
+        """Return the states that a hub can have: at a placement of its producer or of a reader; kept, where a
         reader's backward may need it so or a recomputed region may begin with it; made once or, in a region,
-        recomputed."""
+        recomputed.
+        """
         producer, readers = self._producer(name), self._readers(name)
         layouts = dict.fromkeys(
             c.layout(name) for g in (producer, *readers) for c in self.configurations[g.name]
@@ -293,8 +295,9 @@ class EdgeBuilder:
     def _moving_s(
         self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
     ) -> np.ndarray:
-        """The seconds (sources, targets) per step of moving a tensor forward, a second time where ``again``
-        marks it as recomputed, and its gradient back."""
+        """Return the seconds (sources, targets) per step of moving a tensor forward, a second time where
+        ``again`` marks it as recomputed, and its gradient back.
+        """
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products = [end.product for end in targets]
         products_s = [0.0 if product is None else product.seconds for product in products]
@@ -308,8 +311,9 @@ class EdgeBuilder:
         return np.array([self.moves.bytes(name, end.layout) for end in ends], dtype=np.float64)
 
     def _direct(self, name: str, reader: Group) -> EdgeTable:
-        """The edge of a tensor with one reader: resharding, and what is kept of the tensor if its producer
-        keeps nothing."""
+        """Return the edge of a tensor with one reader: resharding, and what is kept of the tensor if its
+        producer keeps nothing.
+        """
         inside = self._inside(name, reader)
 
         def costs(writes: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
@@ -333,8 +337,9 @@ class EdgeBuilder:
         return self._table(name, ends, inside, costs)
 
     def _hub_producer(self, name: str) -> EdgeTable:
-        """The edge to a hub's producer: materialising the hub costs its communication and, if it is kept, its
-        bytes."""
+        """Return the edge to a hub's producer: materialising the hub costs its communication and, if it is
+        kept, its bytes.
+        """
         hub, producer = self.variables[Variable.of_hub(name)], self._producer(name)
         inside = any(hub.again)
 
@@ -354,8 +359,9 @@ class EdgeBuilder:
         return self._table(name, ends, inside, costs)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
-        """The edge to a hub's reader: if its backward needs the hub itself, or a region that the hub enters,
-        the hub is kept."""
+        """Return the edge to a hub's reader: if its backward needs the hub itself, or a region that the hub
+        enters, the hub is kept.
+        """
         hub, inside = self.variables[Variable.of_hub(name)], self._inside(name, reader)
 
         def costs(hubs: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
@@ -432,8 +438,9 @@ def _flags(ends: Sequence[Reading], name: Literal["kept", "again"]) -> np.ndarra
 
 
 def _moved(sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray:
-    """Whether an edge creates another storage (sources, targets); otherwise at most the gradient's placement
-    differs."""
+    """Return whether an edge creates another storage (sources, targets); otherwise at most the gradient's
+    placement differs.
+    """
     numbers: dict[Layout, int] = {}
     source, target = (
         np.array([numbers.setdefault(forward_placements(end.layout), len(numbers)) for end in ends])
@@ -443,7 +450,7 @@ def _moved(sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray
 
 
 def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], *, inside: bool) -> np.ndarray:
-    """The values of :class:`Keeps` (sources, reads)."""
+    """Return the values of :class:`Keeps` (sources, reads)."""
     in_place, copied = (
         np.array([kept_for(kept=r.kept, again=r.again, inside=inside, moved=moved).value for r in reads])
         for moved in (False, True)
@@ -452,7 +459,7 @@ def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], *, inside: bool
 
 
 def _cells(memory: np.ndarray, time_s: np.ndarray, forbidden: np.ndarray | bool) -> np.ndarray:
-    """The array of (memory, time) for all pairs of ends."""
+    """Return the array of (memory, time) for all pairs of ends."""
     # The search reads rows of pairs, so the two values of a pair are contiguous.
     return np.where(np.asarray(forbidden)[..., None], np.inf, np.stack([memory, time_s], axis=-1))
 

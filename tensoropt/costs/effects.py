@@ -118,17 +118,17 @@ scattered behind, or after backward; moments of the parameter or of its only gro
 
 
 def part_of(part: int, *, again: bool = False) -> When:
-    """The moment of part ``part`` of a group's forward, or of its second forward."""
+    """Return the moment of part ``part`` of a group's forward, or of its second forward."""
     return (COMPUTE_AGAIN if again else COMPUTE)._replace(number=part)
 
 
 def reader(number: int, when: When) -> When:
-    """The moment ``when`` of reader ``number`` of a tensor."""
+    """Return the moment ``when`` of reader ``number`` of a tensor."""
     return when._replace(number=number)
 
 
 def storage_end(number: int) -> When:
-    """The moment at which the storage of some gradients is freed: end ``number`` of the tensor."""
+    """Return the moment at which the storage of some gradients is freed: end ``number`` of the tensor."""
     return When("backward", "end", number)
 
 
@@ -225,7 +225,7 @@ class Cost(NamedTuple):
     communication: float
 
     def plus(self, *others: Cost) -> Cost:
-        """The sum with other costs, added one after another."""
+        """Return the sum with other costs, added one after another."""
         return Cost(*(sum(column) for column in zip(self, *others, strict=True)))
 
 
@@ -346,7 +346,7 @@ def kept_for(*, kept: bool, again: bool, inside: bool, moved: bool) -> Keeps:
 
 
 def joined(parts: Iterable[Effects]) -> Effects:
-    """The effects of several owners combined into one."""
+    """Return the effects of several owners combined into one."""
     effects: list[Effect] = []
     parameters = gradients = optimizer = 0
     for part in parts:
@@ -381,28 +381,30 @@ class MoveEffects:
     # -- sizes ------------------------------------------------------------------------------------
 
     def elements(self, name: str, layout: Layout) -> int:
-        """The number of elements in the largest shard of a tensor in a layout."""
+        """Return the number of elements in the largest shard of a tensor in a layout."""
         key = name, layout
         if key not in self._elements:
             self._elements[key] = prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
         return self._elements[key]
 
     def bytes(self, name: str, layout: Layout) -> int:
-        """The bytes of that shard, in the dtype that readers see."""
+        """Return the bytes of that shard, in the dtype that readers see."""
         return self.elements(name, layout) * self.tensors[name].element_bytes
 
     def stored_bytes(self, name: str, layout: Layout) -> int:
-        """The bytes of a parameter between steps, or of its gradient."""
+        """Return the bytes of a parameter between steps, or of its gradient."""
         return self.elements(name, layout) * self.tensors[name].stored_element_bytes
 
     def learns(self, name: str) -> bool:
-        """Whether a gradient of the tensor is computed."""
+        """Return whether a gradient of the tensor is computed."""
         return self.training and self.tensors[name].requires_grad
 
     # -- moves ------------------------------------------------------------------------------------
 
     def steps(self, name: str, source: Layout, target: Layout) -> Both:
-        """(forward, backward) steps from one layout to another; no backward steps without a gradient."""
+        """Return the (forward, backward) steps from one layout to another; no backward steps without a
+        gradient.
+        """
         # Layers repeat, and all tensors with the same moves share them.
         atoms, learns = self.graph.atoms.atom_sizes(name), self.learns(name)
         key = atoms, learns, source, target
@@ -420,7 +422,7 @@ class MoveEffects:
         *,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """A tensor's move from ``source`` to ``target``; in backward, its gradient's move back."""
+        """Return a tensor's move from ``source`` to ``target``; in backward, its gradient's move back."""
         tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
         # Layers repeat: the same move of a similar tensor costs the same.
         key = (when, atoms, tensor.element_bytes, tensor.requires_grad, source, target, workspace_bytes)
@@ -438,7 +440,7 @@ class MoveEffects:
     def stepped(
         self, when: When, name: str, steps: Sequence[Step], *, passes: bool = False, workspace_bytes: int = 0
     ) -> Effect:
-        """One direction of a move, as an effect.
+        """Return one direction of a move, as an effect.
 
         Args:
             passes: autograd passes the tensor on in the other direction, where nothing moves.
@@ -463,8 +465,8 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The seconds (sources, targets) that the search counts for moving a tensor, and for moving its
-        gradient back.
+        """Return the seconds (sources, targets) that the search counts for moving a tensor, and for moving
+        its gradient back.
 
         They equal those of :meth:`moved` to the last bit, for all pairs at once: a table has up to millions.
 
@@ -492,8 +494,10 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The seconds (sources, targets) from one-directional placements to others, and whether anything is
-        done on the way; a single reduction overlaps with the product of its source, if there is one."""
+        """Return the seconds (sources, targets) from one-directional placements to others, and whether
+        anything is done on the way; a single reduction overlaps with the product of its source, if there is
+        one.
+        """
         atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
         known = self._one_way.setdefault((prod(atoms), element_bytes), {})
         # Layouts that differ only in the other direction are merged: far fewer remain.
@@ -515,8 +519,9 @@ class MoveEffects:
         return np.maximum(device_s, host_s), moves
 
     def _steps_s(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, float, float, bool]:
-        """The seconds of steps on the device and on its host, as additive() counts them; the seconds of the
-        collective of a single reduction; and whether there are any steps."""
+        """Return the seconds of steps on the device and on its host, as additive() counts them; the seconds
+        of the collective of a single reduction; and whether there are any steps.
+        """
         if not steps:
             return 0.0, 0.0, 0.0, False
         local, sends = self.prices.steps(steps, element_bytes)
@@ -524,7 +529,8 @@ class MoveEffects:
         return self.prices.amid_work(local.device_s, sends), local.host_s, reduced_s, True
 
     def product(self, group: Group, name: str, work: Workload, facts: Facts) -> WeightProduct | None:
-        """The product that may overlap with the reduction of the gradient of a tensor that a group reads.
+        """Return the product that may overlap with the reduction of the gradient of a tensor that a group
+        reads.
 
         Args:
             work, facts: those of the group's configuration.
@@ -540,7 +546,9 @@ class MoveEffects:
         return WeightProduct(self.prices.compute.weight_gradient_s(work, facts), size, spare)
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
-        """Effects of a result of the model: it is made whole on every rank, and its gradient comes back."""
+        """Return the effects of a result of the model: it is made whole on every rank, and its gradient comes
+        back.
+        """
         whole = output_layout(source)
         return self.moved(OUTPUT, name, source, whole), self.moved(OUTPUT_BACK, name, source, whole)
 
@@ -550,7 +558,7 @@ class MoveEffects:
         return self.prices.compute.source
 
     def resharding_bytes(self, steps: Sequence[Step], name: str) -> int:
-        """The most bytes that a resharding has alive in addition to its input."""
+        """Return the most bytes that a resharding has alive in addition to its input."""
         if (order := self.orders.get(name)) is not None:
             # Buffers depend on which dim is outermost in memory: gathering along that one needs no copy, and
             # resharding lays out tensors as the unsplit model does.
@@ -575,8 +583,9 @@ class WorkingSets:
     of: Mapping[str, Sequence[np.ndarray]]
 
     def caps(self, choice: Mapping[str, int], options: Mapping[object, int], memory: float) -> list[float]:
-        """The caps worth a search, ascending: from the least that some group needs to just below what this
-        strategy needs; none if that is a small part of its ``memory``."""
+        """Return the caps worth a search, ascending: from the least that some group needs to just below what
+        this strategy needs; none if that is a small part of its ``memory``.
+        """
         floor = max((min(float(a.min()) for a in each if a.size) for each in self.of.values()), default=0.0)
         used = max((float(self.of[g][choice[g]][options.get(g, 0)]) for g in self.of), default=0.0)
         if used - floor <= _WORTH * memory:
@@ -586,7 +595,9 @@ class WorkingSets:
         return [float(cap) for cap in np.geomspace(max(floor, 1.0), used, _CAPS + 1)[:-1]]
 
     def within(self, cap_bytes: float) -> Allowed:
-        """What a graph is restricted to under a cap: the options whose groups need no more while they run."""
+        """Return what a graph is restricted to under a cap: the options whose groups need no more while they
+        run.
+        """
 
         def allowed(variable: VariableTable, index: int) -> np.ndarray | None:
             needed = self.of.get(variable.key)
@@ -596,7 +607,7 @@ class WorkingSets:
 
 
 def working_sets(tables: CostTables) -> WorkingSets:
-    """The working sets of all groups of the tables, in bytes of one rank."""
+    """Return the working sets of all groups of the tables, in bytes of one rank."""
     known: dict[int, list[np.ndarray]] = {}
     found, sizes = {}, MoveEffects(tables.prices)
     for group in tables.graph.groups:
@@ -617,7 +628,7 @@ def _of_group(tables: CostTables, sizes: MoveEffects, group: Group) -> list[np.n
 
 
 def _bytes(sizes: MoveEffects, configuration: Configuration, facts: Facts, stored: Sequence[Layout]) -> float:
-    """The larger of forward and backward: inputs and results, with parameters gathered."""
+    """Return the larger of forward and backward: inputs and results, with parameters gathered."""
     group = configuration.group
     reads = sum(sizes.bytes(n, configuration.layout(n)) for n in group.reads)
     gathered = sum(

@@ -54,12 +54,14 @@ class Parts:
     last: Mapping[str, int]
 
     def of(self, position: int) -> int:
-        """The part that an operator belongs to."""
+        """Return the part that an operator belongs to."""
         return bisect_right(self.starts, position) - 1
 
 
 def parts_of(group: Group) -> Parts:
-    """The parts of a group; a group in which one operator needs all the reads may have a single part."""
+    """Return the parts of a group; a group in which one operator needs all the reads may have a single
+    part.
+    """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for position, op in enumerate(group.operators):
@@ -105,7 +107,9 @@ class GroupEffects:
         self.parameters = ParameterEffects(self.moves)
 
     def uses(self, choice: Choice) -> dict[str, Use]:
-        """The uses of the parameters whose storage is chosen, in the order in which forward needs them."""
+        """Return the uses of the parameters whose storage is chosen, in the order in which forward needs
+        them.
+        """
         configuration = choice.configuration
         group, wanted = configuration.group, choice.facts.parameters_kept
         neighbours = self.parameters.blocks.neighbours(group.name)
@@ -125,13 +129,13 @@ class GroupEffects:
         }
 
     def stored_uses(self, choice: Choice) -> list[StoredUse]:
-        """The same uses, from where the parameters are stored."""
+        """Return the same uses, from where the parameters are stored."""
         stored_use, stored = self.parameters.stored_use, choice.stored
         return [stored_use(name, stored[name], use) for name, use in self.uses(choice).items()]
 
     def group(self, choice: Choice, *, handed: bool = False, joins: Sequence[bool] = ()) -> Effects:
-        """All effects of a group in one micro-batch, phase by phase: its parameters come, it computes, keeps
-        what backward needs, computes backward, and the gradients of its parameters return.
+        """Return all effects of a group in one micro-batch, phase by phase: its parameters come, it computes,
+        keeps what backward needs, computes backward, and the gradients of its parameters return.
 
         Args:
             handed: gradients of its results lie in storages that outlive its backward, and are counted
@@ -182,7 +186,9 @@ class GroupEffects:
     # -- work ---------------------------------------------------------------------------------------
 
     def computed(self, choice: Choice) -> Effects:
-        """The effects of a group's computation: forward, a second forward if it is recomputed, backward."""
+        """Return the effects of a group's computation: forward, a second forward if it is recomputed,
+        backward.
+        """
         work, facts, compute = choice.work, choice.facts, self.prices.compute
         forward, backward = map(Queues, compute.seconds(work, facts), compute.host_seconds(work))
         passes = [(COMPUTE, forward)]
@@ -196,7 +202,9 @@ class GroupEffects:
         )
 
     def inside(self, choice: Choice) -> list[Effects]:
-        """The communication inside a group: a resolved partial sum, then each kernel's own collectives."""
+        """Return the communication inside a group: a resolved partial sum, then each kernel's own
+        collectives.
+        """
         configuration, found, moves = choice.configuration, [], self.moves
         whens = (INNER, *((INNER_AGAIN,) if choice.again else ()), *((INNER_BACK,) if self.training else ()))
         if configuration.resolved is not None:
@@ -219,21 +227,22 @@ class GroupEffects:
         return found
 
     def _copy(self, use: StoredUse) -> Effects:
-        """The effects of a parameter's unsharded copy, if the copy belongs to this group alone."""
+        """Return the effects of a parameter's unsharded copy, if the copy belongs to this group alone."""
         return Effects(()) if use.name in self.graph.shared else self.parameters.unsharded(use)
 
     # -- what the search counts -----------------------------------------------------------------------
 
     def kept(self, choice: Choice) -> Effects:
-        """The memory that backward keeps of everything the group produces, as one sum; the parts of forward
-        are for the simulator."""
+        """Return the memory that backward keeps of everything the group produces, as one sum; the parts of
+        forward are for the simulator.
+        """
         kept = choice.facts.kept_bytes
         if not self.training or choice.again or not kept:
             return Effects(())
         return Effects((Effect(COMPUTE, kept=kept), Effect(COMPUTE_BACK, after=True, kept=-kept)))
 
     def hidden_s(self, choice: Choice) -> float:
-        """The seconds of collectives that the search assumes to be hidden behind computation.
+        """Return the seconds of collectives that the search assumes to be hidden behind computation.
 
         A block's parameters are gathered while the block before it computes, and its gradients are scattered
         while backward passes the next. Because blocks are mostly alike, the search compares with the group's
@@ -267,7 +276,7 @@ class GroupEffects:
     # -- memory -------------------------------------------------------------------------------------
 
     def _buffer_bytes(self, uses: Sequence[StoredUse]) -> int:
-        """The bytes of buffers while parameters are brought to their uses, one after another."""
+        """Return the bytes of buffers while parameters are brought to their uses, one after another."""
         most = 0
         for use in uses:
             if use.forward:
@@ -279,7 +288,7 @@ class GroupEffects:
         return most
 
     def _parts(self, choice: Choice, gathered: int) -> list[_ForwardPart]:
-        """The parts of the group's forward; ``gathered`` bytes are alive while parameters are read."""
+        """Return the parts of the group's forward; ``gathered`` bytes are alive while parameters are read."""
         facts = choice.facts
         calls = facts.calls or (  # for a record that does not list them separately
             (facts.kept_bytes, facts.kept_bytes + facts.forward_peak_bytes, False),
@@ -298,7 +307,7 @@ class GroupEffects:
     def _most_back(
         self, choice: Choice, anew: Sequence[StoredUse], waiting: Sequence[StoredUse], *, handed: bool
     ) -> int:
-        """The peak of live memory in backward, in addition to what is kept.
+        """Return the peak of live memory in backward, in addition to what is kept.
 
         A parameter that is gathered a second time is alive while the node that reads it runs; one that a
         second forward has gathered is alive until then. A gradient that has to move to where its parameter is
@@ -325,8 +334,9 @@ class GroupEffects:
         return most
 
     def _most_returning(self, uses: Sequence[StoredUse], joining: Collection[str]) -> int:
-        """The most memory while gradients return to where their parameters are stored, one after another;
-        gradients of ``joining`` parameters are added, into a new tensor, to what waits there."""
+        """Return the most memory while gradients return to where their parameters are stored, one after
+        another; gradients of ``joining`` parameters are added, into a new tensor, to what waits there.
+        """
         most = waiting = 0
         # Autograd returns first what was brought last in forward, and everything still to come waits in the
         # meantime.
@@ -358,7 +368,7 @@ class _ForwardPart(NamedTuple):
 def _forward(
     parts: Sequence[_ForwardPart], *, keeps: bool, again: bool = False, needed: int = 0
 ) -> list[Effect]:
-    """The memory effects of a group's forward.
+    """Return the memory effects of a group's forward.
 
     Args:
         keeps: whether what backward needs is kept; otherwise it is freed with the rest.

@@ -141,8 +141,9 @@ class StoredUse:
         return bool(self.backward) or self.casts_back
 
     def complete(self, micro_batches: int) -> When:
-        """The moment, one of ``COMPLETE``, after which the gradient of a parameter with this use is
-        complete."""
+        """Return the moment, one of ``COMPLETE``, after which the gradient of a parameter with this use is
+        complete.
+        """
         last = self.copy_ahead and micro_batches > 1
         if self.behind or (self.way.reduced_last and last):
             # For the first block, when backward is over.
@@ -169,12 +170,12 @@ class ParameterEffects:
         return find_blocks(self.moves.graph)
 
     def way(self, name: str, stored: Layout, use: Layout) -> Way:
-        """The way from a parameter's storage to a use of it."""
+        """Return the way from a parameter's storage to a use of it."""
         moves = self.moves
         return way(moves.tensors[name], stored, use, moves.mesh, shared=name in moves.graph.shared)
 
     def stored_use(self, name: str, stored: Layout, use: Use) -> StoredUse:
-        """A use of a parameter that is stored in the layout ``stored``."""
+        """Return a use of a parameter that is stored in the layout ``stored``."""
         key = name, stored, use
         if key not in self._stored_uses:
             moves, tensor = self.moves, self.moves.tensors[name]
@@ -197,8 +198,8 @@ class ParameterEffects:
     # -- one use ----------------------------------------------------------------------------------
 
     def used(self, use: StoredUse) -> Effects:
-        """The effects of bringing a parameter to its use and its gradient back to where it is stored, per
-        micro-batch.
+        """Return the effects of bringing a parameter to its use and its gradient back to where it is stored,
+        per micro-batch.
 
         A parameter that was gathered or cast for forward is gathered or cast anew each time backward needs
         it, unless the group is recomputed: then its second forward leaves it in place. A copy that took less
@@ -229,7 +230,9 @@ class ParameterEffects:
         return found
 
     def _gathered_ahead(self, use: StoredUse) -> list[Effect]:
-        """Effects of gathering a parameter while the block before its own computes, forward and backward."""
+        """Return the effects of gathering a parameter while the block before its own computes, forward and
+        backward.
+        """
         name, neighbours, own = use.name, use.use.neighbours, use.use.own
         assert neighbours is not None
         flat, copied = self._flat(name, use.forward)
@@ -267,7 +270,7 @@ class ParameterEffects:
         return found
 
     def _returned(self, use: StoredUse) -> list[Effect]:
-        """The effects of a use's gradient, which returns to where the parameter is stored."""
+        """Return the effects of a use's gradient, which returns to where the parameter is stored."""
         if use.behind:
             return self._scattered_behind(use)
         if not use.waits:
@@ -280,9 +283,10 @@ class ParameterEffects:
         return [replace(back, sums_passing=False)]
 
     def _scattered_behind(self, use: StoredUse) -> list[Effect]:
-        """The effects of a gradient that waits whole until backward has left the block, and is scattered
-        while it passes the next. The gradient of one of several uses is added to what waits, and the last
-        use's block counts."""
+        """Return the effects of a gradient that waits whole until backward has left the block, and is
+        scattered while it passes the next. The gradient of one of several uses is added to what waits, and
+        the last use's block counts.
+        """
         name, own, size, neighbours = use.name, use.use.own, use.bytes, use.use.neighbours
         source = self.moves.overheads_source
         assert neighbours is not None
@@ -312,9 +316,10 @@ class ParameterEffects:
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
-        """The bytes that the search counts for a parameter that is gathered ahead: two blocks of parameters
-        are alive at a time, and in backward two of gradients. The search assumes an average block's share of
-        each parameter."""
+        """Return the bytes that the search counts for a parameter that is gathered ahead: two blocks of
+        parameters are alive at a time, and in backward two of gradients. The search assumes an average
+        block's share of each parameter.
+        """
         if not use.ahead:
             return 0.0
         blocks = sum(last is not None for last in self.blocks.last)
@@ -323,7 +328,8 @@ class ParameterEffects:
     # -- between uses -----------------------------------------------------------------------------
 
     def stored(self, name: str, stored: Layout, *, joins: bool = False, complete: When = ARRIVED) -> Effects:
-        """Effects of a parameter between its uses: its bytes, its gradient's arrival, the optimizer's step.
+        """Return the effects of a parameter between its uses: its bytes, its gradient's arrival, the
+        optimizer's step.
 
         Autograd adds to a shared parameter's gradient once, when the parts of all its users have arrived;
         until then, the sum of those that have arrived waits.
@@ -354,8 +360,9 @@ class ParameterEffects:
         return Effects(tuple(found), size, size, size * optimizer.state)
 
     def summed_bytes(self, name: str, stored: Layout) -> int:
-        """The bytes of a sum of a shared parameter's gradients: whole gradients of the copy, in its type, if
-        they are reduced last; otherwise those of the stored shard."""
+        """Return the bytes of a sum of a shared parameter's gradients: whole gradients of the copy, in its
+        type, if they are reduced last; otherwise those of the stored shard.
+        """
         way = self.way(name, stored, whole_layout(self.moves.tensors[name], self.moves.mesh))
         return (
             self.moves.bytes(name, way.source) if way.reduced_last else self.moves.stored_bytes(name, stored)
@@ -364,8 +371,8 @@ class ParameterEffects:
     # -- unsharded copies -------------------------------------------------------------------------
 
     def unsharded(self, use: StoredUse) -> Effects:
-        """The copy of a sharded parameter that stays gathered over the step: its bytes, and the work that is
-        done once.
+        """Return the copy of a sharded parameter that stays gathered over the step: its bytes, and the work
+        that is done once.
 
         The executor makes the copy in the next step's first micro-batch, which is equivalent to the end of
         this step, because no more is alive then. Copies that are gathered together with others are made one
@@ -395,7 +402,7 @@ class ParameterEffects:
     def _copied_once(
         self, use: StoredUse, steps: Sequence[Step], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """The effects of making an unsharded copy, which counts as a parameter during the whole step.
+        """Return the effects of making an unsharded copy, which counts as a parameter during the whole step.
 
         Args:
             neighbours: those of the block for which it is made together with others; None if it is made
@@ -422,8 +429,9 @@ class ParameterEffects:
     def _reduced_once(
         self, use: StoredUse, steps: Sequence[Step], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """The effects of reducing the gradient that waited with a copy, sent in the type that readers see;
-        ``neighbours`` as above."""
+        """Return the effects of reducing the gradient that waited with a copy, sent in the type that readers
+        see; ``neighbours`` as above.
+        """
         name, way, moves = use.name, use.way, self.moves
         # The part of a wide sum that is sent is cast first.
         narrow = moves.bytes(name, way.source) if use.casts else 0
@@ -451,19 +459,20 @@ class ParameterEffects:
         return Effect(when, local_s=seconds.device_s, host_s=seconds.host_s, source=source)
 
     def _with_cast(self, moved: Effect, name: str, stored: Layout) -> Effect:
-        """A move with the cast of a parameter's stored shard, in either direction, if there is one."""
+        """Return a move with the cast of a parameter's stored shard, in either direction, if there is one."""
         cast = self.prices.cast(self.moves.tensors[name], self.moves.elements(name, stored))
         return replace(moved, local_s=moved.local_s + cast.device_s, host_s=moved.host_s + cast.host_s)
 
     def _together(self, when: When, name: str, sends: tuple[Send, ...], *, stays: bool = False) -> Effect:
-        """What is sent in collectives that are combined with those of other parameters."""
+        """Return what is sent in collectives that are combined with those of other parameters."""
         beside = tuple(SharedCollective(send, self.moves.tensors[name].dtype, stays) for send in sends)
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 
     def _flat(self, name: str, steps: Sequence[Step]) -> tuple[int, bool]:
-        """The share of a gradient that is sent, or of a parameter that arrives, in a collective with others:
-        bytes of all pieces, with smaller ones padded; whether the pieces are copied into or out of the whole,
-        otherwise they are the whole."""
+        """Return the share of a gradient that is sent, or of a parameter that arrives, in a collective with
+        others: bytes of all pieces, with smaller ones padded; whether the pieces are copied into or out of
+        the whole, otherwise they are the whole.
+        """
         (step,) = steps
         sent, whole = step.payload(self.moves.mesh), max(prod(step.before), prod(step.after))
         inside = lies_inside(step.before, step.atom)

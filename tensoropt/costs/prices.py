@@ -30,20 +30,23 @@ class ComputeCosts(Protocol):
         ...
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) seconds of one micro-batch."""
+        """Return the (forward, backward) seconds of one micro-batch."""
         ...
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds that a host takes to issue one micro-batch, if it is not the device."""
+        """Return the (forward, backward) seconds that a host takes to issue one micro-batch, if it is not the
+        device.
+        """
         ...
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """The seconds of one product in the backward of the workload's first call, a linear operator: the
-        product for the gradient of its weight."""
+        """Return the seconds of one product in the backward of the workload's first call, a linear operator:
+        the product for the gradient of its weight.
+        """
         ...
 
     def source_of(self, work: Workload) -> str:
-        """The source of this workload's :meth:`seconds`."""
+        """Return the source of this workload's :meth:`seconds`."""
         ...
 
     @property
@@ -56,16 +59,19 @@ class CommunicationCosts(Protocol):
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
-        """The source of :meth:`time_s`: measured, fitted or data sheet."""
+        """Return the source of :meth:`time_s`: measured, fitted or data sheet."""
         ...
 
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """How many seconds longer a collective takes if ranks come from ``work_s`` of work; accepts numbers
-        or arrays."""
+        """Return how many seconds longer a collective takes if ranks come from ``work_s`` of work; accepts
+        numbers or arrays.
+        """
         ...
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
-        """How many seconds longer ``work_s`` of work takes after a collective; accepts numbers or arrays."""
+        """Return how many seconds longer ``work_s`` of work takes after a collective; accepts numbers or
+        arrays.
+        """
         ...
 
     @property
@@ -92,7 +98,7 @@ class Queues(NamedTuple):
     host_s: float
 
     def plus(self, other: Queues) -> Queues:
-        """The sum with another one, added one after the other."""
+        """Return the sum with another one, added one after the other."""
         return Queues(self.device_s + other.device_s, self.host_s + other.host_s)
 
 
@@ -161,20 +167,22 @@ class Prices:
         return self.graph.atoms.graph.training
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """The seconds of a collective between pieces of work; ``axes`` are numbered with the micro-batch axis
-        in front."""
+        """Return the seconds of a collective between pieces of work; ``axes`` are numbered with the
+        micro-batch axis in front.
+        """
         real = self._real(axes)
         if not real or not num_bytes:
             return 0.0
         return self.communication.time_s(kind, real, num_bytes) + self._between_work_s(((real, num_bytes),))
 
     def _real(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """The mesh's own axes, numbered from 0, that have more than one device."""
+        """Return the mesh's own axes, numbered from 0, that have more than one device."""
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
     def _between_work_s(self, sends: tuple[tuple[tuple[int, ...], float], ...]) -> float:
-        """The seconds that preceding and following work adds to successive collectives, given as (axes,
-        bytes). The search assumes the work's length; the simulator knows it."""
+        """Return the seconds that preceding and following work adds to successive collectives, given as
+        (axes, bytes). The search assumes the work's length; the simulator knows it.
+        """
         # Table cells need the same few collectives again and again, and looking one up interpolates.
         if sends not in self._between:
             costs = self.communication
@@ -187,12 +195,13 @@ class Prices:
         return self._between[sends]
 
     def amid_work(self, local_s: float, sends: Sequence[Send]) -> float:
-        """The seconds of local work and of successive collectives, between other work."""
+        """Return the seconds of local work and of successive collectives, between other work."""
         between = self._between_work_s(tuple((send.axes, send.bytes) for send in sends)) if sends else 0.0
         return local_s + between + sum(send.seconds for send in sends)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
-        """Seconds that collectives save if ``work_s`` of work begin together with them; numbers or arrays.
+        """Return the seconds that collectives save if ``work_s`` of work begin together with them; numbers or
+        arrays.
 
         Work is slower while they run: within their ``seconds`` it progresses by
         ``seconds / (1 + slower_beside)``.
@@ -200,7 +209,7 @@ class Prices:
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
-        """A collective with its price; None if its group has one member."""
+        """Return a collective with its price; None if its group has one member."""
         real = self._real(axes)
         if not real:
             return None
@@ -208,12 +217,13 @@ class Prices:
         return Send(kind, real, num_bytes, seconds, self.communication.source(kind, real))
 
     def _both(self, seconds: Callable[[Overheads], float]) -> Queues:
-        """The overheads on the device and on its host."""
+        """Return the overheads on the device and on its host."""
         return Queues(seconds(self.overheads), seconds(self.overheads.host))
 
     def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
-        """The price of a resharding: seconds of the copies around its collectives and of issuing it; its
-        collectives."""
+        """Return the price of a resharding: seconds of the copies around its collectives and of issuing it;
+        its collectives.
+        """
         kinds, sends = [step.kind for step in steps], []
         local, host_s = self._both(lambda overheads: overheads.issuing_s(kinds))
         for step in steps:
@@ -231,17 +241,20 @@ class Prices:
         return self._both(lambda overheads: overheads.pass_s)
 
     def again(self, work: Workload, forward: Queues) -> Queues:
-        """The seconds that recomputing adds to a group: its second forward, and the overhead of autograd for
-        each of its calls."""
+        """Return the seconds that recomputing adds to a group: its second forward, and the overhead of
+        autograd for each of its calls.
+        """
         return forward.plus(self._both(lambda overheads: len(work.calls) * overheads.again_s))
 
     def step(self, elements: int) -> Queues:
-        """The seconds of the optimizer's step for a parameter with ``elements`` elements on this rank."""
+        """Return the seconds of the optimizer's step for a parameter with ``elements`` elements on this
+        rank.
+        """
         device_s, host_s = self._both(lambda overheads: overheads.step_s)
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def gradient_arrival(self, size: float, *, copied: bool, once: bool = False) -> Queues:
-        """The seconds in which a gradient of ``size`` bytes comes to where its parameter is stored.
+        """Return the seconds in which a gradient of ``size`` bytes comes to where its parameter is stored.
 
         Args:
             copied: whether it is copied there: into a bucket that is reduced, or from where it was scattered
@@ -252,8 +265,9 @@ class Prices:
         return self._both(lambda overheads: overheads.arrival_s(size, arrivals, copied=copied))
 
     def cast(self, tensor: Tensor, elements: int) -> Queues:
-        """The seconds of casting ``elements`` elements between the dtype in which a parameter is stored and
-        the one that its readers see, in either direction; 0 if these are the same."""
+        """Return the seconds of casting ``elements`` elements between the dtype in which a parameter is
+        stored and the one that its readers see, in either direction; 0 if these are the same.
+        """
         if tensor.master_dtype is None:
             return NO_WORK
         # Half of the bytes read and written: copy_s_per_byte is per byte copied, which stands for a read and
@@ -263,7 +277,7 @@ class Prices:
 
 
 def runs_beside(device_type: str, overlap: str) -> bool:
-    """Whether communication that nothing waits for overlaps with computation.
+    """Return whether communication that nothing waits for overlaps with computation.
 
     NCCL runs on its own streams. Gloo's threads run on the same cores that compute, so CPU ranks gain
     nothing.
@@ -312,7 +326,7 @@ class _FreeCommunication:
 
 
 def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
-    """Prices at which nothing takes any time, to track only bytes and collectives."""
+    """Return the prices at which nothing takes any time, to track only bytes and collectives."""
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)
 
 

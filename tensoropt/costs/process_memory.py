@@ -31,7 +31,7 @@ segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's
 
 
 def named_terms(terms: Sequence[float]) -> dict[str, float]:
-    """The terms that are not zero, by name."""
+    """Return the terms that are not zero, by name."""
     return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
 
 
@@ -48,7 +48,9 @@ class Communicator(NamedTuple):
     peer: float
 
     def bytes(self, kinds: Collection[str], ranks: int) -> float:
-        """The bytes of a communicator of ``ranks`` ranks that is used for collectives of these kinds."""
+        """Return the bytes of a communicator of ``ranks`` ranks that is used for collectives of these
+        kinds.
+        """
         found = self.ring if set(kinds) - {"all_to_all"} else 0.0
         found += self.tree if "all_reduce" in kinds else 0.0
         return found + (self.peer * (ranks - 1) if "all_to_all" in kinds else 0.0)
@@ -101,16 +103,18 @@ class ProcessMemory:
         return tuple(int(size) for size in sizes if size)
 
     def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
-        """Bytes of a communicator that crosses these link levels; for unknown levels, the largest figure."""
+        """Return the bytes of a communicator that crosses these link levels; for unknown levels, the largest
+        figure.
+        """
         known = [self.communicator[level] for level in levels if level in self.communicator]
         return max((one.bytes(kinds, ranks) for one in known or self.communicator.values()), default=0.0)
 
     def constant(self, communicators: float = 0.0) -> tuple[float, ...]:
-        """The terms, in the order of :data:`TERMS`, with ``communicators`` bytes of communicators."""
+        """Return the terms, in the order of :data:`TERMS`, with ``communicators`` bytes of communicators."""
         return (self.context, self.workspaces, self.segments, communicators, self.inputs, self.constants)
 
     def terms(self, count: int, sending: Sequence[Sending]) -> Floats:
-        """The terms (n, 6) of many strategies, in the order of :data:`TERMS`."""
+        """Return the terms (n, 6) of many strategies, in the order of :data:`TERMS`."""
         found = np.tile(np.array(self.constant()), (count, 1))
         column = found[:, TERMS.index("communicators")]
         for one in sending:
@@ -129,7 +133,9 @@ NO_PROCESS = ProcessMemory()
 
 
 def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = True) -> ProcessMemory:
-    """The terms on a cluster of GPUs; constants only on CPU ranks, or if a process is not ``counted``."""
+    """Return the terms on a cluster of GPUs; constants only on CPU ranks, or if a process is not
+    ``counted``.
+    """
     if cluster.device_type != "cuda" or not counted:
         return ProcessMemory(constants=graph.constant_bytes)
     figures = process_memory_figures()
@@ -146,7 +152,9 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
 
 
 def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> tuple[str, ...]:
-    """Notes on what a process uses besides tensors, and whether memory counts it; empty for CPU ranks."""
+    """Return notes on what a process uses besides tensors, and whether memory counts it; empty for CPU
+    ranks.
+    """
     found = process_memory(cluster, graph)
     if not found.of_process:
         return ()

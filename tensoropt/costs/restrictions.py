@@ -51,7 +51,7 @@ from tensoropt.sharding.strategy import replicated_axes
 def sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
 ) -> Layout | None:
-    """The stored layout that shards ``axes`` of a parameter that is otherwise stored as ``whole``.
+    """Return the stored layout that shards ``axes`` of a parameter that is otherwise stored as ``whole``.
 
     It shards the first atom that divides evenly and that one all-gather restores; otherwise the first that
     one axis cuts into uneven shards, which are sent with padding; None if there is no such atom (the
@@ -78,8 +78,9 @@ def storage_options(
     uses: tuple[Layout, ...],
     mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
-    """The stored layouts of a group's parameters, one tuple per option; the first option stores them as they
-    are used."""
+    """Return the stored layouts of a group's parameters, one tuple per option; the first option stores them
+    as they are used.
+    """
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
     # One set of axes for all parameters of a group: a separate set for each of them would give exponentially
@@ -98,7 +99,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """The sharded storage options, gathered once per step.
+    """Return the sharded storage options, gathered once per step.
 
     With one micro-batch, a gradient that waits for the last one costs memory and saves nothing, so it is not
     an option.
@@ -121,7 +122,7 @@ def unsharded_options(
 
 
 def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout, ...], ...]:
-    """The sharded storage options, gathered ahead of each use."""
+    """Return the sharded storage options, gathered ahead of each use."""
     as_used, *sharded = options
     return tuple(
         tuple(
@@ -164,13 +165,13 @@ class Restriction:
     combined: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def stores(self, parameter: str, layout: Layout) -> bool:
-        """Whether a parameter may be stored in this layout."""
+        """Return whether a parameter may be stored in this layout."""
         # Every axis has alternatives, one of which has to be met; all axes have to be met.
         allowed = self.stored.get(parameter, {})
         return all(any(stored_as(layout[a], w) for w in wanted) for a, wanted in allowed.items())
 
     def about(self, group: Group) -> object:
-        """A value that is equal for groups that look alike and have the same restrictions."""
+        """Return a value that is equal for groups that look alike and have the same restrictions."""
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
         # None for groups without storage pins, so that they share a template with groups that no constraint
         # names.
@@ -181,7 +182,7 @@ FREE = Restriction()
 
 
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
-    """The labels on which a group and those tied to it agree; ``words`` as in :class:`Restriction`."""
+    """Return the labels on which a group and those tied to it agree; ``words`` as in :class:`Restriction`."""
     batch = words.get(configuration.group.name)
     dims = (s.label.dim for s in configuration.strategies[1:])
     return tuple(BATCH if dim == batch else dim for dim in dims)
@@ -238,7 +239,8 @@ def restrict(
 
 
 def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[str, ...]:
-    """Notes on the device kinds that constraints ask for; every device of a sharded plan runs every operator.
+    """Return notes on the device kinds that constraints ask for; every device of a sharded plan runs every
+    operator.
 
     Raises:
         ConstraintError: a kind is unknown, or the cluster has devices that a hard entry does not allow.
@@ -374,7 +376,7 @@ class _Narrowing:
         nx.add_path(self.state.together, groups)
 
     def _wanted(self, pin: _Constraint, axes: Axes) -> list[tuple[int, tuple[str, ...]]]:
-        """Pairs of an axis's position in the mesh and the labels that are wanted there."""
+        """Return the pairs of an axis's position in the mesh and the labels that are wanted there."""
         wanted = []
         for pattern, words in axes.items():
             # Axis 0 is the micro-batch axis, which no constraint names.
@@ -435,7 +437,7 @@ class _Narrowing:
                     self.state.because[name] = (*self.state.because.get(name, ()), entry)
 
     def _can_be_stored(self, group: Group, configuration: Configuration) -> bool:
-        """Whether some option stores all pinned parameters of the group as required."""
+        """Return whether some option stores all pinned parameters of the group as required."""
         if not set(group.parameters) & set(self.state.stored):
             return True
         return any(

@@ -60,7 +60,7 @@ class CostSource(CostContext):
         self.timings = Timings(self, self.facts)
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
-        """The costs among devices of some of the cluster's kinds, over the same links; built once.
+        """Return the costs among devices of some of the cluster's kinds, over the same links; built once.
 
         Returns this source itself if these are all of the kinds, or if ranks are measured, because those work
         together.
@@ -79,7 +79,7 @@ class CostSource(CostContext):
         return self._parts[key]
 
     def notes(self) -> tuple[str, ...]:
-        """Notes that a reader of the figures should know about their sources."""
+        """Return notes that a reader of the figures should know about their sources."""
         kinds = [kind.name for kind in self.cluster.device_kinds]
         mixed = (
             f"{', '.join(kinds)}: a sharded plan runs each operator at the pace of the slowest of them and "
@@ -101,7 +101,7 @@ class CostSource(CostContext):
         return tuple(f"{name}: kernels are taken to reach {r.words}" for name, r in found if r.classes)
 
     def compute(self) -> ComputeCosts:
-        """The seconds of workloads that all devices run at once, at the pace of the slowest."""
+        """Return the seconds of workloads that all devices run at once, at the pace of the slowest."""
         kinds = self.cluster.device_kinds
         # The ranks of a pool time a workload together, and the slower rank counts: the record is already the
         # slowest kind's.
@@ -110,7 +110,7 @@ class CostSource(CostContext):
         return SlowestCompute([self.compute_on(kind) for kind in kinds])
 
     def compute_on(self, kind: DeviceKind) -> MeasuredCompute:
-        """The seconds of workloads on one device kind; a cluster has measurements of one kind."""
+        """Return the seconds of workloads on one device kind; a cluster has measurements of one kind."""
         records, lost = self.timings.records, self.timings.lost
         if self.pool is None:
             rest = self._roofline(kind)
@@ -137,7 +137,9 @@ class CostSource(CostContext):
         )
 
     def overheads(self) -> Overheads:
-        """The overheads of a step, besides operators and collectives, on the slowest rank or device kind."""
+        """Return the overheads of a step, besides operators and collectives, on the slowest rank or device
+        kind.
+        """
         known = self.timings.overheads()
         if known is None and self.pool is None:
             return slowest_overheads(data_sheet_overheads(kind) for kind in self.cluster.device_kinds)
@@ -149,16 +151,18 @@ class CostSource(CostContext):
         return runs_beside(self.cluster.device_type, self.settings.overlap)
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
-        """The memory that a process uses in addition to tensors, if the settings count it, and constants."""
+        """Return the memory that a process uses in addition to tensors, if the settings count it, and
+        constants.
+        """
         return process_memory(self.cluster, graph, counted=self.settings.process_memory)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
-        """The figures of a mesh's links; with ``pairs``, also those between two ranks."""
+        """Return the figures of a mesh's links; with ``pairs``, also those between two ranks."""
         return CommunicationModel(self.cluster, mesh, self.timings.links(mesh, pairs=pairs))
 
 
 def real_shape(mesh: Mesh) -> tuple[int, ...]:
-    """The axis sizes; a single device has no axes."""
+    """Return the axis sizes; a single device has no axes."""
     return tuple(size for size in mesh.shape if size > 1)
 
 
@@ -171,7 +175,8 @@ def build_tables(
     regions: Sequence[Region] = (),
     restrictions: Mapping[tuple[str, int], Restriction] | None = None,
 ) -> list[tuple[Mesh, CostTables, CommunicationModel]]:
-    """The cost tables of every mesh and micro-batch count; everything is measured before anything is priced.
+    """Return the cost tables of every mesh and micro-batch count; everything is measured before anything is
+    priced.
 
     Args:
         regions: blocks that may be recomputed.

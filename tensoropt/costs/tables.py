@@ -84,30 +84,30 @@ class CostTables(CostGraph):
         return found.hexdigest()
 
     def position(self, group: str, index: int) -> int:
-        """The index in a group's template of configuration ``index`` of its variable."""
+        """Return the index in a group's template of configuration ``index`` of its variable."""
         # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
 
     def labels(self, group: str, index: int) -> tuple[str, ...]:
-        """What configuration ``index`` of a group's variable splits on each axis of the mesh."""
+        """Return what configuration ``index`` of a group's variable splits on each axis of the mesh."""
         strategies = self.graph.group_of[group].strategies
         choice = self.templates[group].choices[self.position(group, index)]
         return tuple(str(strategies[i].label) for i in choice)
 
     def facts(self, choice: Mapping[str, int]) -> dict[str, Facts]:
-        """The facts of every group's chosen configuration."""
+        """Return the facts of every group's chosen configuration."""
         return {
             g.name: self.templates[g.name].facts[self.position(g.name, choice[g.name])]
             for g in self.graph.groups
         }
 
     def configuration(self, group: Group, index: int) -> Configuration:
-        """Configuration ``index`` of a group's variable, as an object."""
+        """Return configuration ``index`` of a group's variable, as an object."""
         choice = self.templates[group.name].choices[self.position(group.name, index)]
         return Configuration(group, (self.micro[group.name], *(group.strategies[i] for i in choice)))
 
     def strategy(self, choice: Mapping[str, int], options: Mapping[object, int]) -> Strategy:
-        """The strategy that a point of the search represents."""
+        """Return the strategy that a point of the search represents."""
         configurations: dict[str, Configuration] = {}
         stored: dict[str, Layout] = {}
         hubs: dict[str, Layout] = {}
@@ -130,7 +130,7 @@ class CostTables(CostGraph):
     def breakdown(
         self, choice: Mapping[str, int], options: Mapping[object, int]
     ) -> tuple[float, float, float]:
-        """(memory, compute seconds, communication seconds) of a point."""
+        """Return (memory, compute seconds, communication seconds) of a point."""
         memory = compute = communication = 0.0
         for v in self.variables:
             i, o = choice[v.key], options.get(v.key, 0)
@@ -145,7 +145,8 @@ class CostTables(CostGraph):
 
 
 def _group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
-    """A key that is equal for groups that look alike: same calls, shapes, atoms and strategies, other names.
+    """Return a key that is equal for groups that look alike: same calls, shapes, atoms and strategies, other
+    names.
 
     Whether a tensor leaves the model is part of the look: it is then gathered, unlike that of a layer in the
     middle.
@@ -187,12 +188,14 @@ def make_templates(
     facts_of: Callable[[Workload], Facts],
     restriction: Restriction = FREE,
 ) -> dict[str, Template]:
-    """The templates of all groups; groups that look alike, and have the same restrictions, share one."""
+    """Return the templates of all groups; groups that look alike, and have the same restrictions, share
+    one.
+    """
     return with_facts(outline_templates(graph, mesh, micro, restriction), facts_of)
 
 
 def group_keys(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> dict[str, str]:
-    """The :func:`_group_key` of every group, by name; no mesh is part of it."""
+    """Return the :func:`_group_key` of every group, by name; no mesh is part of it."""
     return {group.name: _group_key(graph, group, micro[group.name]) for group in graph.groups}
 
 
@@ -203,7 +206,7 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """:func:`make_templates` without facts, which take longest to determine.
+    """Return the templates without facts, which take longest to determine (:func:`make_templates`).
 
     Args:
         keys: the result of :func:`group_keys`, if available.
@@ -234,7 +237,7 @@ def outline_templates(
 def with_facts(
     templates: Mapping[str, Template], facts_of: Callable[[Workload], Facts]
 ) -> dict[str, Template]:
-    """The templates with the facts of their workloads; groups that share a template still do."""
+    """Return the templates with the facts of their workloads; groups that share a template still do."""
     distinct = {id(template): template for template in templates.values()}
     made = {
         key: replace(template, facts=tuple(map(facts_of, template.works)))
@@ -244,7 +247,7 @@ def with_facts(
 
 
 def leaves_model(graph: GroupGraph, name: str) -> bool:
-    """Whether a tensor is a result of the model or a buffer's new value."""
+    """Return whether a tensor is a result of the model or a buffer's new value."""
     return name in graph.atoms.graph.outputs or name in graph.atoms.graph.mutations.values()
 
 
@@ -261,26 +264,28 @@ _ENTRIES_RECOMPUTED, _ENTRIES = 4.0, 0.12
 
 
 def tables_s(graph: GroupGraph, templates: Mapping[str, Template]) -> float:
-    """The estimated seconds to build a space's tables."""
+    """Return the estimated seconds to build a space's tables."""
     configurations = {id(template): len(template.works) for template in templates.values()}
     return _CONFIGURATION_S * sum(configurations.values()) + _PAIR_S * _pairs(graph, templates)
 
 
 def guessed_search_s(graph: GroupGraph, templates: Mapping[str, Template], recomputed: bool) -> float:
-    """The estimated seconds to search a space, before its tables are built."""
+    """Return the estimated seconds to search a space, before its tables are built."""
     entries = _pairs(graph, templates) * (_ENTRIES_RECOMPUTED if recomputed else _ENTRIES)
     return min(MOST_S, _VARIABLE_S * len(graph.groups) + ENTRY_S * entries)
 
 
 def search_s(tables: CostTables) -> float:
-    """The estimated seconds to search a space."""
+    """Return the estimated seconds to search a space."""
     # Layers that look alike share tables, and the search does the shared work once.
     entries = {id(edge.table): edge.table[..., 0].size for edge in tables.edges}
     return min(MOST_S, _VARIABLE_S * len(tables.variables) + ENTRY_S * sum(entries.values()))
 
 
 def _pairs(graph: GroupGraph, templates: Mapping[str, Template]) -> int:
-    """Number of configuration pairs of groups that pass a tensor on; groups that look alike count once."""
+    """Return the number of configuration pairs of groups that pass a tensor on; groups that look alike count
+    once.
+    """
     producer = graph.atoms.graph.producer
     different = {
         (id(templates[group.name]), id(templates[graph.group_of[producer[name].name].name])): (
@@ -293,7 +298,7 @@ def _pairs(graph: GroupGraph, templates: Mapping[str, Template]) -> int:
 
 
 def fused(work: Workload) -> Workload | None:
-    """The same workload with PyTorch's own attention; None if it has no attention with dropout."""
+    """Return the same workload with PyTorch's own attention; None if it has no attention with dropout."""
     if not any(call.function == MATH_FORM for call, _ in work.calls):
         return None
     calls = tuple((_fused(work, call) if call.function == MATH_FORM else call, o) for call, o in work.calls)
@@ -312,8 +317,8 @@ def _fused(work: Workload, call: LocalCall) -> LocalCall:
 def math_form_notes(
     templates: Iterable[Template], capability: Capability | None, training: bool = True
 ) -> tuple[str, ...]:
-    """How much more the math form keeps for backward than a GPU's own kernels would, in words; empty for CPU
-    ranks, whose own attention with dropout is the math form too.
+    """Return how much more the math form keeps for backward than a GPU's own kernels would, in words; empty
+    for CPU ranks, whose own attention with dropout is the math form too.
 
     Args:
         templates: the groups, unsplit.

@@ -182,13 +182,15 @@ class WorkloadFacts:
         return facts
 
     def _kernels_of(self, work: Workload) -> _Kernels:
-        """Whose kernels the facts of a workload describe that no GPU was queried for."""
+        """Return whose kernels the facts of a workload describe if no GPU was queried for it."""
         if self.context.capability is None:
             return "cpu"
         return "recurrent" if has_recurrent(work) else "attention" if has_attention(work) else "cpu"
 
     def _on_gpu(self, work: Workload) -> Facts | None:
-        """The facts on a GPU; None if no such GPU was ever available, or if it could not run the workload."""
+        """Return the facts on a GPU; None if no such GPU was ever available, or if it could not run the
+        workload.
+        """
         key = self._on_this_gpu(self._key(work))
         record = self.context.store.get(key, kind="saved")
         if record is None and self.context.pool is not None:
@@ -202,7 +204,7 @@ class WorkloadFacts:
         return None if record is None or "error" in record else Facts.from_record(record)
 
     def _on_this_gpu(self, key: str) -> str:
-        """The key of facts that a GPU of this kind was queried for under these settings."""
+        """Return the key of facts that a GPU of this kind was queried for under these settings."""
         device, settings = self.context.cluster.device.name, self.context.kernels.words
         return "/".join(part for part in (device, settings, key) if part)
 
@@ -217,7 +219,7 @@ class WorkloadFacts:
         return f"{FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
     def notes(self) -> tuple[str, ...]:
-        """Notes on which kernels' saved tensors a GPU cluster's memory counts."""
+        """Return notes on which kernels' saved tensors a GPU cluster's memory counts."""
         if self.context.cluster.device_type != "cuda":
             return ()
         whose, kernels = [], Counter(self._kernels.values())
@@ -327,7 +329,9 @@ class Timings:
         return drawn, fit_efficiencies(samples_of(records))
 
     def optimizer_s_per_element(self) -> float | None:
-        """The seconds per element of the optimizer's step on the ranks; None if it could not be timed."""
+        """Return the seconds per element of the optimizer's step on the ranks; None if it could not be
+        timed.
+        """
         on = self.context
         assert on.pool is not None
         if not on.training:
@@ -339,7 +343,7 @@ class Timings:
             return None
 
     def overheads(self) -> Overheads | None:
-        """The overheads of a step, besides operators and collectives; None if they are not known."""
+        """Return the overheads of a step, besides operators and collectives; None if they are not known."""
         on = self.context
         if on.pool is None:
             return known_overheads(on.store, on.prefix, on.settings.optimizer)
@@ -350,8 +354,9 @@ class Timings:
             return None
 
     def links(self, mesh: Mesh, *, pairs: bool = False) -> LinkFits | None:
-        """The fits of a mesh's links, and with ``pairs`` of those between two ranks; None if none are
-        known."""
+        """Return the fits of a mesh's links, and with ``pairs`` of those between two ranks; None if none are
+        known.
+        """
         on = self.context
         # The links of a cluster file have the file's figures, even if its devices are this machine's.
         if mesh.size == 1 or not has_local_links(on.cluster):
@@ -366,12 +371,15 @@ class Timings:
     # -- notes ------------------------------------------------------------------------------------
 
     def notes(self) -> tuple[str, ...]:
-        """Notes on the host's seconds, on the number formats of GPUs, and on what could not be timed."""
+        """Return notes on the host's seconds, on the number formats of GPUs, and on what could not be
+        timed.
+        """
         return (*self._host_notes(), *self._kernel_notes(), *self.failure_notes(), *self._lost_notes())
 
     def _host_notes(self) -> tuple[str, ...]:
-        """Notes on the source of the host seconds for issuing work to GPUs, and on workloads for which they
-        could not be separated from the device's."""
+        """Return notes on the source of the host seconds for issuing work to GPUs, and on workloads for which
+        they could not be separated from the device's.
+        """
         host = host_seconds(self.context.cluster.device_type)
         if host is None:
             return ()
@@ -389,7 +397,7 @@ class Timings:
         return (words,) if waits else ()
 
     def _kernel_notes(self) -> tuple[str, ...]:
-        """Notes on how GPUs compute with float32 numbers, if the model has any."""
+        """Return notes on how GPUs compute with float32 numbers, if the model has any."""
         if self.context.cluster.device_type != "cuda" or "float32" not in self.dtypes:
             return ()
         words = (
@@ -400,7 +408,7 @@ class Timings:
         return (words,)
 
     def failure_notes(self) -> tuple[str, ...]:
-        """Notes on what could not be timed and why; of many failures, the first few."""
+        """Return notes on what could not be timed and why; of many failures, the first few."""
         lines = [f"could not be timed: {what}: {why}" for what, why in self.failed.items()]
         more = len(lines) - _MOST_FAILURES
         return (*lines[:_MOST_FAILURES], *((f"could not be timed: {more} others",) if more > 0 else ()))

@@ -37,22 +37,22 @@ class Variable(str):
 
     @classmethod
     def of_group(cls, name: str) -> Variable:
-        """The variable of a group."""
+        """Return the variable of a group."""
         return cls("group", name)
 
     @classmethod
     def of_hub(cls, tensor: str) -> Variable:
-        """The variable of a tensor with several readers."""
+        """Return the variable of a tensor with several readers."""
         return cls("hub", tensor)
 
     @classmethod
     def of_parameter(cls, tensor: str) -> Variable:
-        """The variable of a parameter that several groups share."""
+        """Return the variable of a parameter that several groups share."""
         return cls("parameter", tensor)
 
 
 def variables(groups: Iterable[str], hubs: Iterable[str], shared: Iterable[str]) -> tuple[Variable, ...]:
-    """The variables of a graph, in the order in which tables and saved explorations have them."""
+    """Return the variables of a graph, in the order in which tables and saved explorations have them."""
     return (
         *map(Variable.of_group, groups),
         *map(Variable.of_hub, hubs),

@@ -323,7 +323,7 @@ class ParallelModel(ABC, Generic[E]):
         return {str(tensor.key): self.parameters[tensor.name] for tensor in self.source.parameters}
 
     def gathers_state(self) -> bool:
-        """Whether a state dict takes all ranks, as parts of it come from others."""
+        """Return whether a state dict takes all ranks, as parts of it come from others."""
         return any(tuple(p.shape) != self.shapes[k] for k, p in self.parameter_keys().items())
 
     def _meet_for_state(self) -> None:

@@ -43,7 +43,7 @@ _SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMet
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
-    """The names of everything that can be chosen in these tables."""
+    """Return the names of everything that can be chosen in these tables."""
     names = tuple(n for n, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
     groups = {}
     for group in tables.graph.groups:
@@ -97,7 +97,7 @@ class Evaluation:
         planner: str = "frontier",
         allocator: Mapping[str, float] | None = None,
     ) -> Point:
-        """Strategy ``row`` as a point of space ``number``, of which nothing is proven yet.
+        """Return strategy ``row`` as a point of space ``number``, of which nothing is proven yet.
 
         ``additive``: the search's memory and time. ``allocator``: as :meth:`allocator` tells, if known.
         """
@@ -123,11 +123,13 @@ class Evaluation:
         )
 
     def allocator(self, row: int) -> dict[str, float]:
-        """The peaks of PyTorch's allocator in one strategy (:mod:`tensoropt.simulate.caching_allocator`)."""
+        """Return the peaks of PyTorch's allocator in one strategy
+        (:mod:`tensoropt.simulate.caching_allocator`).
+        """
         return replayed(self.batch, row)
 
     def collectives(self, row: int) -> Counter[Collective]:
-        """What one strategy sends in a step."""
+        """Return the collectives that one strategy sends in a step, with their counts."""
         return self._collectives[row]
 
     @cached_property
@@ -137,8 +139,9 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates strategies of one space's tables: the effects that it worked out of one it knows for the
-    next."""
+    """Evaluates strategies of one space's tables; the effects worked out for one strategy are reused for the
+    next.
+    """
 
     def __init__(self, tables: CostTables, overlap: Overlap):
         self.candidates, self.prices, self.overlap = TableCandidates(tables), tables.prices, overlap
@@ -177,7 +180,7 @@ def evaluate_strategy(
 
 
 def costs_of(evaluated: Sequence[Evaluation]) -> np.ndarray:
-    """(n, 2) memory and time of all strategies."""
+    """Return (n, 2) memory and time of all strategies."""
     return np.concatenate(
         [np.stack([e.metrics.memory_bytes, e.metrics.time_s], axis=1) for e in evaluated]
         or [np.zeros((0, 2))]

@@ -1,8 +1,6 @@
-"""The question: a model made ready for costs, and the micro-batch counts that may be searched.
+"""A model prepared for costs: its micro-batch counts, the share of its work that can be split, and its FLOP.
 
-How much of a model's work can be split, and what cannot and why.
-
-Model FLOP of a step: what forward and backward have to compute, whatever a plan computes again.
+The model FLOP of a step are what forward and backward have to compute, whatever a plan recomputes.
 
 Chowdhery et al., *PaLM*, 2022, appendix B, count for model FLOPs utilisation (MFU) the products of forward
 and their gradients once, recomputation not at all. Plans recompute blocks, which is no part of the unsplit
@@ -72,14 +70,14 @@ class Problem:
 
 
 def prepare(captured: Capture, kept: Kept | None = None) -> Problem:
-    """The captured model as atoms and groups, with the groups' strategies on the micro-batch axis."""
+    """Return the captured model as atoms and groups, with the groups' strategies on the micro-batch axis."""
     return prepare_graph(captured.graph, captured, kept)
 
 
 def prepare_graph(
     operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
 ) -> Problem:
-    """The operator graph as atoms and groups, with the groups' strategies on the micro-batch axis.
+    """Return the operator graph as atoms and groups, with the groups' strategies on the micro-batch axis.
 
     Args:
         kept: what was discovered before of operators without a rule; what is found now is added.
@@ -93,12 +91,12 @@ def prepare_graph(
 
 
 def offered_regions(problem: Problem, settings: Settings) -> tuple[Region, ...]:
-    """The blocks that the search may recompute."""
+    """Return the blocks that the search may recompute."""
     return find_regions(problem.graph) if settings.recompute == "auto" else ()
 
 
 def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
-    """The micro-batch counts to search.
+    """Return the micro-batch counts to search.
 
     Raises:
         TensorOptError: a count asked for is refused by the model or does not divide its batch.
@@ -127,13 +125,13 @@ def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
 
 
 def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping[str, Template]:
-    """Per group its one configuration on one device, with workload and facts."""
+    """Return, for each group, its one configuration on a single device, with workload and facts."""
     return make_templates(graph, (1,), {g.name: g.unsplit for g in graph.groups}, facts_of)
 
 
 def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[float, float]:
-    """Shares of the forward FLOPs in groups (all of whose operators have a rule, that can be split at least
-    two ways, the unsplit one not counted).
+    """Return the shares of the forward FLOPs in groups (all of whose operators have a rule, that can be split
+    at least two ways, the unsplit one not counted).
 
     Args:
         whole: the groups, unsplit.
@@ -150,7 +148,8 @@ def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[f
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
-    """Groups with a rule that every searched mesh leaves whole because it divides none of their sizes.
+    """Return the groups with a rule that every searched mesh leaves whole because it divides none of their
+    sizes.
 
     One sentence per kind of operator and sizes, the longest loop nests first; meshes of one device say
     nothing and are passed over.
@@ -183,7 +182,7 @@ def _splits(group: Group, choice: tuple[int, ...]) -> bool:
 
 
 def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
-    """The loop dims that a group could split, with their sizes; a dim of size 1 is none."""
+    """Yield the loop dims that a group could split, with their sizes; a dim of size 1 is none."""
     loops = {s.label.dim for s in group.strategies if s.label.splits}
     for dim in graph.atoms.spaces[group.name].dims:
         if dim.name in loops and dim.size > 1:
@@ -208,7 +207,7 @@ def model_flops(
     device_type: str,
     kernels: KernelSettings,
 ) -> dict[str, float]:
-    """FLOP of one step of the unsplit model, multiply-adds counted as two, by the format of their numbers.
+    """Return the FLOP of one step of the unsplit model, multiply-adds counted as two, by number format.
 
     Formats are dtypes as device kinds list their peaks (``float32``, ``bfloat16``), and ``tf32`` for float32
     numbers that PyTorch's settings let a GPU's tensor cores compute.
@@ -232,7 +231,7 @@ def model_flops(
 
 
 def _with_all_scores(work: Workload) -> Workload:
-    """The workload without the causal flags of attention."""
+    """Return the workload without the causal flags of attention."""
     if not any(_is_causal(call) for call, _ in work.calls):
         return work
     calls = tuple((_seeing_all(call) if _is_causal(call) else call, outputs) for call, outputs in work.calls)

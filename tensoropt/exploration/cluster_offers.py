@@ -1,12 +1,10 @@
-"""One model's step on several clusters: the cheapest within a time, the fastest within a price.
+"""One model's step on several clusters, and on several numbers of devices.
 
-Of one cluster the fastest plan that fits is also the cheapest, since money is time times a price: every
-cluster is one row.
+On each cluster the fastest plan that fits is also the cheapest, since money is time times a price, so every
+cluster is one row. The cheapest within a time and the fastest within a price are chosen among these rows.
 
-One model on several numbers of devices: the paper's profiling mode, and mini-parallelism.
-
-A device sweep is a folder of explorations, one per number of devices, as ``tensoropt explore --devices``
-leaves it.
+A device sweep (the paper's profiling mode, and mini-parallelism) is a folder of explorations, one per number
+of devices, as ``tensoropt explore --devices`` leaves it.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class ClusterOffer:
-    """What one cluster offers.
+    """The offer of one cluster.
 
     Attributes:
         cluster: its name.
@@ -58,7 +56,7 @@ class ClusterOffer:
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """What is asked of clusters.
+    """The limits that offers have to meet.
 
     Attributes:
         time_s: the longest step; cost: the most money for the amount; None for no limit.
@@ -75,32 +73,32 @@ class ClusterQuestion:
     tariff: Tariff = CLUSTERS_OWN
 
     def room(self, device_bytes: float) -> float:
-        """What a plan may use of a device that has so many bytes."""
+        """Return the bytes that a plan may use on a device of this size."""
         usable = device_bytes * (1.0 - self.headroom)
         return usable if self.memory_bytes is None else min(usable, self.memory_bytes)
 
 
 @dataclass(frozen=True)
 class Offers:
-    """The answer: a row per cluster, in the order they were given in; last those that were not explored."""
+    """The answer: one row per cluster, in the order given; clusters that were not explored come last."""
 
     question: ClusterQuestion
     rows: tuple[ClusterOffer, ...]
 
     @property
     def within(self) -> tuple[ClusterOffer, ...]:
-        """The rows within what was asked."""
+        """The rows within the limits."""
         return tuple(row for row in self.rows if not row.reason)
 
     @property
     def cheapest(self) -> ClusterOffer | None:
-        """Of those within the limits whose price is known, the cheapest, of equals the fastest."""
+        """The cheapest offer within the limits whose price is known; of equals, the fastest."""
         priced = [row for row in self.within if row.cost is not None]
         return min(priced, key=lambda row: (row.cost or 0.0, _seconds(row)), default=None)
 
     @property
     def fastest(self) -> ClusterOffer | None:
-        """Of those within the limits the fastest, of equals the cheapest."""
+        """The fastest offer within the limits; of equals, the cheapest."""
         return min(
             self.within,
             key=lambda row: (_seconds(row), float("inf") if row.cost is None else row.cost),
@@ -108,7 +106,7 @@ class Offers:
         )
 
     def sentences(self) -> Iterator[str]:
-        """The answer in words."""
+        """Yield the answer in words."""
         question = self.question
         limits = [
             *([f"within {format_seconds(question.time_s)} a step"] if question.time_s is not None else []),
@@ -145,7 +143,7 @@ def offers(
     question: ClusterQuestion | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Offers:
-    """What clusters offer for one model's step.
+    """Return the offers of clusters for one model's step.
 
     Args:
         refused: clusters that could not be explored, with the reason.
@@ -180,7 +178,7 @@ class SomeDevices:
 
 
 def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
-    """The devices in a cluster's data, by kind."""
+    """Return the devices in a cluster's data, by kind."""
     return tuple(
         SomeDevices(
             str(kind["name"]),
@@ -210,7 +208,7 @@ class ClusterCurve:
 
     @classmethod
     def of(cls, found: Exploration) -> ClusterCurve:
-        """The frontier of an exploration."""
+        """Return the frontier of an exploration."""
         points = PointTable.of(found.points)
         name, devices = str(found.cluster["name"]), some_devices(found.cluster)
         return cls(name, devices, found.devices, points.memory, points.time)
@@ -221,14 +219,14 @@ class ClusterCurve:
         return min(self.devices, key=lambda some: some.memory_bytes)
 
     def per_hour(self, tariff: Tariff) -> float | None:
-        """Money for an hour of all devices; None where a price is unknown."""
+        """Return the money for an hour of all devices; None if a price is unknown."""
         prices = [tariff.of_named(some.kind, some.price) for some in self.devices]
         if any(price is None for price in prices):
             return None
         return sum(some.count * (price or 0.0) for some, price in zip(self.devices, prices, strict=True))
 
     def fitting(self, question: ClusterQuestion) -> np.ndarray:
-        """Per point whether it fits what a device may use."""
+        """Return, for each point, whether it fits a device."""
         room = question.room(self.smallest.memory_bytes)
         return np.asarray(self.memory <= room)
 
@@ -239,7 +237,7 @@ def offer_of(
     question: ClusterQuestion,
     rates_of: Callable[[int], Rates] | None = None,
 ) -> ClusterOffer:
-    """What a cluster offers: its fastest point that fits, and why that is not within what was asked.
+    """Return a cluster's offer: its fastest point that fits, and the reason if that is not within the limits.
 
     Args:
         work: of the step, which all clusters share.
@@ -304,12 +302,12 @@ _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
 
 
 def offers_data(found: Offers) -> list[dict[str, object]]:
-    """The rows as plain data; None for what is unknown."""
+    """Return the rows as plain data; None for what is unknown."""
     return [{name: figure(row) for name, figure in _OFFER_COLUMNS.items()} for row in found.rows]
 
 
 def write_offers_csv(found: Offers, path: str | os.PathLike[str]) -> None:
-    """One row per cluster: what it offers, or why it does not; what is unknown is empty."""
+    """Write one row per cluster: its offer, or why it has none; unknown values are left empty."""
     rows = [["" if value is None else value for value in row.values()] for row in offers_data(found)]
     write_rows(path, tuple(_OFFER_COLUMNS), rows)
 
@@ -331,7 +329,7 @@ _BUDGETS = 6
 
 @dataclass(frozen=True)
 class Cell:
-    """The fastest plan of some devices within a budget: its time, whose it is, and which point."""
+    """The fastest plan of some devices within a budget: its time, its exploration, and its point."""
 
     time_s: float
     exploration: int
@@ -349,7 +347,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class Profile:
-    """Devices × memory → time.
+    """A table of devices × memory → time.
 
     Attributes:
         budgets_bytes: of the columns, per device.
@@ -361,7 +359,7 @@ class Profile:
 
 
 def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """The folder itself if it is an exploration, else those of its children that are, by name."""
+    """Yield the folder itself if it is an exploration, otherwise those of its children that are, by name."""
     if folder is None or not Path(folder).is_dir():
         return
     if (Path(folder) / DESCRIBED).is_file():
@@ -375,7 +373,8 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
 def load_sweep(
     folder: str | os.PathLike[str], damaged: dict[str, str] | None = None
 ) -> tuple[Exploration, ...]:
-    """The explorations of a folder, ascending in devices; one where the folder is an exploration itself.
+    """Return the explorations of a folder, ascending in devices; just one if the folder is an exploration
+    itself.
 
     Args:
         damaged: gets the reason for each that cannot be read, by name; without it, that is an error.
@@ -406,7 +405,8 @@ def load_sweep(
 
 
 def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """What explorations must share to be compared: the operators, and what is done with them in a step.
+    """Return what explorations must share to be compared: the operators, and what is done with them in a
+    step.
 
     Args:
         fingerprint: of the operators.
@@ -417,7 +417,7 @@ def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
-    """The fastest step per number of devices and memory budget.
+    """Return the fastest step per number of devices and memory budget.
 
     A cell's ``exploration`` is its place in ``curves``.
     Budgets are spread evenly over the logarithm of memory, from what the leanest plan of all needs to what
@@ -450,7 +450,7 @@ def _fastest(curves: Sequence[tuple[int, ClusterCurve]], budget_bytes: float) ->
 
 
 def member(sweep: Sequence[Exploration], devices: int) -> Exploration:
-    """The exploration on that many devices.
+    """Return the exploration on this many devices.
 
     Raises:
         TensorOptError: there is none; names the numbers there are.
@@ -464,7 +464,7 @@ def member(sweep: Sequence[Exploration], devices: int) -> Exploration:
 def fewest_devices(
     sweep: Sequence[Exploration], memory_bytes: float | None, time_s: float | None
 ) -> Exploration:
-    """Mini-parallelism: the exploration on the fewest devices that has a plan within both limits.
+    """Return the exploration on the fewest devices that has a plan within both limits (mini-parallelism).
 
     Raises:
         InfeasibleError: none has; says what would fit.

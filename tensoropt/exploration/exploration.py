@@ -1,6 +1,6 @@
 """An exploration: the frontier of a model on a cluster, every point of which can become a plan.
 
-What Python and notebooks show of an exploration: a headline, a few rows of its frontier, its picture.
+Python and notebooks show an exploration as a headline, a few rows of its frontier, and its picture.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _PointSequence(tuple[Point, ...]):
 
     @classmethod
     def of(cls, findings: Findings) -> _PointSequence:
-        """The points of an exploration's frontier."""
+        """Return the points of an exploration's frontier."""
         points = cls(findings.points)
         points._findings = findings
         return points
@@ -57,12 +57,12 @@ class _PointSequence(tuple[Point, ...]):
 
 
 def _title_of(findings: Findings) -> str:
-    """The model and the cluster in words: ``zoo:gpt2 on dgx-h100``."""
+    """Return the model and the cluster in words: ``zoo:gpt2 on dgx-h100``."""
     return f"{findings.model.source or 'a model'} on {findings.cluster.get('name', 'a cluster')}"
 
 
 def _headline(findings: Findings) -> str:
-    """What was explored, where and for what: one line."""
+    """Return one line that says what was explored, where and for what."""
     cluster = made_for(findings.cluster)
     devices = f" ({device_words(cluster)})" if cluster is not None else ""
     step = "training step" if findings.settings.get("mode", "train") == "train" else "inference step"
@@ -70,7 +70,7 @@ def _headline(findings: Findings) -> str:
 
 
 def _frontier_words(findings: Findings) -> str:
-    """The frontier as a table of at most :data:`ROWS` rows: both ends, the knee, some between."""
+    """Return the frontier as a table of at most :data:`ROWS` rows: both ends, the knee, some between."""
     if not findings.points:
         return "no points"
     rows = _rows(findings)
@@ -78,7 +78,7 @@ def _frontier_words(findings: Findings) -> str:
 
 
 def _frontier_html(findings: Findings) -> str:
-    """The same table for a notebook."""
+    """Return the same table for a notebook."""
     if not findings.points:
         return "<p>no points</p>"
     rows = _rows(findings)
@@ -86,12 +86,12 @@ def _frontier_html(findings: Findings) -> str:
 
 
 def _overview(findings: Findings) -> str:
-    """The headline, the frontier's table, and how to go on: what ``repr`` of an exploration is."""
+    """Return the headline, the frontier's table, and how to go on: the ``repr`` of an exploration."""
     return "\n".join([_headline(findings), _frontier_words(findings), *_remarks(findings)])
 
 
 def _overview_html(findings: Findings) -> str:
-    """The same for a notebook, with the frontier's picture."""
+    """Return the same for a notebook, with the frontier's picture."""
     picture = ""
     if findings.points:
         svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
@@ -102,7 +102,9 @@ def _overview_html(findings: Findings) -> str:
 
 
 def _rows(findings: Findings) -> list[list[str]]:
-    """Header and rows; what is special about a point stands beside its number, the longest words last."""
+    """Return a header and rows; what is special about a point stands beside its number, the longest words
+    last.
+    """
     columns_kept = [i for i, name in enumerate(HEADER[:-1]) if name not in _LEFT_OUT]
     rows = table_rows(findings, shown_points(findings, ROWS))
     return [[row[0], row[-1].removeprefix("<- "), *(row[i] for i in columns_kept[1:])] for row in rows]
@@ -114,7 +116,7 @@ def _counted(findings: Findings, shown: int) -> str:
 
 
 def _remarks(findings: Findings) -> list[str]:
-    """What else there is to know: the spaces searched, what other planners found, how well it is proven."""
+    """Return further remarks: the spaces searched, what other planners found, and what is proven."""
     exact = sum(point.exact for point in findings.points)
     searched = f"{counted(len(findings.spaces), 'space')} (mesh and micro-batches) searched"
     lines = [f"{searched}; {counted(exact, 'point')} proven exact in the additive model"]
@@ -140,18 +142,19 @@ class Exploration(Findings):
         return _overview_html(self)
 
     def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
-        """This exploration with more notes and facts in its report."""
+        """Return this exploration with more notes and facts in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
 
     def fastest_within(self, memory_bytes: float) -> int | None:
-        """The fastest point of the frontier within a budget; None where none fits."""
+        """Return the index of the frontier's fastest point within a budget; None if none fits."""
         # Points ascend in memory and descend in time.
         return max((i for i, p in enumerate(self.points) if p.memory_bytes <= memory_bytes), default=None)
 
     def index(
         self, *, memory_bytes: float | None = None, time_s: float | None = None, knee_point: bool = False
     ) -> int:
-        """The point that fits: fastest within a memory budget, leanest within a time, or the knee.
+        """Return the index of the point that fits: fastest within a memory budget, leanest within a time, or
+        the knee.
 
         Raises:
             InfeasibleError: nothing fits; says what would.
@@ -181,15 +184,15 @@ class Exploration(Findings):
     def choose(
         self, *, memory_bytes: float | None = None, time_s: float | None = None, knee: bool = False
     ) -> Plan:
-        """A plan: the fastest one, or what the arguments ask for (see :meth:`index`)."""
+        """Return a plan: the fastest one, or the one that the arguments ask for (see :meth:`index`)."""
         return self.plan(self.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee))
 
     def plan(self, index: int) -> Plan:
-        """Point ``index`` of :attr:`all_points` as a plan."""
+        """Return point ``index`` of :attr:`all_points` as a plan."""
         return plan_of(self, self.all_points[index])
 
     def plan_of(self, point: Point) -> Plan:
-        """A point of one of the spaces as a plan."""
+        """Return a point of one of the spaces as a plan."""
         return plan_of(self, point)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
@@ -203,7 +206,7 @@ class Exploration(Findings):
 
 
 def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
-    """The exploration that :meth:`Exploration.save` wrote into a folder.
+    """Return the exploration that :meth:`Exploration.save` wrote into a folder.
 
     Raises:
         TensorOptError: the folder holds none, it is of another version, or its files do not fit together.

@@ -1,4 +1,4 @@
-"""The folder of a saved exploration: what is written there, and how it is read back.
+"""The folder of a saved exploration: its files, and how they are read back.
 
 What is saved suffices to make plans later, without the model and without searching again. ``points.npz`` is
 the frontier as a table, a column per figure, and per searched space the indices of its points;
@@ -81,7 +81,7 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
 
 
 def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of a saved exploration, by name.
+    """Return the fields of a saved exploration, by name.
 
     Raises:
         TensorOptError: the folder holds none, it is of another version, or its files do not fit together.
@@ -115,14 +115,14 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_described(folder: Path) -> dict[str, Any]:
-    """The content of :data:`DESCRIBED`, whatever it is."""
+    """Return the content of :data:`DESCRIBED`, unchecked."""
     check_size(folder / DESCRIBED)
     return dict(json.loads((folder / DESCRIBED).read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Bytes and seconds of every point of a frontier, and how many devices each is on."""
+    """The bytes and seconds of every point of a frontier, and the number of devices of each."""
 
     memory: np.ndarray
     time: np.ndarray
@@ -130,7 +130,7 @@ class Costs:
 
 
 def read_costs(folder: Path) -> Costs:
-    """What the points of a saved frontier cost, read without their strategies."""
+    """Return the costs of a saved frontier's points, read without their strategies."""
     data = read_described(folder)
     if data["schema"] == _OLD_SCHEMA:
         sizes = [math.prod(space["mesh"]["shape"]) for space in data["spaces"]]
@@ -143,7 +143,7 @@ def read_costs(folder: Path) -> Costs:
 
 
 def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The points, the others and the spaces."""
+    """Return the points, the others and the spaces."""
     check_size(folder / STRATEGIES)
     strategies = json.loads(unpacked((folder / STRATEGIES).read_bytes(), folder / STRATEGIES))
     spaces = tuple(_space_from_dict(space) for space in strategies["spaces"])
@@ -161,7 +161,7 @@ def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a folder in which figures lie in ``data``, and the indices in arrays per space."""
+    """Return the same from a folder in which figures lie in ``data``, and the indices in arrays per space."""
     points: list[Point | None] = [None] * len(data["points"])
     with np.load(folder / POINTS) as arrays:
         for s in range(len(data["spaces"])):
@@ -184,7 +184,7 @@ def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence
 
 
 def _read_recorded(folder: Path) -> Any:
-    """The graph and the costs; checked against nothing here but their own form."""
+    """Return the graph and the costs; only their own form is checked."""
     if not (folder / RECORDED).is_file():
         raise TensorOptError(
             f"{folder} has lost its {RECORDED}; copy it from where it was saved, or explore again"

@@ -1,12 +1,11 @@
 """The CSV files (RFC 4180) of a frontier, of its strategies and of a comparison of planners.
 
-The first columns of a frontier's file are fixed, since other people's programs read them by name and place;
-further ones may be added behind.
+The first columns of a frontier's file are fixed, since other programs read them by name and position; further
+columns may be added after them.
 
-Planners side by side within a limit, told from the points that an exploration holds.
-
-What a planner did when it was asked is in :attr:`~tensoropt.plan.findings.Findings.comparison`. What it has
-within another limit, and what the frontier has since plans of several were put together, only the points say:
+Planners are compared within a limit from the points that an exploration holds.
+:attr:`~tensoropt.plan.findings.Findings.comparison` says what a planner did when it was run. Its plans within
+another limit, and what the frontier has after plans of several were merged, follow only from the points:
 those that the plot, the table of points and the CSV show.
 """
 
@@ -54,19 +53,19 @@ class Compared:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data."""
+        """Return the fields as plain data."""
         return {**asdict(self), "notes": list(self.notes)}
 
 
 def limits_asked(found: Findings) -> tuple[float | None, ...]:
-    """The limits for which planners were asked, in that order."""
+    """Return the limits for which planners were asked, in that order."""
     return tuple(dict.fromkeys(row["limit_bytes"] for row in found.comparison))
 
 
 def compared(
     found: Findings, limit_bytes: float | None = None, keep: Callable[[Point], bool] = lambda _: True
 ) -> tuple[Compared, ...]:
-    """The frontier's row and one for each planner that ran, in the order in which they did.
+    """Return the frontier's row and one for each planner that ran, in the order in which they did.
 
     Args:
         limit_bytes: what plans may need of a device.
@@ -110,7 +109,9 @@ def _gap(point: Point, known: Sequence[Point]) -> float:
 
 
 def _search_s(name: str, asked: list[Any], limit_bytes: float | None) -> float:
-    """Of the answer for this limit, else of all: the frontier is searched once for all limits."""
+    """Return the seconds of the answer for this limit, otherwise of all: the frontier is searched once for
+    all limits.
+    """
     same = [row["search_s"] for row in asked if row["limit_bytes"] == limit_bytes]
     every = [row["search_s"] for row in asked]
     return float(same[0] if same else max(every) if name == FRONTIER else sum(every))
@@ -119,7 +120,9 @@ def _search_s(name: str, asked: list[Any], limit_bytes: float | None) -> float:
 def _notes(
     name: str, asked: list[Any], limit_bytes: float | None, whole: list[Point], *, fits: bool
 ) -> tuple[str, ...]:
-    """What a planner said for this limit, else for any; why nothing of it is within the limit."""
+    """Return what a planner said for this limit, otherwise for any, and why none of its plans is within the
+    limit.
+    """
     same = [row for row in asked if row["limit_bytes"] == limit_bytes] or asked
     # What was said of the frontier was said before plans of planners were among its points.
     told = [] if name == FRONTIER else [str(note) for row in same for note in row["notes"]]
@@ -141,14 +144,14 @@ def write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequen
 
 
 def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
-    """One row per point, ascending in memory, strictly descending in time."""
+    """Write one row per point, ascending in memory, strictly descending in time."""
     rows = list(figure_rows(exploration, range(len(exploration.points))))
     columns = [f for f in FIGURES if not f.sparse or any(f.name in row.point.figures for row in rows)]
     write_rows(path, [f.name for f in columns], [[f.cell(row) for f in columns] for row in rows])
 
 
 def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
-    """One row per point and operator group: what each mesh axis splits, how parameters are stored.
+    """Write one row per point and operator group: what each mesh axis splits, and how parameters are stored.
 
     Of a pipeline the first axis has the number of the stage, and a row for each stage how its parameters are
     stored.
@@ -176,7 +179,9 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
 
 
 def _stage_rows(plan: Plan, axes: int) -> Iterator[list[str]]:
-    """The stages of a plan with a pipeline, each with its operators: the cells behind the point's number."""
+    """Yield the stages of a plan with a pipeline, each with its operators: the cells after the point's
+    number.
+    """
     assert plan.pipeline is not None
     for number, stage in enumerate(plan.pipeline.stages):
         stored = "; ".join(
@@ -201,7 +206,7 @@ COMPARISON_COLUMNS = (
 
 
 def write_comparison_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
-    """One row per planner and memory limit; what does not apply is empty."""
+    """Write one row per planner and memory limit; what does not apply is left empty."""
 
     def cell(value: Any) -> Any:
         if value is None:

@@ -1,4 +1,4 @@
-"""The facts of a point, a plan and a space: what every place that shows one says, each fact said once.
+"""The facts of a point, a plan and a space, each defined once for all places that show it.
 
 ``show``, the page's card, the decision sheet, the table of two points and notebooks pick from
 :func:`facts` by name and show what they pick (:mod:`tensoropt.plan.facts_table`).

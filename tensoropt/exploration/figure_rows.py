@@ -15,7 +15,7 @@ from tensoropt.plan.space import Space
 
 @dataclass(frozen=True)
 class FigureRow:
-    """A point among the others: what its figures follow from (:attr:`~tensoropt.plan.figures.Figure.of`)."""
+    """A point among the others, from which its figures follow (:attr:`~tensoropt.plan.figures.Figure.of`)."""
 
     findings: Findings
     index: int
@@ -23,12 +23,14 @@ class FigureRow:
 
     @classmethod
     def of(cls, findings: Findings, index: int, tariff: Tariff = CLUSTERS_OWN) -> FigureRow:
-        """Point ``index`` of ``all_points``; a tariff replaces the prices of the cluster."""
+        """Return the row of point ``index`` of ``all_points``; a tariff replaces the prices of the
+        cluster.
+        """
         return cls(findings, index, RatesOf(findings, tariff))
 
     @property
     def number(self) -> int:
-        """Its number, from 1, as everywhere."""
+        """The point's number, counted from 1."""
         return self.index + 1
 
     @property
@@ -38,33 +40,34 @@ class FigureRow:
 
     @property
     def space(self) -> Space:
-        """The space that it is of."""
+        """The space that the point is from."""
         return self.findings.spaces[self.point.space]
 
     @property
     def name(self) -> str:
-        """What people call its plan."""
+        """The name of the point's plan, in the words that people use."""
         return self.findings.names[self.index]
 
     @property
     def key(self) -> str:
-        """What tells its plan from others."""
+        """The key that tells the point's plan from others."""
         return self.findings.keys[self.index]
 
     @property
     def rates(self) -> Rates:
-        """Its rates."""
+        """The rates of the point."""
         return self.rated.of(self.index)
 
 
 def figure_rows(findings: Findings, indices: Iterable[int]) -> Iterator[FigureRow]:
-    """The rows of some of ``all_points``."""
+    """Yield the rows of some of ``all_points``."""
     rated = RatesOf(findings)
     return (FigureRow(findings, index, rated) for index in indices)
 
 
 def points_data(findings: Findings, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
-    """Points as plain data, with the names of the CSV; the parts of a breakdown lie in one of its name.
+    """Return points as plain data, with the names of the CSV; the parts of a breakdown are nested under its
+    name.
 
     Args:
         indices: in ``all_points``; the frontier's without.
@@ -83,7 +86,7 @@ def points_data(findings: Findings, indices: Iterable[int] | None = None) -> lis
 
 
 def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
-    """A point's rates as plain data, unrounded, None for what is unknown; ``unknown`` says why.
+    """Return a point's rates as plain data, unrounded, None for what is unknown; ``unknown`` says why.
 
     Raises:
         TensorOptError: the amount is in a unit of which a step's is unknown.

@@ -1,6 +1,6 @@
-"""A frontier as a table: which points are shown, in which units, and what is said of each.
+"""A frontier as a table (which points are shown, in which units, with which remarks) and as a small SVG.
 
-A frontier as a small SVG, drawn without any plotting library: for notebooks, READMEs and reports.
+The SVG is drawn without any plotting library, for notebooks, READMEs and reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _LEFT = (8, 9, 11)
 
 
 def shown_points(findings: Findings, most: int = SHOWN) -> list[int]:
-    """At most ``most`` points spread evenly over the logarithm of time, both ends and the knee among them."""
+    """Return at most ``most`` points spread evenly over the logarithm of time, with both ends and the
+    knee.
+    """
     count = len(findings.points)
     if count <= most:
         return list(range(count))
@@ -50,7 +52,9 @@ def shown_points(findings: Findings, most: int = SHOWN) -> list[int]:
 
 
 def split_words(findings: Findings, index: int) -> str:
-    """Shares of operators (groups) split along the batch (data), otherwise (model), not at all (whole)."""
+    """Return the shares of operators (groups) split along the batch (data), otherwise (model), or not at all
+    (whole).
+    """
     point = findings.all_points[index]
     space = findings.spaces[point.space]
     if point.placed is not None:
@@ -76,7 +80,9 @@ def split_words(findings: Findings, index: int) -> str:
 
 
 def _kind(label: str, batch: str, known: bool) -> str:
-    """``data`` for a split along the batch, ``model`` for any other, ``split`` where that is not known."""
+    """Return ``data`` for a split along the batch, ``model`` for any other, ``split`` if that is not
+    known.
+    """
     if label in UNSPLIT:
         return "whole"
     if not known:
@@ -85,13 +91,13 @@ def _kind(label: str, batch: str, known: bool) -> str:
 
 
 def source_words(sources: dict[str, float]) -> str:
-    """Where the time comes from, largest share first."""
+    """Return the sources of the seconds, largest share first."""
     parts = [(share, name) for name, share in sources.items() if share >= 0.005]
     return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
 
 
 def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
-    """Header and one row of words per point."""
+    """Return a header and one row of words per point."""
     marks = marks_of(findings)
     (size, size_bytes), (time, time_s) = units_of(findings)
     rows = [[cell.format(size=size, time=time) for cell in HEADER]]
@@ -118,7 +124,7 @@ def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
 
 
 def frontier_text(findings: Findings) -> str:
-    """The frontier as a table, thinned for the eye."""
+    """Return the frontier as a table, thinned to a readable number of points."""
     indices = shown_points(findings)
     text = columns(table_rows(findings, indices), left=_LEFT)
     if len(indices) < len(findings.points):
@@ -127,14 +133,16 @@ def frontier_text(findings: Findings) -> str:
 
 
 def units_of(findings: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
-    """((name, bytes), (name, seconds)) in which a person reads this frontier: one unit for a whole column."""
+    """Return ((name, bytes), (name, seconds)), the units in which a person reads this frontier: one for a
+    whole column.
+    """
     memory, time_s = findings.points[-1].memory_bytes, findings.points[0].time_s
     size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
     return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
 
 
 def marks_of(findings: Findings) -> dict[int, list[str]]:
-    """What is special about a point: ``leanest``, ``knee``, ``fastest``."""
+    """Return the marks of special points: ``leanest``, ``knee``, ``fastest``."""
     marks: dict[int, list[str]] = {}
     last = len(findings.points) - 1
     for index, word in ((0, "leanest"), (findings.knee, "knee"), (last, "fastest")):
@@ -150,7 +158,7 @@ _TICKS = 6
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two ends, at most about :data:`_TICKS`."""
+    """Return round numbers between two ends, at most about :data:`_TICKS`."""
     if high <= low:
         return [low]
     raw = (high - low) / _TICKS
@@ -161,14 +169,14 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def frontier_svg(findings: Findings, path: str | os.PathLike[str], *, title: str) -> None:
-    """Write the picture that :func:`draw_frontier` gives into a file."""
+    """Write the picture that :func:`draw_frontier` returns to a file."""
     write_text(path, draw_frontier(findings, title=title) + "\n")
 
 
 def draw_frontier(
     findings: Findings, *, title: str, indices: Sequence[int] | None = None, chosen: int | None = None
 ) -> str:
-    """The SVG of memory against time as a staircase, with the ends and the knee named.
+    """Return the SVG of memory against time as a staircase, with the ends and the knee named.
 
     Args:
         indices: ascending, of the points to draw; None for all. The ends and the knee must be among them.

@@ -1,14 +1,11 @@
 """The units in which people decide: samples and tokens per second, MFU, device-hours and money.
 
-All of them follow from a point's seconds per step and what a step is: how many samples and tokens it reads,
-how many FLOP its model has, on which devices it runs and what these cost. What is not known is None, with the
-reason in words; nothing is guessed.
+All of them follow from a point's seconds per step and the work of a step: how many samples and tokens it
+reads, how many FLOP its model has, on which devices it runs and what these cost. What is not known is None,
+with the reason in words; nothing is guessed.
 
-What a step reads and computes: samples, tokens, FLOP; what is not known says why.
-
-How long a training is, and what devices cost.
-
-What cluster a plan or an exploration was made for, as far as that says.
+A person gives the length of a training (:class:`Amount`) and the prices of devices (:class:`Tariff`); the
+cluster is the one that a plan or an exploration was made for, as far as that says.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ _LOOKUP = "aten.embedding"
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step reads and computes.
+    """The work of a step: what it reads and computes.
 
     Attributes:
         samples, tokens: of the global batch; None where unknown.
@@ -48,7 +45,7 @@ class StepWork:
 
     @classmethod
     def of(cls, findings: Findings) -> StepWork:
-        """The step that an exploration is of."""
+        """Return the work of the step that an exploration is of."""
         whys: dict[str, str] = {}
         inputs = list(_inputs(findings))
         samples, why = _samples(findings, inputs)
@@ -64,7 +61,7 @@ class StepWork:
 
 
 def _inputs(findings: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """(name, shape, dtype) of what a caller passes, as far as that is known."""
+    """Yield (name, shape, dtype) of what a caller passes, as far as that is known."""
     if findings.recorded is not None:
         graph = findings.recorded.graph
         for name in graph.inputs:
@@ -91,7 +88,9 @@ def _samples(findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]])
 def _tokens(
     findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
 ) -> tuple[int | None, str]:
-    """Tokens are numbers that an embedding looks up: batch × sequence."""
+    """Return the number of tokens, or None and why. Tokens are numbers that an embedding looks up: batch ×
+    sequence.
+    """
     numbers = {
         name: shape
         for name, shape, dtype in inputs
@@ -111,7 +110,7 @@ def _tokens(
 
 
 def _looked_up(findings: Findings) -> set[str]:
-    """Inputs that an embedding reads as they are."""
+    """Return the inputs that an embedding reads directly."""
     return {
         name
         for operator in findings.recorded.graph.operators
@@ -125,7 +124,7 @@ AMOUNTS = ("steps", "samples", "tokens", "epochs")
 
 @dataclass(frozen=True)
 class Tariff:
-    """What devices cost.
+    """The prices of devices.
 
     Attributes:
         price: money per device-hour of every device whose kind has no price of its own in ``by_kind``; None
@@ -147,11 +146,11 @@ class Tariff:
                 raise TensorOptError(f"the price of {name} is {price:g} per hour; give more than 0")
 
     def of(self, kind: DeviceKind) -> float | None:
-        """Money per hour of one device of a kind; None where unknown."""
+        """Return the money per hour of one device of a kind; None if unknown."""
         return self.of_named(kind.name, kind.price_per_hour)
 
     def of_named(self, kind: str, own: float | None) -> float | None:
-        """The same of a kind by its name, whose own price is given."""
+        """Return the same for a kind given by its name and its own price."""
         said = self.by_kind.get(kind, self.price)
         return own if said is None else said
 
@@ -165,7 +164,7 @@ class Tariff:
                 )
 
     def words(self, amount: float) -> str:
-        """Three significant figures and the currency."""
+        """Return an amount of money with three significant figures and the currency."""
         return f"{format_number(amount)} {self.currency}".rstrip()
 
 
@@ -173,7 +172,8 @@ CLUSTERS_OWN = Tariff()
 
 
 def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
-    """(the price of all devices, prices by kind) in ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or both.
+    """Return (the price of all devices, prices by kind) from ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or
+    both.
 
     Raises:
         TensorOptError: a price is no number, or two are given for the same devices.
@@ -200,7 +200,7 @@ def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Amount:
-    """How long a training is.
+    """The length of a training.
 
     Attributes:
         count: how many.
@@ -229,7 +229,7 @@ class Amount:
             raise TensorOptError(f"an epoch of {size:g} samples is none; give more than 0")
 
     def steps(self, work: StepWork) -> float:
-        """How many steps that are, as a fraction: the last one need not be full.
+        """Return the number of steps, as a fraction: the last one need not be full.
 
         Raises:
             TensorOptError: what a step has of the unit is not known; says why.
@@ -244,7 +244,7 @@ class Amount:
 
     @property
     def words(self) -> str:
-        """``1,000 steps``, ``300B tokens``, ``3 epochs of 50,000 samples``."""
+        """The amount in words: ``1,000 steps``, ``300B tokens``, ``3 epochs of 50,000 samples``."""
         of = f" of {_count(self.samples_per_epoch)} samples" if self.samples_per_epoch is not None else ""
         unit = self.unit[:-1] if self.count == 1 else self.unit
         return f"{_count(self.count)} {unit}{of}"
@@ -257,7 +257,8 @@ _AMOUNT = re.compile(r"(\S+)\s*(steps?|samples?|tokens?|epochs?)(?:\s+of\s+(\S+)
 
 
 def amount_of(text: str) -> Amount | None:
-    """The amount in ``1e9 tokens``, ``1.5T tokens`` or ``3 epochs of 50000 samples``; None in an empty text.
+    """Return the amount in ``1e9 tokens``, ``1.5T tokens`` or ``3 epochs of 50000 samples``; None for an
+    empty text.
 
     Raises:
         TensorOptError: it is no amount.
@@ -276,7 +277,9 @@ def amount_of(text: str) -> Amount | None:
 
 
 def _count(value: float) -> str:
-    """A count as ``parse_count`` reads it: grouped, from a hundred million on as ``300B``."""
+    """Return a count as ``parse_count`` reads it: with grouped digits, from a hundred million on as
+    ``300B``.
+    """
     if value < 1e8:
         return f"{value:,.12g}"
     letter, unit = next((one for one in (("T", 1e12), ("B", 1e9)) if value >= one[1]), ("M", 1e6))
@@ -284,7 +287,7 @@ def _count(value: float) -> str:
 
 
 def made_for(cluster: Mapping[str, Any]) -> Cluster | None:
-    """The cluster whose data a plan or an exploration keeps; None where it does not say, or not readably."""
+    """Return the cluster whose data a plan or an exploration keeps; None if it is missing or unreadable."""
     try:
         return Cluster.from_dict(cluster)
     except ClusterError:
@@ -292,13 +295,13 @@ def made_for(cluster: Mapping[str, Any]) -> Cluster | None:
 
 
 def for_gpus(cluster: Mapping[str, Any]) -> bool:
-    """Whether that cluster is known to be one of GPUs."""
+    """Return whether this cluster is known to be one of GPUs."""
     hardware = made_for(cluster)
     return hardware is not None and hardware.device_type == "cuda"
 
 
 def device_words(cluster: Cluster) -> str:
-    """``2 x H100-80GB (cuda)``: how many devices, of which kinds and type."""
+    """Return ``2 x H100-80GB (cuda)``: the number of devices, their kinds and their type."""
     kinds = " or ".join(dict.fromkeys(kind.name for kind in cluster.devices))
     return f"{cluster.device_count} x {kinds} ({cluster.device_type})"
 
@@ -308,7 +311,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Rates:
-    """One point in these units.
+    """The rates of one point, in the units of this module.
 
     Attributes:
         step_s: seconds of a step.
@@ -341,7 +344,7 @@ class Rates:
         per_hour: float | None,
         whys: Mapping[str, str],
     ) -> Rates:
-        """The rates of a step that takes so long.
+        """Return the rates of a step that takes ``step_s`` seconds.
 
         Args:
             ideal_s: seconds of a step at peak, if they are known.
@@ -359,15 +362,15 @@ class Rates:
         )
 
     def hours(self, steps: float) -> float:
-        """Hours that so many steps take."""
+        """Return the hours that this many steps take."""
         return steps * self.step_s / HOUR_S
 
     def device_hours(self, steps: float) -> float:
-        """Hours of all devices added up."""
+        """Return the hours that this many steps take, added up over all devices."""
         return self.hours(steps) * self.devices
 
     def cost(self, steps: float) -> float | None:
-        """Money for so many steps; None where the price is unknown."""
+        """Return the money for this many steps; None if the price is unknown."""
         return None if self.per_hour is None else self.hours(steps) * self.per_hour
 
 
@@ -385,14 +388,14 @@ class RatesOf:
         self._by_count: dict[int, tuple[float | None, float | None, dict[str, str]]] = {}
 
     def of(self, index: int) -> Rates:
-        """Rates of point ``index`` of ``all_points``."""
+        """Return the rates of point ``index`` of ``all_points``."""
         point = self.findings.all_points[index]
         devices = self.findings.spaces[point.space].devices
         ideal_s, per_hour, whys = self.of_devices(devices)
         return Rates.of(self.work, point.time_s, devices, ideal_s=ideal_s, per_hour=per_hour, whys=whys)
 
     def of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
-        """(seconds of a step at peak, money per hour, whys) of plans on so many devices."""
+        """Return (seconds of a step at peak, money per hour, whys) of plans on this many devices."""
         if count not in self._by_count:
             self._by_count[count] = self._asked_devices(count)
         return self._by_count[count]
@@ -427,12 +430,12 @@ class RatesOf:
 
 
 def kinds_of(findings: Findings) -> tuple[str, ...]:
-    """The names of the kinds of devices of an exploration's cluster."""
+    """Return the names of the kinds of devices of an exploration's cluster."""
     return tuple(str(kind["name"]) for kind in findings.cluster.get("kinds", ()))
 
 
 def rates(findings: Findings, index: int, *, tariff: Tariff = CLUSTERS_OWN) -> Rates:
-    """The rates of point ``index`` of ``all_points``: throughput, MFU and what an hour costs.
+    """Return the rates of point ``index`` of ``all_points``: throughput, MFU and what an hour costs.
 
     Args:
         tariff: prices that replace those of the cluster, and the currency.
@@ -450,7 +453,9 @@ def _peak(kind: DeviceKind, name: str) -> float | None:
 
 
 def _kinds(cluster: Cluster | None, count: int) -> tuple[tuple[DeviceKind, ...] | None, str]:
-    """The kinds of the devices that a plan on ``count`` of them has; None and why where that is unknown."""
+    """Return the kinds of the devices of a plan on ``count`` devices; None and the reason if that is
+    unknown.
+    """
     if cluster is None:
         return None, "the cluster was not saved with it"
     if count == cluster.device_count:

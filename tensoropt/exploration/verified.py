@@ -1,13 +1,12 @@
-"""What running a plan showed, kept beside the exploration that it is a point of.
+"""Two small files beside an exploration: what running its plans showed, and what it was made from.
 
-One small file, ``verified.json``: ``tensoropt verify PLAN --save DIR`` writes it, the dashboard shows it.
+``verified.json`` keeps what running a plan showed: ``tensoropt verify PLAN --save DIR`` writes it, the
+dashboard shows it.
 
-What an exploration was made from, where it is another one with one thing changed.
-
-One small file beside the exploration, ``changed.json``: ``tensoropt why DIR --deep CHANGE --out DIR2`` writes
-it, and with it the answer to a question that was asked before is found again without opening anything else.
-``tensoropt recost DIR --planners NAMES --only-beside --out DIR2`` does so too: where only planners differ,
-one exploration can be shown in the other's place.
+``changed.json`` names the exploration that this one was made from with one thing changed: ``tensoropt why DIR
+--deep CHANGE --out DIR2`` writes it, so that the answer to a repeated question is found without opening
+anything else. ``tensoropt recost DIR --planners NAMES --only-beside --out DIR2`` does so too: if only
+planners differ, one exploration can be shown in place of the other.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MOST_BYTES = 2**16
 
 @dataclass(frozen=True)
 class Changed:
-    """Which exploration this one was made from, and what is different.
+    """The exploration that this one was made from, and what is different.
 
     Attributes:
         of: the other's :func:`fingerprint`.
@@ -52,7 +51,9 @@ class Changed:
 
 
 def fingerprint(found: Findings) -> str:
-    """16 hex digits of an exploration's model, cluster, settings and figures; saving it changes nothing."""
+    """Return 16 hex digits that identify an exploration's model, cluster, settings and figures; saving it
+    changes nothing.
+    """
     data = [
         found.model.fingerprint,
         found.cluster,
@@ -64,7 +65,7 @@ def fingerprint(found: Findings) -> str:
 
 
 def only_planners_differ(before: Findings, after: Findings) -> bool:
-    """Whether the search found the same in both; points that a planner's plan beats may be missing."""
+    """Return whether the search found the same in both; points that a planner's plan beats may be missing."""
 
     def own(of: Findings) -> dict[tuple[str, float, float], Point]:
         rows = zip(of.keys, of.points, strict=False)
@@ -86,12 +87,12 @@ def _plain(value: object) -> object:
 
 
 def save_changed(folder: str | os.PathLike[str], changed: Changed) -> None:
-    """Write the file beside the exploration in ``folder``; TensorOptError where that cannot be done."""
+    """Write the file beside the exploration in ``folder``; raise TensorOptError if that fails."""
     write_text(Path(folder) / CHANGED, json.dumps({"schema": _CHANGED_SCHEMA, **asdict(changed)}) + "\n")
 
 
 def load_changed(folder: str | os.PathLike[str]) -> Changed | None:
-    """What the exploration in ``folder`` was made from; None for one that was asked for by itself.
+    """Return what the exploration in ``folder`` was made from; None if it was not made from another.
 
     Raises:
         TensorOptError: the file is damaged.
@@ -143,7 +144,7 @@ class Verified:
 
     @classmethod
     def of(cls, plan: Plan, found: Mapping[str, Any]) -> Verified:
-        """From what ``tensoropt.verify.verify_plan`` answers for a plan."""
+        """Return the result that ``tensoropt.verify.verify_plan`` gives for a plan."""
         (one,) = found["plans"]
         return cls(
             key=plan_key(plan),
@@ -158,7 +159,7 @@ class Verified:
         )
 
     def is_of(self, exploration: Exploration, point: int) -> bool:
-        """Whether this is about point ``point`` of ``exploration.all_points``."""
+        """Return whether this is about point ``point`` of ``exploration.all_points``."""
         return exploration.keys[point] == self.key
 
 
@@ -182,7 +183,7 @@ def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str
 
 
 def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
-    """What is known of an exploration's plans; empty where none was verified.
+    """Return the results of running an exploration's plans; empty if none was verified.
 
     Raises:
         TensorOptError: the file is damaged.
@@ -199,7 +200,7 @@ def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
 
 
 def verified_from(data: Any) -> tuple[Verified, ...]:
-    """What such a file holds, read already.
+    """Return the results in such a file, whose content is read already.
 
     Raises:
         TensorOptError: it is damaged.
@@ -219,7 +220,7 @@ def _plans(data: Any) -> tuple[Verified, ...]:
 
 
 def _read(one: Any) -> Verified:
-    """One entry; TypeError or ValueError where a field is of the wrong kind."""
+    """Return one entry; raise TypeError or ValueError if a field is of the wrong kind."""
     if not isinstance(one, Mapping):
         raise TypeError(f"{one!r} is no entry")
     known = {f.name: one[f.name] for f in fields(Verified) if f.name in one}

@@ -21,7 +21,7 @@ _BLOCK = 16
 
 @njit(cache=True, nogil=True)
 def grown(array, size):
-    """A copy of ``array`` with room for at least ``size`` items."""
+    """Return a copy of ``array`` with room for at least ``size`` items."""
     larger = np.empty(max(size, 2 * array.shape[0]), array.dtype)
     for i in range(array.shape[0]):  # a slice assignment takes twenty times longer to compile
         larger[i] = array[i]
@@ -84,7 +84,7 @@ def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
 
 @njit(cache=True, nogil=True)
 def locate(limit_m, value):
-    """The index of the last breakpoint at or below ``value``; -1 if it lies below all of them."""
+    """Return the index of the last breakpoint at or below ``value``; -1 if it lies below all of them."""
     low = 0
     high = limit_m.shape[0]
     while low < high:
@@ -141,7 +141,7 @@ def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, l
 
 @njit(cache=True, nogil=True)
 def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t, m, t, k, tm, tt, tk, runs):
-    """The union over c of product(entry ``left[c]``, entry ``right[c]``), below a limit; label = c.
+    """Return the union over c of product(entry ``left[c]``, entry ``right[c]``), below a limit; label = c.
 
     ``left``, ``right`` (C,): entries of two flat tables (offsets, memory, time). Each product is a set of
     shifts of its longer factor, and each shift is a sorted run. Runs are merged like a binary counter, which
@@ -260,7 +260,7 @@ def thin(m, t, n, wanted, chosen, hull):
 
 @njit(cache=True, nogil=True)
 def find_pair(am, at, bm, bt, memory, time):
-    """The indices (i, j) with a[i] + b[j] == (memory, time) exactly; (-1, -1) if there are none."""
+    """Return the indices (i, j) with a[i] + b[j] == (memory, time) exactly; (-1, -1) if there are none."""
     # Both staircases ascend in memory, so j only descends while i ascends: linear time.
     j = bm.shape[0] - 1
     for i in range(am.shape[0]):

@@ -81,8 +81,9 @@ def reduce(memory: ArrayLike, time: ArrayLike, origin: IndexArray | None = None)
 
 
 def product(left: Frontier, right: Frontier) -> Frontier:
-    """All sums of a point of ``left`` and a point of ``right``, reduced; a factor with one point only shifts
-    the other."""
+    """Return all sums of a point of ``left`` and a point of ``right``, reduced; a factor with one point only
+    shifts the other.
+    """
     i = np.repeat(np.arange(len(left), dtype=np.int32), len(right))
     j = np.tile(np.arange(len(right), dtype=np.int32), len(left))
     origin = np.stack([i, j], axis=1)
@@ -97,7 +98,9 @@ def product(left: Frontier, right: Frontier) -> Frontier:
 
 
 def union(frontiers: Sequence[Frontier]) -> Frontier:
-    """The frontier of all points of all ``frontiers``; of equal points the earliest frontier's is kept."""
+    """Return the frontier of all points of all ``frontiers``; of equal points the earliest frontier's is
+    kept.
+    """
     if not frontiers:
         return Frontier(np.empty(0), np.empty(0), np.empty((0, 2), np.int32))
     sizes = [len(f) for f in frontiers]
@@ -185,7 +188,8 @@ def _unit_log(values: Floats) -> Floats:
 
 
 def hypervolume(points: Points, reference: tuple[float, float]) -> float:
-    """The area between the frontier and ``reference`` = (memory, time), in byte-seconds; larger is better.
+    """Return the area between the frontier and ``reference`` = (memory, time), in byte-seconds; larger is
+    better.
 
     Computed by moocore (Fonseca, Paquete, López-Ibáñez 2006).
     """
@@ -281,5 +285,5 @@ def representatives(points: Points, most: int, loss: float, keep: Sequence[int] 
 
 
 def dominated_area(memory: Floats, time: Floats) -> float:
-    """The hypervolume of a staircase, with the worst of both costs as the reference point."""
+    """Return the hypervolume of a staircase, with the worst of both costs as the reference point."""
     return float(((memory[1:] - memory[:-1]) * (time[0] - time[:-1])).sum())

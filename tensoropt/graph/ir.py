@@ -106,7 +106,7 @@ class Operator:
     source: str = ""
 
     def inputs(self) -> tuple[str, ...]:
-        """The names of the tensors that it reads, in argument order, repeated for every occurrence."""
+        """Return the names of the tensors that it reads, in argument order, repeated for every occurrence."""
         return tuple(iter_refs((self.args, tuple(self.kwargs.values()))))
 
 

@@ -73,7 +73,9 @@ class LocalCall:
         return self.function.split(".")[0] in _KERNEL_NAMESPACES
 
     def arguments(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with every :class:`Ref` replaced by ``tensors(name)``, and with literals resolved."""
+        """Return the arguments with every :class:`Ref` replaced by ``tensors(name)``, and with literals
+        resolved.
+        """
         args = tuple(literal(map_refs(a, tensors)) for a in self.args)
         return args, {k: literal(map_refs(v, tensors)) for k, v in self.kwargs.items()}
 
@@ -108,15 +110,15 @@ class OperatorShard:
         return self.atoms.spaces[self.op.name]
 
     def axes_of(self, loop: int) -> tuple[int, ...]:
-        """The mesh axes with more than one part that split a loop."""
+        """Return the mesh axes with more than one part that split a loop."""
         return tuple(a for a, c in enumerate(self.choices) if c == loop and self.mesh[a] > 1)
 
     def split(self, loops: Sequence[int]) -> tuple[int, ...]:
-        """The axes that split any of these loops."""
+        """Return the axes that split any of these loops."""
         return tuple(sorted({a for loop in loops for a in self.axes_of(loop)}))
 
     def layout(self, operand: Operand, *, written: bool) -> Layout:
-        """The layout on the mesh of a tensor that the operator reads or writes."""
+        """Return the layout on the mesh of a tensor that the operator reads or writes."""
         tensor = self.atoms.graph.tensors[operand.tensor]
         return tuple(
             # Canonical, so that equivalent layouts of tensors without a gradient compare equal.
@@ -125,26 +127,26 @@ class OperatorShard:
         )
 
     def shape(self, operand: Operand, *, written: bool) -> tuple[int, ...]:
-        """The local shape of a tensor that the operator reads or writes."""
+        """Return the local shape of a tensor that the operator reads or writes."""
         layout = self.layout(operand, written=written)
         return local_shape(self.atoms.atoms[operand.tensor], layout, self.mesh, self.coordinate)
 
     def read_shape(self, index: int) -> tuple[int, ...]:
-        """The local shape of the operand at this position."""
+        """Return the local shape of the operand at this position."""
         return self.shape(self.space.reads[index], written=False)
 
     def write_shape(self, index: int = 0) -> tuple[int, ...]:
-        """The local shape of the result at this position."""
+        """Return the local shape of the result at this position."""
         return self.shape(self.space.writes[index], written=True)
 
     def loop_named(self, prefix: str) -> list[int]:
-        """The loops that a rule's loop of this name became: that loop, or one per atom."""
+        """Return the loops that a rule's loop of this name became: that loop, or one per atom."""
         return [
             i for i, d in enumerate(self.space.dims) if d.name == prefix or d.name.startswith(prefix + ".")
         ]
 
     def argument(self, index: int, name: str, default: Any) -> Any:
-        """An argument of the whole operator's call, given by position or by name."""
+        """Return an argument of the whole operator's call, given by position or by name."""
         if index < len(self.op.args):
             return self.op.args[index]
         return self.op.kwargs.get(name, default)

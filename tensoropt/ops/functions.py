@@ -73,7 +73,7 @@ class FunctionCall:
         return results[0] if self.single else tuple(results)
 
     def tensors_of(self, result: Any) -> list[torch.Tensor]:
-        """The tensors in the result of a call."""
+        """Return the tensors in the result of a call."""
         results = [result] if self.single else list(result)
         return [value for value, kept in zip(results, self.results, strict=True) if isinstance(kept, Slot)]
 
@@ -116,7 +116,7 @@ class _TracedOperator(torch.autograd.Function):
 
 
 def operator_of(call: FunctionCall) -> Any:
-    """The operator that makes this call; it is defined if it does not exist yet.
+    """Return the operator that makes this call; it is defined if it does not exist yet.
 
     Raises:
         NotConstant: an argument, or an object in the class's code, cannot be distinguished from others by its
@@ -183,7 +183,7 @@ def _structure(spec: pytree.TreeSpec) -> str:
 
 
 def constant_text(value: Any) -> str:
-    """A constant argument as text, which is equal in every process that has an equal argument.
+    """Return a constant argument as text, which is equal in every process that has an equal argument.
 
     Raises:
         NotConstant: no text distinguishes the value from others.

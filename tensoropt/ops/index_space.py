@@ -88,12 +88,13 @@ class IndexSpace:
     additive: bool = True
 
     def with_dims(self, dims: tuple[LoopDim, ...]) -> IndexSpace:
-        """The same operands over other loops."""
+        """Return the same operands over other loops."""
         return replace(self, dims=dims)
 
 
 def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
-    """The placement code of an operand on an axis with this choice; the README of ``ops`` has the table.
+    """Return the placement code of an operand on an axis with this choice; the README of ``ops`` has the
+    table.
 
     ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. The code of a sharded operand is
     the position of the loop among the operand's loops, which is the atom's position in the tensor once the
@@ -149,13 +150,13 @@ class Builder:
     # -- arguments --------------------------------------------------------------------------------
 
     def arg(self, index: int, name: str | None = None, default: Any = None) -> Any:
-        """An argument of the call, by position or by name."""
+        """Return an argument of the call, by position or by name."""
         if index < len(self.op.args):
             return self.op.args[index]
         return self.op.kwargs.get(name, default) if name is not None else default
 
     def tensor(self, value: Any) -> Tensor:
-        """The tensor that an argument refers to.
+        """Return the tensor that an argument refers to.
 
         Raises:
             Opaque: the argument is None where rules expect a tensor.
@@ -165,7 +166,7 @@ class Builder:
         return self.graph.tensors[value.name]
 
     def output(self, index: int = 0) -> Tensor:
-        """The tensor at this position in the results."""
+        """Return the tensor at this position in the results."""
         return self.graph.tensors[self.op.outputs[index]]
 
     # -- loops ------------------------------------------------------------------------------------
@@ -273,10 +274,12 @@ class AtomGraph:
         }
 
     def atom_sizes(self, tensor: str) -> tuple[int, ...]:
-        """The sizes of all atoms of a tensor, outermost first."""
+        """Return the sizes of all atoms of a tensor, outermost first."""
         return tuple(size for dim in self.atoms[tensor] for size in dim)
 
 
 def canonical(tensor: Tensor, code: int) -> int:
-    """The canonical placement code: without a gradient R/P is R, because only the gradient would differ."""
+    """Return the canonical placement code: without a gradient R/P is R, because only the gradient would
+    differ.
+    """
     return REPLICATE if code == PARTIAL_GRAD and not tensor.requires_grad else code

@@ -28,7 +28,7 @@ class ShardContext(Protocol):
         ...
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        """This rank's index within the flattened group of ``axes`` (first axis outermost)."""
+        """Return this rank's index within the flattened group of ``axes`` (first axis outermost)."""
         ...
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
@@ -36,7 +36,7 @@ class ShardContext(Protocol):
         ...
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """A count summed over ``axes``, including all micro-batches."""
+        """Return a count summed over ``axes``, including all micro-batches."""
         ...
 
 
@@ -53,7 +53,7 @@ class SingleDevice:
         return torch.get_default_device()
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        """Always 0, because there is one rank."""
+        """Return 0, because there is one rank."""
         return 0
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
@@ -68,7 +68,9 @@ class SingleDevice:
 def _mean_as_sum(
     context: ShardContext, name: str, target: str, count: int, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """A mean over split dims: the sum (``target``) divided by the global count, so that shards add up."""
+    """Return a mean over split dims: the sum (``target``) divided by the global count, so that shards add
+    up.
+    """
     total: torch.Tensor = resolve_overload(target)(*args, **kwargs)
     return total / count
 
@@ -76,7 +78,7 @@ def _mean_as_sum(
 def _divided(
     context: ShardContext, name: str, target: str, parts: tuple[int, ...], *args: Any, **kwargs: Any
 ) -> Any:
-    """The operator's results, each divided by the number of parts of an average."""
+    """Return the operator's results, each divided by the number of parts of an average."""
     result = resolve_overload(target)(*args, **kwargs)
     if isinstance(result, torch.Tensor):
         return result / parts[0]

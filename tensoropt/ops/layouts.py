@@ -52,7 +52,7 @@ _CODES = {name: code for code, name in _NAMES.items()}
 
 
 def placement_name(code: int) -> str:
-    """The name of a placement in plans: ``S(n)``, ``R``, ``R/P``, ``P/R``."""
+    """Return the name of a placement in plans: ``S(n)``, ``R``, ``R/P``, ``P/R``."""
     return f"S({code})" if code >= 0 else _NAMES[code]
 
 
@@ -69,12 +69,12 @@ def placement_code(name: str) -> int:
 
 
 def layout_names(layout: Layout) -> tuple[str, ...]:
-    """The names of a layout's placements, one per axis."""
+    """Return the names of a layout's placements, one per axis."""
     return tuple(placement_name(code) for code in layout)
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """The (offset, length) of shard ``index`` of ``parts``, cut as in ``torch.chunk`` and DTensor."""
+    """Return the (offset, length) of shard ``index`` of ``parts``, cut as in ``torch.chunk`` and DTensor."""
     # Rounded up, with smaller or empty last shards: optimizers and checkpoints see shards as DTensors, so the
     # cuts have to agree.
     step = -(-size // parts)
@@ -85,7 +85,7 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 def local_atoms(
     atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
 ) -> Atoms:
-    """The atom sizes of one shard; those of the largest shard if no ``coordinate`` is given."""
+    """Return the atom sizes of one shard; those of the largest shard if no ``coordinate`` is given."""
     sizes = [size for dim in atoms for size in dim]
     for axis, code in enumerate(layout):
         if code >= 0:

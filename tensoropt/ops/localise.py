@@ -54,7 +54,7 @@ def _averaged(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def draws_numbers(op: Operator) -> bool:
-    """Whether the operator's own call draws random numbers, which would differ between ranks."""
+    """Return whether the operator's own call draws random numbers, which would differ between ranks."""
     # Capture refuses a model's own function that does, and a saved graph names such a function without
     # containing it.
     if op.target.startswith(f"{FUNCTIONS}."):

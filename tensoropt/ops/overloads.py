@@ -24,7 +24,7 @@ class OwnFunctionError(TensorOptError, AttributeError):
 
 @cache
 def resolve_overload(name: str) -> Callable[..., Any]:
-    """The overload with this name (``aten.linear.default``).
+    """Return the overload with this name (``aten.linear.default``).
 
     Raises:
         AttributeError: there is no such operator.
@@ -43,12 +43,12 @@ def resolve_overload(name: str) -> Callable[..., Any]:
 
 
 def packet_of(target: str) -> str:
-    """The operator's name without namespace and overload: ``linear`` for ``aten.linear.default``."""
+    """Return the operator's name without namespace and overload: ``linear`` for ``aten.linear.default``."""
     return target.split(".")[1]
 
 
 def returns_one_tensor(target: str) -> bool:
-    """Whether the operator returns a single tensor, rather than several or a list of them.
+    """Return whether the operator returns a single tensor, rather than several or a list of them.
 
     Capture turns ``native_dropout`` into ``dropout`` and keeps the name of its first result, so the name
     alone does not show this.

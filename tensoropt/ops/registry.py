@@ -51,7 +51,7 @@ def _by_target() -> dict[str, OpSpec]:
 
 
 def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
-    """A field of the specs, by operator without overload; overloads must not contradict each other."""
+    """Return a field of the specs, by operator without overload; overloads must not contradict each other."""
     values: dict[str, Value] = {}
     for spec in SPECS:
         value = field(spec)
@@ -85,12 +85,12 @@ _NOTHING_SAID = OpSpec()
 
 
 def spec_of(target: str) -> OpSpec:
-    """The spec of this overload; a spec with defaults if there is none."""
+    """Return the spec of this overload; a spec with defaults if there is none."""
     return BY_TARGET.get(target, _NOTHING_SAID)
 
 
 def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
-    """The index space of one operator; the fallback without loops if no rule describes it."""
+    """Return the index space of one operator; the fallback without loops if no rule describes it."""
     builder = Builder(op, graph)
     rule = spec_of(op.target).rule
     # Not known: callers may let discovery look for splits.
@@ -105,7 +105,7 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
 
 
 def samples_of(target: str) -> Samples:
-    """The random operands on which an operator is well defined."""
+    """Return the random operands on which an operator is well defined."""
     return _SAMPLES.get(packet_of(target), Samples())
 
 
@@ -124,23 +124,26 @@ def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> It
 
 
 def precision_of(target: str) -> Precision | None:
-    """The precision in which an operator computes under mixed precision; None for one that follows its
-    operands."""
+    """Return the precision in which an operator computes under mixed precision; None for one that follows its
+    operands.
+    """
     return _PRECISION.get(packet_of(target))
 
 
 def cost_class_of(function: str) -> CostClass | None:
-    """The roofline class of a call's function, operator or kernel; None for one without a class."""
+    """Return the roofline class of a call's function, operator or kernel; None for one without a class."""
     return _COST_CLASS.get(packet_of(function))
 
 
 def launches(function: str) -> bool:
-    """Whether a call of this function launches work on a device."""
+    """Return whether a call of this function launches work on a device."""
     return packet_of(function).rstrip("_") not in _NO_LAUNCH
 
 
 def flops_of(schema: str) -> FlopCount | None:
-    """The FLOP counter for a call with this schema (``aten::mkldnn_rnn_layer``); None if there is none."""
+    """Return the FLOP counter for a call with this schema (``aten::mkldnn_rnn_layer``); None if there is
+    none.
+    """
     return _FLOPS.get(schema)
 
 
@@ -152,19 +155,21 @@ def reserve_of(target: str) -> int | None:
 
 
 def draws_of(target: str) -> Callable[[Operator], bool] | None:
-    """A function that tells whether a call draws random numbers, if PyTorch's tag is not precise enough."""
+    """Return a function that tells whether a call draws random numbers, if PyTorch's tag is not precise
+    enough.
+    """
     return _DRAWS.get(packet_of(target))
 
 
 def evaluated(op: Operator, call: LocalCall) -> LocalCall:
-    """The call without anything that only training does: dropout, batch statistics."""
+    """Return the call without anything that only training does: dropout, batch statistics."""
     change = spec_of(op.target).evaluated
     return call if change is None else change(op, call)
 
 
 @cache
 def resolve_function(name: str) -> Callable[..., Any]:
-    """The ATen overload (``aten.linear.default``) or the kernel (``kernels.dropout``) with this name.
+    """Return the ATen overload (``aten.linear.default``) or the kernel (``kernels.dropout``) with this name.
 
     Raises:
         AttributeError: there is none.
@@ -177,7 +182,7 @@ def resolve_function(name: str) -> Callable[..., Any]:
 
 
 def bind(call: LocalCall, context: ShardContext) -> Callable[..., Any]:
-    """A callable of only ``(*args, **kwargs)`` that runs a local call in a rank's context."""
+    """Return a callable of only ``(*args, **kwargs)`` that runs a local call in a rank's context."""
     function = resolve_function(call.function)
     if not call.is_kernel:
         return function

@@ -178,7 +178,7 @@ class PlacedPrices:
         return tuple(data_sheet_overheads(kind) for kind in self.cluster.device_kinds)
 
     def compute(self) -> tuple[ComputeCosts, ...]:
-        """The compute costs of each kind of device, including everything measured so far."""
+        """Return the compute costs of each kind of device, including everything measured so far."""
         return tuple(self.costs.compute_on(kind) for kind in self.cluster.device_kinds)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Facts as rows, and what shows them as text and HTML; nothing here knows a figure.
+"""Facts as rows of a table, shown as text and HTML; this module knows none of the figures.
 
 A class that derives from :class:`Shown` is described by the function registered with :func:`described` for it
 (:mod:`tensoropt.exploration.facts`), so that data needs no words of its own.
@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fact:
-    """A row of what there is to say.
+    """A row of a fact sheet: a name, its value, and the value's source.
 
     Attributes:
         name: what people call it; "" for a further line of the fact above.
@@ -44,7 +44,7 @@ class Fact:
 
 
 def named(facts: Mapping[str, Fact], *names: str) -> list[Fact]:
-    """Return the facts of these names, in their order; those that there are."""
+    """Return the facts with these names, in the order of the names; names without a fact are skipped."""
     return [facts[name] for name in names if name in facts]
 
 
@@ -99,13 +99,15 @@ class Html(str):
 
 
 def filled(template: Path, **values: Any) -> str:
-    """Return a :class:`string.Template` with its values, escaped unless they are :class:`Html`."""
+    """Return a :class:`string.Template` filled with values, escaped unless they are :class:`Html`."""
     words = {name: value if isinstance(value, Html) else escape(str(value)) for name, value in values.items()}
     return Template(template.read_text(encoding="utf-8")).substitute(words)
 
 
 def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
-    """Return rows (the first is the header) as a table, aligned to the right but for the columns ``left``."""
+    """Return rows (the first is the header) as an HTML table, aligned to the right except for the columns
+    ``left``.
+    """
 
     def cells(row: Sequence[str], tag: str) -> str:
         sides = ("left" if i in left else "right" for i in range(len(row)))

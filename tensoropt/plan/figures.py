@@ -1,4 +1,4 @@
-"""The figures of a point: for each its name, unit, label and meaning, said once.
+"""The figures of a point: the name, unit, label and meaning of each, defined in one place.
 
 The CSV, ``--json``, ``show``, the page's table of points and its tooltips are made from this registry, and so
 are the columns of a saved frontier. A figure that a simulation finds is a keyword of
@@ -20,7 +20,7 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 @dataclass(frozen=True)
 class _FigureUnit:
-    """What a figure is counted in, and how one of that unit is written.
+    """The unit of a figure, and how values in it are written.
 
     Attributes:
         cell: in a CSV file.
@@ -71,19 +71,19 @@ class _Figure:
     sparse: bool = False
 
     def value(self, row: Any) -> Any:
-        """The figure of a row; None where it is unknown or does not apply."""
+        """Return the figure of a row; None where it is unknown or does not apply."""
         if self.of is not None:
             return self.of(row)
         found = row.point.figures.get(self.name, self.default)
         return None if found != found else found
 
     def cell(self, row: Any) -> Any:
-        """The figure of a row in a CSV file; empty where it is unknown."""
+        """Return the figure of a row in a CSV file; empty where it is unknown."""
         value = self.value(row)
         return "" if value is None else self.unit.cell(value)
 
     def plain(self, row: Any) -> Any:
-        """The figure of a row in JSON."""
+        """Return the figure of a row in JSON."""
         value = self.value(row)
         return None if value is None else self.unit.plain(value)
 
@@ -98,7 +98,9 @@ def _parts(
     default: float = 0.0,
     sparse: bool = False,
 ) -> list[_Figure]:
-    """The figures of a breakdown; ``{}`` in their name and in what they are is a part's name."""
+    """Return the figures of a breakdown; ``{}`` in their names and descriptions stands for the name of a
+    part.
+    """
     return [
         _Figure(
             name.format(part.replace(" ", "_")),
@@ -114,7 +116,9 @@ def _parts(
 
 
 def _pipelined(say: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Say something of the stages of a pipeline, and nothing of other points."""
+    """Return a function that says something about the stages of a pipeline, and nothing about other
+    points.
+    """
     return lambda row: None if row.point.pipeline is None else say(row.point.pipeline.info)
 
 
@@ -186,7 +190,7 @@ BREAKDOWNS: Mapping[str, Mapping[str, str]] = {
 
 
 def kept_figures(named: Mapping[str, Any]) -> dict[str, float]:
-    """The figures that a point keeps, from figures and breakdowns by name; None and NaN are left out.
+    """Return the figures that a point keeps, from figures and breakdowns by name; None and NaN are left out.
 
     A breakdown is a mapping by the names of its parts, or a sequence of all of them.
     """
@@ -204,7 +208,7 @@ def kept_figures(named: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _Worded(dict[str, str]):
-    """By name the figures of something that has them as attributes, in words."""
+    """The figures of an object that has them as attributes, by name and in words."""
 
     def __init__(self, of: object):
         super().__init__()
@@ -215,5 +219,7 @@ class _Worded(dict[str, str]):
 
 
 def worded(of: object, text: str) -> str:
-    """A text in which ``{time_s}`` stands for that figure of a point, a plan or a step, in words."""
+    """Return a text in which ``{time_s}`` is replaced by that figure of a point, a plan or a step, in
+    words.
+    """
     return text.format_map(_Worded(of))

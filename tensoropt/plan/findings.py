@@ -25,7 +25,7 @@ from tensoropt.plan.space import Space
 
 @dataclass(frozen=True)
 class Findings:
-    """Points, the spaces they are from, and what is to be known of the run that found them.
+    """The points, the spaces they come from, and the facts about the run that found them.
 
     Attributes:
         points: ascending in memory, strictly descending in time.
@@ -53,7 +53,7 @@ class Findings:
 
     @cached_property
     def all_points(self) -> PointTable:
-        """The frontier's points, then what other planners found that is not among them."""
+        """The frontier's points, followed by the points of other planners that are not among them."""
         points, others = PointTable.of(self.points), PointTable.of(self.others)
         by_others = np.isin(points.column("planner"), others.column("planner"))
         known = {points[row].identity for row in np.flatnonzero(by_others)}
@@ -72,8 +72,9 @@ class Findings:
         return point_keys(self.all_points, self.spaces, step)
 
     def title(self, index: int) -> str:
-        """``point 17 of 201``: points of the frontier are counted from 1 to N in order of memory, everywhere;
-        of others the planner, and which of its plans: ``zero 2 of 5``."""
+        """Return ``point 17 of 201`` for a point of the frontier, always counted from 1 in order of memory;
+        for others, the planner and the number of its plan: ``zero 2 of 5``.
+        """
         if index < len(self.points):
             return f"point {index + 1} of {len(self.points)}"
         planner = self.all_points[index].planner
@@ -84,7 +85,7 @@ class Findings:
 
     @property
     def devices(self) -> int:
-        """How many devices the cluster has; 0 where nothing was searched."""
+        """The number of devices of the cluster; 0 if nothing was searched."""
         return math.prod(self.spaces[0].mesh.shape) if self.spaces else 0
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Keys of plans: equal for two of them where they do the same, whatever figures they have.
+"""Keys of plans: two plans have the same key if they do the same, whatever their figures.
 
 A key is 16 hex digits: the hashes of the model, the optimizer, the mesh and all that a plan says of its
 operators, parameters and tensors, combined in no order. It follows from a plan file and from a point's
@@ -22,13 +22,13 @@ from tensoropt.plan.space import Space
 
 
 def plan_key(plan: Plan) -> str:
-    """The key of a plan."""
+    """Return the key of a plan."""
     step = plan.model.fingerprint, plan.optimizer
     return _key(_base(step, plan.mesh, plan.micro_batches), vars(plan))
 
 
 def point_keys(points: Sequence[Point], spaces: Sequence[Space], step: tuple[str, str]) -> tuple[str, ...]:
-    """The keys of the plans of some points of these spaces.
+    """Return the keys of the plans of some points of these spaces.
 
     Args:
         step: the fingerprint of the model, and the optimizer.
@@ -52,17 +52,17 @@ def point_keys(points: Sequence[Point], spaces: Sequence[Space], step: tuple[str
 
 
 def _base(step: tuple[str, str], mesh: MeshInfo, micro_batches: int) -> int:
-    """The hash of what plans of one space have in common."""
+    """Return the hash of what plans of one space have in common."""
     return _hash(("step", step, mesh.shape, mesh.names, mesh.placed, micro_batches))
 
 
 def _key(base: int, fields: Mapping[str, Any]) -> str:
-    """The key of what the fields of a plan say."""
+    """Return the key of a plan with these fields, given the hash of its space."""
     return f"{reduce(xor, map(_hash, _said(fields)), base):016x}"
 
 
 def _said(fields: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """All that the fields of a plan say of its strategy, piece by piece; not how much it needs."""
+    """Yield everything in the fields of a plan that describes its strategy; its costs are left out."""
     for name, one in fields["operators"].items():
         yield _operator(name, list(one.axes.values()), one.device, one.order, one.backward_order)
     for name, one in fields["parameters"].items():
@@ -102,7 +102,7 @@ def _hashes(pieces: Iterable[object]) -> np.ndarray:
 
 
 def _sharded(space: Space, choice: np.ndarray, options: np.ndarray) -> np.ndarray:
-    """What points of one space have in their keys beside its base, as numbers; by their indices."""
+    """Return, for points of one space, the numbers that their indices add to the space's hash."""
     keys = np.zeros(len(choice), dtype=np.uint64)
     again: dict[str, np.ndarray] = {}
     for place, (name, group) in enumerate(space.groups.items()):

@@ -1,13 +1,11 @@
 """A plan: a strategy written down with all that is needed to run it again.
 
-What the fields of a plan must agree on among themselves, said before a model is asked for.
+The fields of a plan must agree among themselves, which an edit by hand easily breaks. The declarations of
+single fields check their types; :func:`check_plan` checks what several fields say together, before a model is
+loaded. Whether a plan fits its model is checked where the two meet.
 
-Types of single fields are checked by their declarations; here is what several of them say together, as an
-edit by hand easily breaks it. That a plan fits its model is checked where the two meet.
-
-The call a plan was made for, as data: shapes and dtypes where tensors go, numbers as they are.
-
-With it a plan can be applied to a model object without an example call.
+A plan keeps the call that it was made for, as data: shapes and dtypes in place of tensors, numbers as they
+are. With it a plan can be applied to a model object without an example call.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ def _check_mesh(plan: Plan) -> None:
 
 
 def _check_cluster(plan: Plan) -> None:
-    """The cluster of a plan has as many devices as its mesh, where the plan says one."""
+    """Refuse a plan whose cluster, if it names one, has another number of devices than its mesh."""
     if "kinds" not in plan.cluster:
         return
     try:
@@ -129,7 +127,9 @@ def _check_figures(plan: Plan) -> None:
 
 
 def _pairs_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict, after refusing a key that stands twice: readers would take one of both."""
+    """Return a JSON object as a dict; refuse a key that occurs twice, since readers would use only one of the
+    two.
+    """
     twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
     if twice:
         raise PlanError(f"the key '{twice[0]}' stands twice; keep one of them")
@@ -137,7 +137,7 @@ def _pairs_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    """Refuses NaN, which compares with nothing; infinities are numbers."""
+    """Refuse NaN, which compares with nothing; infinities are numbers."""
     if name == "NaN":
         raise PlanError("NaN is no figure; choose the plan again")
     return float(name.replace("Infinity", "inf"))
@@ -151,7 +151,7 @@ _TENSOR = "tensor"
 
 
 def describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """``{"args": [...], "kwargs": {...}}``, or None for a call with arguments JSON cannot hold."""
+    """Return the call as ``{"args": [...], "kwargs": {...}}``; None if JSON cannot hold an argument."""
     try:
         return {"args": [_describe(a) for a in args], "kwargs": {k: _describe(v) for k, v in kwargs.items()}}
     except TypeError:
@@ -176,7 +176,7 @@ def _describe(value: Any) -> Any:
 
 
 def example_call(data: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the described shapes, filled with zeros.
+    """Return (args, kwargs) of the described shapes, filled with zeros.
 
     Raises:
         PlanError: the description is damaged.
@@ -217,20 +217,23 @@ class _Strict(BaseModel):
 
 
 class OnnxInfo(_Strict):
-    """How an ONNX file was opened: :class:`tensoropt.question.model_source.OnnxOptions`."""
+    """The options with which an ONNX file was opened:
+    :class:`tensoropt.question.model_source.OnnxOptions`.
+    """
 
     dims: dict[str, int] = {}
     outputs: tuple[str, ...] = ()
     loss: str | None = None
 
     def options(self) -> OnnxOptions:
-        """The same as the importer takes it."""
+        """Return the options as the importer takes them."""
         return OnnxOptions.of(self.dims, self.outputs, self.loss)
 
 
 class ModelInfo(_Strict):
-    """Which model: where it comes from, a fingerprint of its operator graph, and the shapes it is called
-    with."""
+    """The identity of a model: its source, a fingerprint of its operator graph, and the shapes it is called
+    with.
+    """
 
     source: str
     fingerprint: str
@@ -243,8 +246,9 @@ class ModelInfo(_Strict):
 
 
 class MeshInfo(_Strict):
-    """Sizes and names of the mesh axes, outermost first; ``placed``: no mesh, but devices in a row. A
-    pipeline is the first axis, called :data:`STAGE_AXIS`."""
+    """The sizes and names of the mesh axes, outermost first. If ``placed``, there is no mesh but a row of
+    devices. A pipeline is the first axis, named :data:`STAGE_AXIS`.
+    """
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
@@ -260,7 +264,8 @@ class MeshInfo(_Strict):
 
 
 class OperatorPlan(_Strict):
-    """What an operator's group does: per mesh axis the loop dim it splits (``none``, ``partial``, ...).
+    """The split of an operator's group: for each mesh axis the loop dim that it splits (``none``,
+    ``partial``, ...).
 
     In a placed plan instead: its device, and its position in that device's forward and backward order.
     """
@@ -274,10 +279,11 @@ class OperatorPlan(_Strict):
 
 
 class ParameterPlan(_Strict):
-    """Stored placement of a parameter, per axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``; the first
-    is ``held`` where a gathered copy serves the whole step, ``held/P`` where its gradient waits beside it,
-    ``ahead`` where it is gathered while the block before its own computes; in
-    a placed plan the device it lies on."""
+    """The stored placement of a parameter on each axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``. The
+    first is ``held`` if a gathered copy serves the whole step, ``held/P`` if the gradient waits with that
+    copy, and ``ahead`` if the parameter is gathered while the block before its own computes. In a placed
+    plan: the device on which it lies.
+    """
 
     key: str
     stored: tuple[str, ...] = ()
@@ -294,7 +300,7 @@ class TransferPlan(_Strict):
 
 
 class PlacedInfo(_Strict):
-    """What a placed plan says beside its operators' devices.
+    """The splits and transfers of a placed plan, in addition to its operators' devices.
 
     Attributes:
         splits: group -> (loop dim, number of pieces).
@@ -323,7 +329,7 @@ class StagePlan(_Strict):
 
 
 class PipelineInfo(_Strict):
-    """What a plan with a pipeline says beside its operators.
+    """The schedule and the stages of a plan with a pipeline.
 
     Attributes:
         schedule: the order in which micro-batches pass the stages.
@@ -348,7 +354,7 @@ class PipelineInfo(_Strict):
 
 
 class CollectiveCount(_Strict):
-    """A predicted collective: kind, mesh axes, bytes on one rank, how often per step."""
+    """A predicted collective: its kind, mesh axes, bytes on one rank, and count per step."""
 
     kind: str
     axes: tuple[int, ...]
@@ -357,7 +363,7 @@ class CollectiveCount(_Strict):
 
 
 class Predicted(_Strict):
-    """What the cost tables and the simulator say. Bytes and seconds of one rank and one step.
+    """The predictions of the cost tables and the simulator, in bytes and seconds of one rank and one step.
 
     ``memory_bytes`` and ``time_s`` are what the simulator found; ``additive_memory_bytes`` and
     ``additive_time_s`` what the search added up. ``memory`` splits the peak of tensors by kind, ``terms``
@@ -387,7 +393,7 @@ class Predicted(_Strict):
 
     @property
     def tensor_bytes(self) -> float:
-        """Of the memory what tensors take, as a tracker of tensors sees it."""
+        """The part of the memory that tensors take, as a tracker of tensors measures it."""
         return self.memory_bytes - sum(self.terms.values())
 
 
@@ -422,7 +428,7 @@ class Plan(Shown, _Strict):
 
     @property
     def devices(self) -> int:
-        """How many devices, and so ranks, the plan runs on."""
+        """The number of devices, and so of ranks, that the plan runs on."""
         count = 1
         for size in self.mesh.shape:
             count *= size
@@ -430,7 +436,7 @@ class Plan(Shown, _Strict):
 
     @property
     def model_source(self) -> str:
-        """Where the model comes from, as :func:`~tensoropt.question.model_source.load_model` takes it."""
+        """The source of the model, as :func:`~tensoropt.question.model_source.load_model` takes it."""
         return self.model.source
 
     @property
@@ -440,11 +446,13 @@ class Plan(Shown, _Strict):
 
     @property
     def compute_dtype(self) -> str:
-        """``bfloat16`` for mixed precision; see :mod:`tensoropt.capture.precision`."""
+        """The dtype of computation: ``bfloat16`` for mixed precision; see
+        :mod:`tensoropt.capture.precision`.
+        """
         return str(self.settings.get("dtype", "float32"))
 
     def strategy_data(self) -> dict[str, Any]:
-        """The strategy as :func:`tensoropt.sharding.strategy.strategy_from_dict` reads it.
+        """Return the strategy as :func:`tensoropt.sharding.strategy.strategy_from_dict` reads it.
 
         Raises:
             PlanError: the plan is placed or has a pipeline, and no one strategy on a mesh.
@@ -462,7 +470,7 @@ class Plan(Shown, _Strict):
         }
 
     def strategy(self, graph: Any) -> Any:
-        """The strategy of this plan for a grouped graph.
+        """Return the strategy of this plan for a grouped graph.
 
         Raises:
             PlanError: the plan is for another model; names the first difference.
@@ -497,17 +505,17 @@ class Plan(Shown, _Strict):
             )
 
     def to_data(self) -> dict[str, Any]:
-        """The plan as plain data, as a plan file has it."""
+        """Return the plan as plain data, as a plan file has it."""
         # Without the field where there is no pipeline, so that earlier versions read such plans.
         left_out = {"pipeline"} if self.pipeline is None else set()
         return self.model_dump(by_alias=True, mode="json", exclude=left_out)
 
     def to_json(self) -> str:
-        """The content of a plan file."""
+        """Return the content of a plan file."""
         return json.dumps(self.to_data(), indent=1) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan; an existing file is replaced only when the new one is whole."""
+        """Write the plan to a file; an existing file is replaced only once the new one is complete."""
         write_text(path, self.to_json())
 
     def __repr__(self) -> str:
@@ -517,7 +525,7 @@ class Plan(Shown, _Strict):
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """The plan of a file, checked.
+    """Return the plan of a file, checked.
 
     Raises:
         PlanError: there is no such file, or it is not a plan; names the first field that is wrong.

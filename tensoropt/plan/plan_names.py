@@ -70,12 +70,14 @@ JOIN = " · "
 
 
 def planner_title(name: str) -> str:
-    """Return what a planner is called in a legend."""
+    """Return a planner's name for a legend."""
     return PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
 def what_it_does(label: str, batch: str) -> int:
-    """What a label of one axis is; ``batch`` is the operator's label on the micro-batch axis."""
+    """Return the kind of split that a label means on one axis; ``batch`` is the operator's label on the
+    micro-batch axis.
+    """
     if label == batch and label not in ("none", "partial"):
         return DATA  # also an operator without a batch whose gradients add up over its ranks
     if label in UNSPLIT:
@@ -85,7 +87,9 @@ def what_it_does(label: str, batch: str) -> int:
 
 
 def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, ...]:
-    """The name of every point; together, since points of one space share most of what is looked up."""
+    """Return the name of every point, in one call because points of a space share most of what is looked
+    up.
+    """
     names = [""] * len(points)
     members: dict[int, list[int]] = {}
     for i, point in enumerate(points):
@@ -103,7 +107,7 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
 
 
 def placed_words(record: PlacedRecord, join: str = JOIN) -> str:
-    """``placed on 3 devices · 2 operators cut``, from a placed point's record."""
+    """Return a placed point's record in words: ``placed on 3 devices · 2 operators cut``."""
     used = len({operator.device for operator in record.operators.values()})
     pieces = len(record.info.splits)
     cut = f"{join}{counted(pieces, 'operator')} cut" if pieces else ""
@@ -180,8 +184,9 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
 
 
 def _tables(group: Mapping[str, Any], axes: int) -> tuple[np.ndarray, np.ndarray]:
-    """(configurations, axes) what the group does; (configurations, options, 4) how many parameters could be
-    stored in shards, and how many are, by ZeRO's stage."""
+    """Return (configurations, axes) the kinds of split of a group, and (configurations, options, 4) how many
+    parameters could be stored in shards, and how many are, by ZeRO stage.
+    """
     configurations = group["configurations"]
     kinds = np.array(
         [[what_it_does(label, group["micro"]) for label in labels] for labels in configurations],
@@ -205,7 +210,9 @@ def _tables(group: Mapping[str, Any], axes: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
-    """The same of a tied parameter's layout; plain shards may be those of a split use, and are left out."""
+    """Return the same counts for a tied parameter's layout; plain shards may be those of a split use, and are
+    left out.
+    """
     found = [0, 0, 0, 0]
     in_shards = any(name.startswith("S(") for name in layout[1:])
     if layout[0] in (*_STAGE_OF, "ahead") and in_shards:
@@ -216,12 +223,12 @@ def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
 
 
 def _counts(kinds: np.ndarray) -> np.ndarray:
-    """(axes, 4) how many operators do what; ``kinds`` is (operators, axes)."""
+    """Return (axes, 4) the number of operators with each kind of split; ``kinds`` is (operators, axes)."""
     return np.stack([(kinds == kind).sum(axis=0) for kind in (DATA, TENSOR, OTHER, WHOLE)], axis=1)
 
 
 def _main(counts: np.ndarray) -> int:
-    """What an axis is called after."""
+    """Return the kind of split after which an axis is named."""
     # Elementwise operators follow splits of weights under names of dims: they do not name an axis that has
     # any operator of a kind that has a name.
     named = counts[:2] if counts[:2].any() else counts[:3]
@@ -229,7 +236,9 @@ def _main(counts: np.ndarray) -> int:
 
 
 def _axes_and_storage(shape: Sequence[int], counts: np.ndarray, stored: np.ndarray) -> Iterator[str]:
-    """``DP 8``, ``ZeRO-1``, ``TP 2``: what the axes of more than one device do, and how parameters lie."""
+    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: what the axes of more than one device do, and how parameters are
+    stored.
+    """
     axes = [(axis, _main(counts[axis])) for axis, size in enumerate(shape) if size > 1]
     if not axes:
         yield "one device"

@@ -1,4 +1,4 @@
-"""A point of a frontier, and which of several points no other beats."""
+"""A point of a frontier, and the reduction of several points to those that no other beats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRONTIER = "frontier"
 
 @dataclass(frozen=True, repr=False)
 class Point(Shown):
-    """One strategy of the frontier with its figures; bytes and seconds of one rank and step.
+    """A strategy of the frontier with its figures, in bytes and seconds of one rank and one step.
 
     Every figure of :data:`~tensoropt.plan.figures.KEPT` is an attribute. ``memory_bytes`` and ``time_s`` are
     the simulator's, ``additive_...`` what the search added up. ``communication_s`` is all of it:
@@ -65,14 +65,15 @@ class Point(Shown):
         pipeline: PipelineRecord | None = None,
         **figures: Any,
     ) -> Point:
-        """A strategy and its figures by name; those of a breakdown together, in order or by name:
-        ``terms={"context": 3e8}``."""
+        """Return a point from a strategy and its figures by name; the parts of a breakdown are given
+        together, in order or by name: ``terms={"context": 3e8}``.
+        """
         return cls(
             _ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, placed, pipeline
         )
 
     def changed(self, **changes: Any) -> Point:
-        """This point with other fields or figures; a breakdown is replaced as a whole."""
+        """Return this point with other fields or figures; a breakdown is replaced as a whole."""
         own = {name: changes.pop(name) for name in _FIELDS & changes.keys()}
         gone = {
             *changes,
@@ -94,7 +95,7 @@ class Point(Shown):
 
     @property
     def gap(self) -> float | None:
-        """By how much at most a strategy of no more memory could be faster; None where nothing is proven."""
+        """The most by which a strategy of no more memory could be faster; None if nothing is proven."""
         return self.figures.get("gap")
 
     @property
@@ -104,12 +105,12 @@ class Point(Shown):
 
     @property
     def terms(self) -> dict[str, float]:
-        """What a process takes beside tensors, by name; empty on CPU ranks."""
+        """The memory that a process takes in addition to tensors, by name; empty on CPU ranks."""
         return self._parts("terms")
 
     @property
     def sources(self) -> dict[str, float]:
-        """Shares of all seconds but idle ones, by where they come from."""
+        """The share of all seconds except idle ones that each source of figures accounts for."""
         return self._parts("sources")
 
     @property
@@ -124,12 +125,14 @@ class Point(Shown):
 
     @property
     def record(self) -> PlacedRecord | PipelineRecord | None:
-        """What a point without indices has instead; None of one that is a choice in a searched space."""
+        """The record of a placed or pipelined point, which has no indices; None for a choice in a searched
+        space.
+        """
         return self.placed or self.pipeline
 
     @property
     def tensor_bytes(self) -> float:
-        """Of the memory what tensors take, as a tracker of tensors sees it."""
+        """The part of the memory that tensors take, as a tracker of tensors measures it."""
         return sum(self.memory)
 
     @property
@@ -139,14 +142,14 @@ class Point(Shown):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for two points only if they are the same strategy by the same planner."""
+        """A value that two points share only if they are the same strategy by the same planner."""
         # Points without indices are told apart by their plans.
         own = "" if self.record is None else self.record.info.model_dump_json()
         return (self.planner, self.space, self.choice, self.options, own)
 
     @property
     def proven(self) -> str:
-        """What is proven of it in the additive model: ``exact``, at most so far off, or nothing (``-``)."""
+        """What is proven in the additive model: ``exact``, a bound on the gap, or nothing (``-``)."""
         if self.gap is None:
             return "-"
         share = 100 * self.gap
@@ -173,7 +176,9 @@ def reduce_points(
     items: Sequence[Item],
     costs: Callable[[Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
 ) -> tuple[Item, ...]:
-    """The items no other beats in both (memory, time), ascending in memory; the first of equals."""
+    """Return the items that no other beats in both (memory, time), ascending in memory; the first of equal
+    ones.
+    """
     kept: list[Item] = []
     best = float("inf")
     # Ascending in memory, then time: an item stays if it is strictly faster than all leaner ones. sorted() is
@@ -192,7 +197,7 @@ each sum rounding by some 1e-16 per term."""
 
 
 def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point, ...]:
-    """A frontier with those of other points that beat one of its own or lie between them, reduced to one.
+    """Return a frontier merged with those other points that beat one of its own or lie between them.
 
     Another point comes in only where no point of the frontier needs as little of both, but for rounding. A
     point goes where another needs as little of one, but for rounding, and less of the other.
@@ -213,7 +218,7 @@ def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point
 
 
 def beats(other: Point, point: Point) -> bool:
-    """Whether another point needs less memory or time and no more of the other, both but for rounding."""
+    """Return whether another point needs less memory or time and no more of the other, up to rounding."""
     memory, time_s = other.memory_bytes, other.time_s
     if memory > point.memory_bytes * (1 + SAME) or time_s > point.time_s * (1 + SAME):
         return False
@@ -221,7 +226,7 @@ def beats(other: Point, point: Point) -> bool:
 
 
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points, of which none is called exact that another one beats in additive memory and time.
+    """Return the points; one that another beats in additive memory and time is no longer called exact.
 
     Bounds are right but for rounding, so that a point of one space can lie a rounding above one of another,
     and they say nothing of what is placed. Here the figures themselves are compared, as the CSV shows them.
@@ -243,7 +248,7 @@ def _additive(point: Point) -> tuple[float, float]:
 
 
 def check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
-    """Raise :class:`InfeasibleError` where none of the points, leanest first, fits the budget."""
+    """Raise :class:`InfeasibleError` if none of the points, leanest first, fits the budget."""
     if memory_bytes is not None and points[0].memory_bytes > memory_bytes:
         beside = sum(size for name, size in points[0].terms.items() if name != CONSTANTS)
         told = f", of which {format_bytes(beside)} are estimates of what a process takes beside tensors"

@@ -1,4 +1,4 @@
-"""A point made a plan: its indices looked up in its space's catalogue of names."""
+"""Points turned into plans: a point's indices are looked up in its space's catalogue of names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 
 def plan_of(findings: Findings, point: Point) -> Plan:
-    """The plan of a point of one of the exploration's spaces; neither model nor search is needed."""
+    """Return the plan of a point of one of the exploration's spaces; neither model nor search is needed."""
     space = findings.spaces[point.space]
     record = point.record
     fields = _sharded_fields(space, point) if record is None else record.plan_fields(space.micro_batches)
@@ -53,7 +53,7 @@ def _predicted(point: Point) -> Predicted:
 
 
 def _sharded_fields(space: Space, point: Point) -> dict[str, Any]:
-    """The fields of a plan that a sharded point's indices say."""
+    """Return the fields of a plan that follow from a sharded point's indices."""
     names = space.mesh.names
     operators, parameters = {}, {}
     position = dict(zip(space.variables, range(len(space.variables)), strict=True))

@@ -1,4 +1,4 @@
-"""Records: what a point without indices, placed or pipelined, has instead: its plan, and its recorded step.
+"""Records of placed and pipelined points, which have no indices: the plan, and the recorded step.
 
 :func:`record_fields` and ``to_data`` are the one way from and to the JSON of a saved exploration.
 """
@@ -23,7 +23,7 @@ from tensoropt.simulate.recording import Recording
 
 @dataclass(frozen=True)
 class _PlanRecord:
-    """The operators and parameters of a plan, which no indices say."""
+    """The operators and parameters of a plan that no indices describe."""
 
     info: Any
     operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
@@ -55,18 +55,18 @@ class PlacedRecord(_PlanRecord):
     recording: Recording = field(default_factory=Recording)
 
     def plan_fields(self, micro_batches: int) -> dict[str, Any]:
-        """The fields of its plan."""
+        """Return the fields of its plan."""
         schema = SCHEMA if micro_batches == 1 else PLACED_MICRO_SCHEMA
         return self._fields_of_plan(schema=schema, placed=self.info)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> PlacedRecord:
-        """The record that :meth:`to_data` wrote."""
+        """Return the record that :meth:`to_data` wrote."""
         info, notes = PlacedInfo(**data["placed"]), tuple(data.get("notes", ()))
         return cls(info, **_plans(data), notes=notes, recording=Recording.from_data(data))
 
     def to_data(self) -> dict[str, Any]:
-        """The record as plain data."""
+        """Return the record as plain data."""
         own = {"placed": self.info.model_dump(mode="json"), "notes": list(self.notes)}
         return {**self._plans_data(), **own, **self.recording.to_data()}
 
@@ -97,13 +97,13 @@ class PipelineRecord(_PlanRecord):
     recording: Recording = field(default_factory=Recording)
 
     def plan_fields(self, micro_batches: int) -> dict[str, Any]:
-        """The fields of its plan."""
+        """Return the fields of its plan."""
         own = {"recomputed": self.recomputed, "pipeline": self.info}
         return self._fields_of_plan(schema=PIPELINED_SCHEMA, **own)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> PipelineRecord:
-        """The record that :meth:`to_data` wrote."""
+        """Return the record that :meth:`to_data` wrote."""
         return cls(
             PipelineInfo(**data["pipeline"]),
             **_plans(data),
@@ -117,7 +117,7 @@ class PipelineRecord(_PlanRecord):
         )
 
     def to_data(self) -> dict[str, Any]:
-        """The record as plain data."""
+        """Return the record as plain data."""
         recorded = self.recording.to_data()
         computed = {"computed": self.computed, "again_s": self.again_s, "optimizer_s": self.optimizer_s}
         return {
@@ -133,8 +133,9 @@ class PipelineRecord(_PlanRecord):
 
 
 def record_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The records among the fields of a saved point, by the names of a :class:`~tensoropt.plan.point.Point`'s
-    fields."""
+    """Return the records among the fields of a saved point, by the names of a
+    :class:`~tensoropt.plan.point.Point`'s fields.
+    """
     placed, pipeline = data.get("placed"), data.get("pipeline")
     return {
         "placed": PlacedRecord.from_data(placed) if placed else None,

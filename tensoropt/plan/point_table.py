@@ -1,6 +1,6 @@
-"""Points as a table: a column for every figure, from which single points are made when they are asked for.
+"""Points as a table with a column for every figure; single points are made on demand.
 
-Points as the arrays of a file, and back.
+The table is stored as the arrays of a file, and read back from them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PointTable(Sequence[Point]):
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> PointTable:
-        """The table of some points; one that is given is returned as it is."""
+        """Return the table of some points; a table is returned unchanged."""
         if isinstance(points, PointTable):
             return points
 
@@ -50,29 +50,29 @@ class PointTable(Sequence[Point]):
         return cls(len(points), read, points.__getitem__)
 
     def column(self, name: str) -> np.ndarray:
-        """A figure of all points, NaN where it is unknown; ``space`` and ``planner`` likewise."""
+        """Return a figure of all points, NaN if it is unknown; ``space`` and ``planner`` likewise."""
         if name not in self._columns:
             self._columns[name] = self._read(name)
         return self._columns[name]
 
     @property
     def memory(self) -> np.ndarray:
-        """Bytes per device of all points; with :attr:`time` what the tools of frontiers take."""
+        """The bytes per device of all points; with :attr:`time`, the input of the frontier tools."""
         return self.column("memory_bytes")
 
     @property
     def time(self) -> np.ndarray:
-        """Seconds per step of all points."""
+        """The seconds per step of all points."""
         return self.column("time_s")
 
     def rows(self, wanted: np.ndarray) -> PointTable:
-        """The table of some rows, given as their numbers."""
+        """Return the table of the rows with these numbers."""
         return PointTable(
             len(wanted), lambda name: self.column(name)[wanted], lambda row: self[int(wanted[row])]
         )
 
     def joined(self, other: PointTable) -> PointTable:
-        """The table of these points and then those of another one."""
+        """Return the table of these points, followed by those of another table."""
         if not len(other):
             return self
         own = len(self)
@@ -111,7 +111,8 @@ class PointTable(Sequence[Point]):
 
 
 def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, np.ndarray]:
-    """The columns of some points, and their indices: per space rows of one length, which a file needs.
+    """Return the columns of some points, and their indices; the indices of a space are rows of one length,
+    which a file needs.
 
     ``space``, ``planner``, ``devices`` and ``micro_batches`` are columns, too. ``sends`` has (row, bytes,
     count) of each collective, of which ``send_kind`` and ``send_axes`` are the words.
@@ -143,7 +144,7 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
 def read_points(
     arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
 ) -> PointTable:
-    """The table of the points that :func:`point_arrays` wrote; points themselves are made when asked for.
+    """Return the table of the points that :func:`point_arrays` wrote; single points are made on demand.
 
     Args:
         spaces: how many there are.
@@ -157,7 +158,7 @@ def read_points(
 
 
 class _StoredPoints:
-    """The arrays of points; what making a point needs of all of them is made with the first."""
+    """The arrays of stored points; what all points share is built when the first point is made."""
 
     def __init__(
         self, arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
@@ -183,7 +184,7 @@ class _StoredPoints:
             raise ValueError("points without a strategy")
 
     def column(self, name: str) -> np.ndarray:
-        """A column of the table."""
+        """Return a column of the table."""
         if name not in KEPT:
             return self.space if name == "space" else self.planner
         column = self.figures.get(name, np.full(len(self.space), np.nan))
@@ -191,7 +192,7 @@ class _StoredPoints:
         return column if default != default else np.where(np.isnan(column), default, column)
 
     def point(self, row: int) -> Point:
-        """A point with its strategy."""
+        """Return a point with its strategy."""
         found = {name: values[row] for name, values in self._values if values[row] == values[row]}
         choice: tuple[int, ...] = ()
         options: tuple[int, ...] = ()
@@ -210,7 +211,7 @@ class _StoredPoints:
 
     @cached_property
     def _values(self) -> list[tuple[str, list[Any]]]:
-        """The figures as Python's numbers, flags as bools."""
+        """The figures as Python numbers, with flags as bools."""
         return [
             (name, (column == 1.0 if KEPT[name].unit is FLAG else column).tolist())
             for name, column in self.figures.items()
@@ -228,6 +229,6 @@ class _StoredPoints:
 
 
 def _packed(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Indices in the smallest integers that hold them."""
+    """Return indices in the smallest integer type that holds them."""
     found = np.array(rows, dtype=np.int32).reshape(len(rows), len(rows[0]) if rows else 0)
     return found.astype(np.min_scalar_type(int(found.max(initial=0))))

@@ -1,4 +1,4 @@
-"""What an exploration keeps of how its points came about: the operator graph and the costs used.
+"""The record of how an exploration's points came about: the operator graph and the costs used.
 
 With it a saved exploration explains any of its points (:mod:`tensoropt.report.detail`) and can be costed
 again (:func:`tensoropt.api.recost`) without the model. One gzip'd JSON file, ``recorded.json.gz``.
@@ -39,7 +39,7 @@ SCHEMA = "tensoropt.recorded/1"
 
 @dataclass(frozen=True)
 class RecordedWork:
-    """Facts and seconds of one workload, of one micro-batch.
+    """The facts and seconds of one workload, for one micro-batch.
 
     Attributes:
         forward_host_s, backward_host_s: of issuing it on the host; 0 where the host is the device, and of
@@ -60,14 +60,14 @@ class RecordedWork:
 
 @dataclass(frozen=True)
 class RecordedCompute:
-    """Seconds as they were when the exploration was made; a :class:`~tensoropt.costs.prices.ComputeCosts`."""
+    """The seconds that were saved with an exploration; a :class:`~tensoropt.costs.prices.ComputeCosts`."""
 
     works: Mapping[str, RecordedWork]
     optimizer_s_per_element: float
     source: str
 
     def of(self, work: Workload) -> RecordedWork:
-        """Facts and seconds of a workload.
+        """Return the facts and seconds of a workload.
 
         Raises:
             TensorOptError: they were not saved.
@@ -80,21 +80,21 @@ class RecordedCompute:
             ) from None
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """(forward, backward) seconds of one micro-batch, as they were saved."""
+        """Return the saved (forward, backward) seconds of one micro-batch."""
         found = self.of(work)
         return found.forward_s, found.backward_s
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """(forward, backward) seconds of issuing one micro-batch, as they were saved."""
+        """Return the saved (forward, backward) seconds of issuing one micro-batch."""
         found = self.of(work)
         return found.forward_host_s, found.backward_host_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Seconds of the product of a weight's gradient, as they were saved."""
+        """Return the saved seconds of the product of a weight's gradient."""
         return self.of(work).weight_gradient_s
 
     def source_of(self, work: Workload) -> str:
-        """Where the saved seconds of a workload came from."""
+        """Return the source of a workload's saved seconds."""
         return self.of(work).source
 
 
@@ -119,16 +119,18 @@ class Recorded:
         return group_operators(refine_graph(self.graph, self))
 
     def get(self, key: str, kind: str) -> Any:
-        """What was found of an operator; see :class:`tensoropt.sharding.discovery.discover.Kept`."""
+        """Return what was discovered about an operator; see
+        :class:`tensoropt.sharding.discovery.discover.Kept`.
+        """
         return self.discovered.get(key)
 
     def put(self, key: str, record: Any, kind: str) -> None:
-        """Nothing: a recorded exploration stays as it is."""
+        """Do nothing: a recorded exploration stays as it is."""
 
     def prices(
         self, cluster: Cluster, mesh: Mesh, sizes: AxisSizes, optimizer: str, *, with_process: bool = False
     ) -> Prices:
-        """Prices on one mesh of the cluster.
+        """Return the prices on one mesh of the cluster.
 
         Args:
             sizes: micro-batches, then the real axes.
@@ -195,7 +197,7 @@ def load_recorded(path: Path) -> Recorded:
 
 
 def _is_old(data: Mapping[str, Any]) -> bool:
-    """Whether the links were timed in a form that versions before 0.1 had under the same schema.
+    """Return whether the links were timed in a form that versions before 0.1 had under the same schema.
 
     They knew one extra time after work whatever the size of the message (``arrivals``), or whatever the
     amount of work (a flat ``leaving_s``).
@@ -208,7 +210,7 @@ def _is_old(data: Mapping[str, Any]) -> bool:
 
 
 def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, int]]]) -> Recorded | None:
-    """What is worth keeping of some strategies, each given as (the tables it is from, its choice).
+    """Return the record of some strategies, each given as (the tables it is from, its choice).
 
     None without any strategy, or where an operator has an argument that no file can hold.
     """
@@ -288,7 +290,7 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
 
 
 def mesh_of(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
-    """The cluster's mesh that a space was searched on; one device has a mesh of one axis."""
+    """Return the cluster's mesh that a space was searched on; one device has a mesh of one axis."""
     if math.prod(shape) == 1:
         return cluster.meshes(1)[0]
     return Mesh(shape=shape, names=names)

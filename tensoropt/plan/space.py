@@ -1,4 +1,4 @@
-"""The space that one mesh and one micro-batch count were searched for, by the names of its choices."""
+"""The space searched for one mesh and one micro-batch count, by the names of its choices."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Space(Shown):
 
     @property
     def devices(self) -> int:
-        """How many devices its plans run on."""
+        """The number of devices that its plans run on."""
         return math.prod(self.mesh.shape)
 
     def position(self, group: str, index: int) -> int:
-        """Where in the group's lists configuration ``index`` of a point is."""
+        """Return the position, in the group's lists, of a point's configuration ``index``."""
         return index % len(self.groups[group]["configurations"])
 
     def labels(self, group: str, index: int) -> Sequence[str]:
-        """Per axis what configuration ``index`` of a group splits."""
+        """Return, for each axis, what configuration ``index`` of a group splits."""
         labels: Sequence[str] = self.groups[group]["configurations"][self.position(group, index)]
         return labels
 
     def recomputed(self, choice: Sequence[int]) -> tuple[str, ...]:
-        """The blocks that a point recomputes."""
+        """Return the blocks that a point recomputes."""
         found = {
             self.regions[name]: None
             # Groups are the first of a point's variables, so that zip stops before hubs and tied parameters.
@@ -66,7 +66,7 @@ class Space(Shown):
 
     @cached_property
     def variables(self) -> tuple[str, ...]:
-        """Order of the indices of a point; a hub and a group may share a tensor's name."""
+        """The variables in the order of a point's indices; a hub and a group may share a tensor's name."""
         return variables(self.groups, self.hubs, self.shared)
 
     def __repr__(self) -> str:

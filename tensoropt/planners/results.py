@@ -39,7 +39,7 @@ class SimulatedPoint(NamedTuple):
     record: Callable[[], PlacedRecord] | None = None
 
     def whole(self) -> Point:
-        """The point with its whole record."""
+        """Return the point with its whole record."""
         return self.point if self.record is None else replace(self.point, placed=self.record())
 
 

@@ -1,1 +1,1 @@
-"""What is asked: a model, a cluster, and what may be chosen about the exploration."""
+"""The question that an exploration answers: a model, a cluster, and the settings."""

@@ -1,4 +1,6 @@
-"""A person's constraints: given as such, as data, or as a file (``--constraints FILE``, YAML or JSON)."""
+"""A person's constraints, given as an object, as data, or as a file (``--constraints FILE``, YAML or
+JSON).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
 
 
 def constraints_of(given: _Given) -> Constraints | None:
-    """Constraints however they are given.
+    """Return constraints, in whichever form they are given.
 
     Raises:
         ConstraintError: the file cannot be read, or says nothing that can be understood.

@@ -1,4 +1,4 @@
-"""Where a model comes from: ``zoo:NAME``, ``package.module:function``, ``path/file.py:function``."""
+"""The sources of models: ``zoo:NAME``, ``package.module:function``, ``path/file.py:function``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelSourceError(TensorOptError):
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """What an ONNX file leaves open; a plan keeps it, so that every rank opens the file alike.
+    """The choices that an ONNX file leaves open; a plan keeps them, so that every rank opens the file alike.
 
     Attributes:
         dims: sizes of dims the file does not fix, by name.
@@ -35,13 +35,13 @@ class OnnxOptions:
     def of(
         cls, dims: Mapping[str, int] | None = None, outputs: Sequence[str] = (), loss: str | None = None
     ) -> OnnxOptions:
-        """The options of sizes by name, in one order whatever the order given."""
+        """Return the options, with sizes by name in one order, whatever order they are given in."""
         return cls(tuple(sorted((dims or {}).items())), tuple(outputs), loss)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module with example inputs, and what it was built from.
+    """A module with example inputs, and the arguments with which it is built again.
 
     Attributes:
         source, seed, batch, onnx: with which it is built again.
@@ -59,7 +59,7 @@ class LoadedModel:
 
 
 def is_onnx(source: str) -> bool:
-    """Whether a source is an ONNX file, by its ending."""
+    """Return whether a source is an ONNX file, judged by its suffix."""
     return source.endswith(".onnx")
 
 
@@ -71,7 +71,8 @@ def load_model(
     batch: int | None = None,
     onnx: OnnxOptions | None = None,
 ) -> LoadedModel:
-    """Build the model a source names; every process that does so with one seed has the same weights.
+    """Build the model that a source names; every process that does so with the same seed has the same
+    weights.
 
     Args:
         source: ``zoo:NAME``, ``FILE.onnx``, ``package.module:function`` or ``path/file.py:function``; the
@@ -110,7 +111,7 @@ def _loaded(source: str, device: str, seed: int, batch: int | None, onnx: OnnxOp
 
 
 def named_function(source: str, signature: str) -> Callable[..., Any]:
-    """The function that ``package.module:function`` or ``path/file.py:function`` names.
+    """Return the function that ``package.module:function`` or ``path/file.py:function`` names.
 
     Args:
         source: the name.

@@ -1,7 +1,6 @@
-"""What ``explore`` and ``compare`` are asked, as one value that is kept, sent and written as JSON.
+"""The question that ``explore`` and ``compare`` answer, as one value that is kept, sent and written as JSON.
 
-The command line is parsed into it, and a form is read into it; the command line that asks the same is made
-from it.
+The command line is parsed into it, and so is a form; the equivalent command line is made from it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tensoropt.units import format_bytes, parse_bytes, write_counts, write_size
 
 
 class Question(BaseModel):
-    """A model, where it is to run, and what may be chosen.
+    """A model, the cluster to run it on, and the settings of its exploration.
 
     Attributes:
         model: as on the command line: ``zoo:NAME``, ``FILE.onnx``, ``path/file.py:function`` and the like.
@@ -63,7 +62,7 @@ class Question(BaseModel):
 
     @classmethod
     def of(cls, data: object) -> Question:
-        """The question that :meth:`data` wrote; raises :class:`TensorOptError` where it is none."""
+        """Return the question that :meth:`data` wrote; raise :class:`TensorOptError` if it is none."""
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -74,24 +73,24 @@ class Question(BaseModel):
             ) from None
 
     def data(self) -> dict[str, Any]:
-        """Plain data, as JSON keeps it."""
+        """Return the question as plain data, as JSON keeps it."""
         return self.model_dump(mode="json")
 
     @property
     def onnx(self) -> OnnxOptions | None:
-        """How its ONNX file is opened; None where nothing is said of one."""
+        """The options for opening its ONNX file; None if none are given."""
         return onnx_options(
             self.model, self.dims, self.outputs, self.loss, training=self.settings.mode == "train"
         )
 
     @property
     def capture_facts(self) -> dict[str, Any]:
-        """What the operator graph depends on beside the model's source."""
+        """The values that the operator graph depends on, besides the model's source."""
         chosen = {"batch": self.batch, "seed": self.seed, "onnx": repr(self.onnx)}
         return {**chosen, "mode": self.settings.mode, "dtype": self.settings.dtype}
 
     def loaded_model(self, *, on_meta: bool) -> LoadedModel:
-        """Its model, without memory for its weights if ``on_meta`` and its code allows it."""
+        """Return its model, without memory for its weights if ``on_meta`` and its code allows it."""
         if self.batch is not None and not self.model.startswith("zoo:"):
             raise TensorOptError(
                 "--batch is for models of the zoo; other models bring their own example inputs"
@@ -104,14 +103,14 @@ class Question(BaseModel):
         return load_model(self.model, device="cpu", seed=self.seed, batch=self.batch, onnx=self.onnx)
 
     def settings_on(self, cluster: Cluster) -> Settings:
-        """The settings on a cluster, whose devices the headroom is kept free of."""
+        """Return the settings on a cluster, with the headroom kept free on its devices."""
         if not self.headroom:
             return self.settings
         usable = cluster.memory_bytes - headroom_bytes(self.headroom, cluster.memory_bytes)
         return replace(self.settings, memory_bytes=min(self.settings.memory_bytes or usable, usable))
 
     def in_effect(self, cluster: Cluster, settings: Settings, out: str | None) -> str:
-        """Everything in effect, defaults included, in one line."""
+        """Return everything in effect, defaults included, in one line."""
         parts = {
             "model": self.model,
             "batch": self.batch or "the model's own",
@@ -126,7 +125,7 @@ class Question(BaseModel):
         return "exploring with " + ", ".join(f"{name} {value}" for name, value in parts.items())
 
     def words(self, out: str, cluster_file: str = "", constraints_file: str = "") -> list[str]:
-        """The words of the command line that asks the same, after ``tensoropt``; defaults are left out.
+        """Return the words of the equivalent command line, after ``tensoropt``; defaults are left out.
 
         Args:
             out: the folder of the result.
@@ -157,14 +156,14 @@ class Question(BaseModel):
         return [*words, *(["--anew"] if self.anew else []), "--out", out]
 
     def line(self, out: str, cluster_file: str = "", constraints_file: str = "") -> str:
-        """The command line that asks the same, to copy; the arguments are those of :meth:`words`."""
+        """Return the equivalent command line, to copy; the arguments are those of :meth:`words`."""
         return shlex.join(["tensoropt", *self.words(out, cluster_file, constraints_file)])
 
 
 def onnx_options(
     source: str, dims: Mapping[str, int], outputs: Sequence[str], loss: str | None, *, training: bool
 ) -> OnnxOptions | None:
-    """How an ONNX file is opened; None where nothing is said of one.
+    """Return the options for opening an ONNX file; None if none are given.
 
     Raises:
         TensorOptError: a loss although nothing is trained.
@@ -177,7 +176,7 @@ def onnx_options(
 
 
 def headroom_bytes(headroom: str, whole: float) -> float:
-    """The bytes that are kept free of devices that have ``whole``: ``5%`` of them, or ``2GiB``.
+    """Return the bytes that are kept free on devices of ``whole`` bytes: ``5%`` of them, or ``2GiB``.
 
     Raises:
         TensorOptError: it is no share and no size, or leaves nothing.

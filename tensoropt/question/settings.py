@@ -1,7 +1,7 @@
-"""What can be chosen about an exploration.
+"""The settings of an exploration.
 
-All that is said of a setting stands at its field of :class:`Settings`: the command line's flag, the field of
-the dashboard's form, the line of what is in effect, the row among the assumptions, the README's table and the
+Each setting is described once, at its field of :class:`Settings`. The command line's flag, the field of the
+dashboard's form, the line of settings in effect, the row among the assumptions, the README's table and the
 saved JSON are made from there.
 """
 
@@ -44,7 +44,7 @@ _SWITCH = {"no": False, "yes": True}
 
 @dataclass(frozen=True)
 class Setting:
-    """How people meet a setting: what it is called and means, and how its values are read and written.
+    """The description of a setting: its name and meaning, and how its values are read and written.
 
     Attributes:
         help: what it means, in a few words.
@@ -86,7 +86,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Its name among parsed options and in a form."""
+        """The setting's name among parsed options and in a form."""
         return self.flag.replace("-", "_")
 
     @property
@@ -96,29 +96,29 @@ class Setting:
 
     @property
     def form_label(self) -> str:
-        """Its name in a form, with the unit."""
+        """The setting's name in a form, with the unit."""
         return f"{self.label}, %" if self.percent else self.label
 
     def text(self, value: Any) -> str:
-        """A value as it is written in a sentence."""
+        """Return a value as written in a sentence."""
         if value is None:
             return self.none
         return ("no", "yes")[value] if isinstance(value, bool) else self.write(value)
 
     def row(self, value: Any) -> str:
-        """A value as it reads among assumptions."""
+        """Return a value as shown among assumptions."""
         return self.text(value) if self.words is None or value is None else self.words(value)
 
     def notable(self, value: Any) -> str:
-        """A value as it is written where it tells explorations apart; "" where it says nothing."""
+        """Return a value as written where it tells explorations apart; "" if it does not."""
         return "" if value is None or (value == self.default and not self.assumed) else self.text(value)
 
     def in_title(self, value: Any) -> str:
-        """A value as it reads in a title."""
+        """Return a value as shown in a title."""
         return (self.title or f"{self.flag} {{}}").format(self.text(value))
 
     def option(self, value: Any, text: str = "") -> list[str]:
-        """The words of a command line that choose a value; none for the default.
+        """Return the words of a command line that choose a value; none for the default.
 
         Args:
             text: what is written instead of the value, such as the file that it is from.
@@ -128,13 +128,13 @@ class Setting:
         return [f"--{self.flag}", *([] if isinstance(value, bool) else [text or self.write(value)])]
 
     def in_form(self, value: Any) -> str:
-        """A value as a form shows it; "" where there is none."""
+        """Return a value as shown in a form; "" if there is none."""
         if value is None or isinstance(value, bool):
             return "" if value is None else self.text(value)
         return f"{100 * value:.6g}" if self.percent else self.write(value)
 
     def from_form(self, typed: Any) -> Any:
-        """The value of what was typed into a form; the default where nothing was.
+        """Return the value typed into a form; the default if nothing was typed.
 
         Raises:
             TensorOptError: it is none; begins with what the form calls the setting.
@@ -153,7 +153,7 @@ class Setting:
             raise TensorOptError(f"{self.form_label}: {error}") from error
 
     def _checked(self, value: Any) -> Any:
-        """The value, if the model's rules allow it, each setting by itself."""
+        """Return the value, if the model's rules allow it; each setting is checked by itself."""
         try:
             return getattr(Settings(**{self.name: value}), self.name)
         except TensorOptError as error:
@@ -161,7 +161,7 @@ class Setting:
 
 
 def _one_of(text: str, choices: Sequence[str]) -> str:
-    """The text, which is one of the choices."""
+    """Return the text, which must be one of the choices."""
     if text not in choices:
         raise TensorOptError(f"'{text[:40]}' is none of {', '.join(choices)}")
     return text
@@ -171,14 +171,14 @@ def _one_of(text: str, choices: Sequence[str]) -> str:
 
 
 def _count_words(value: str | Sequence[int]) -> str:
-    """Which numbers of micro-batches are searched."""
+    """Return, in words, which micro-batch counts are searched."""
     if value == "auto":
         return "1, 2, 4, 8 where they divide the batch"
     return write_counts(value).replace(",", ", ")
 
 
 def _recompute_words(value: str) -> str:
-    """What may be computed again."""
+    """Return, in words, what may be recomputed."""
     return "repeated blocks may run again in backward" if value == "auto" else value
 
 
@@ -221,7 +221,7 @@ COSTS = "where costs come from"
 
 
 def _refused_in_words(of: type) -> type:
-    """The model, whose faults are refused with a sentence (:func:`_refusal`)."""
+    """Return the model, with its validation errors turned into sentences (:func:`_refusal`)."""
     checked: Any = of.__init__  # type: ignore[misc]
 
     def initialise(self: Any, *values: Any, **chosen: Any) -> None:
@@ -238,7 +238,7 @@ def _refused_in_words(of: type) -> type:
 @_refused_in_words
 @model(frozen=True, config=ConfigDict(extra="forbid"))
 class Settings:
-    """What can be chosen about an exploration; the defaults are the command line's.
+    """The settings of an exploration; the defaults are the command line's.
 
     Raises:
         TensorOptError: a value that means nothing; says which do.
@@ -353,18 +353,18 @@ class Settings:
 
     @property
     def allows_gap(self) -> bool:
-        """Whether strategies may be left out that are hardly better than what is known."""
+        """Whether strategies that are hardly better than known ones may be left out."""
         return self.epsilon > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as plans and explorations keep it."""
+        """Return the settings as plain data, as plans and explorations keep them."""
         micro = self.micro_batches if isinstance(self.micro_batches, str) else list(self.micro_batches)
         constraints = dict(self.constraints.data) if self.constraints else None
         return {**vars(self), "micro_batches": micro, "constraints": constraints}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Settings:
-        """The settings that :meth:`to_dict` wrote.
+        """Return the settings that :meth:`to_dict` wrote.
 
         Raises:
             TensorOptError: there are some that this version does not know.
@@ -376,7 +376,7 @@ class Settings:
 
 
 def settings_fields() -> Iterator[Setting]:
-    """What is said of each setting, in the order of the model's fields."""
+    """Yield the description of each setting, in the order of the model's fields."""
     for name, field in Settings.__pydantic_fields__.items():  # type: ignore[attr-defined]
         said = next(one for one in field.metadata if isinstance(one, Setting))
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
@@ -385,7 +385,7 @@ def settings_fields() -> Iterator[Setting]:
 
 
 def _refusal(error: ValidationError) -> Exception:
-    """What is wrong with settings, in a sentence with the values that would do."""
+    """Return the error for invalid settings: a sentence with the values that are valid."""
     fault = error.errors()[0]
     name, value = str(fault["loc"][0]), fault["input"]
     cause = fault.get("ctx", {}).get("error")

@@ -1,4 +1,4 @@
-"""Published planners run on the tables of an exploration, beside its frontier.
+"""Published planners on the tables of an exploration, and points of a saved exploration at current costs.
 
 Points of a saved exploration at current costs.
 """

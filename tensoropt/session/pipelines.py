@@ -536,7 +536,7 @@ class _Finder:
 
     @cached_property
     def _simulations(self) -> Simulations:
-        """Return the simulations of all strategies without stages."""
+        """The simulations of all strategies without stages."""
         made = Simulations(self.session.cluster, [])
         made.spaces = list(self.searched.simulations)
         return made

@@ -97,7 +97,7 @@ def _against_constraints(task: PlanningTask) -> str:
 def _asked(
     session: Session, task: PlanningTask, entries: Sequence[Entry]
 ) -> tuple[list[SimulatedPoint], dict[str, dict[str, Any]]]:
-    """(all points that the planners find, per planner how many, its fastest, or why it has none)"""
+    """Return (all points that the planners find, per planner how many, its fastest, or why it has none)"""
     seed = task.base.model.seed
     found: dict[object, SimulatedPoint] = {}
     tried: dict[str, dict[str, Any]] = {}

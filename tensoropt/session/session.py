@@ -1,4 +1,5 @@
-"""The state that all stages of one exploration share.
+"""The state that all stages of one exploration share, with the seconds that stages took and are expected to
+take.
 
 The seconds spent per stage.
 

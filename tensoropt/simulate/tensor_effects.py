@@ -401,7 +401,9 @@ class TensorEffects:
         return replace(moved, beside_work_s=product.seconds)
 
     def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
-        """The bytes that a reduction has alive besides what its group's backward has alive in any case."""
+        """Return the bytes that a reduction has alive besides what its group's backward has alive in any
+        case.
+        """
         made, size = self.moves.resharding_bytes(steps, name), self.moves.bytes(name, layout)
         if steps[0].kind == "all_reduce":
             # In place, once the gradient has the tensor's layout.
@@ -415,5 +417,5 @@ class TensorEffects:
         return max(made - product.spare_bytes, 0)
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
-        """The bytes of the storage that contains the gradient given by a reader."""
+        """Return the bytes of the storage that contains the gradient given by a reader."""
         return self.moves.bytes(name, read.layout) if read.extent is None else read.extent

@@ -57,13 +57,15 @@ class Block:
     objects: Sequence[Any]
 
     def state(self) -> Any:
-        """The state that a module's code may change besides tensors, compared before and after a call."""
+        """Return the state that a module's code may change besides tensors, compared before and after a
+        call.
+        """
         block = _block(self.module)
         return block.likeness, repr(block.simple), [_shallow(value) for value in self.objects]
 
 
 def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[Block]:
-    """The outermost modules that are like another module.
+    """Return the outermost modules that are like another module.
 
     Args:
         apart: likenesses that are skipped; modules inside such modules may be returned.
@@ -87,7 +89,9 @@ def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[B
 
 
 def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
-    """The places of numbers, flags and names that differ between modules of one likeness, by likeness."""
+    """Return the places of numbers, flags and names that differ between modules of one likeness, by
+    likeness.
+    """
     first: dict[Likeness, Block] = {}
     places_of: dict[Likeness, set[Place]] = {}
     for block in blocks:
@@ -98,12 +102,16 @@ def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Whether two values are equal and of one type: 1, 1.0 and True are different to a model's code."""
+    """Return whether two values are equal and of one type: 1, 1.0 and True are different to a model's
+    code.
+    """
     return repr(first) == repr(second)
 
 
 def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers under all their names, in an order that is equal for alike modules."""
+    """Return the parameters and buffers under all their names, in an order that is equal for alike
+    modules.
+    """
     return [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -111,7 +119,9 @@ def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _may_stand_for_others(module: nn.Module) -> bool:
-    """Whether a module has its own code around other modules, and keeps no statistics of its inputs."""
+    """Return whether a module has its own code around other modules, and keeps no statistics of its
+    inputs.
+    """
     if next(module.children(), None) is None or type(module).forward is nn.Module.forward:
         return False
     norms = (m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase))
@@ -151,8 +161,8 @@ def _is_simple(value: Any) -> bool:
 
 
 def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
-    """A value that identifies another: the path for a module of the block, the object itself for most other
-    objects.
+    """Return a value that identifies another: the path for a module of the block, the object itself for most
+    other objects.
 
     Args:
         objects: receives the objects that are identified by themselves.
@@ -178,7 +188,7 @@ def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
 
 
 def _shallow(value: Any) -> Any:
-    """The attributes that an object holds, with nested objects represented by their identity."""
+    """Return the attributes that an object holds, with nested objects represented by their identity."""
     if isinstance(value, nn.Module):
         return None
     attributes = getattr(value, "__dict__", {})

@@ -314,7 +314,7 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
 
 
 def _called_by_torch() -> bool:
-    """Whether the code that reads an attribute belongs to PyTorch or to this module."""
+    """Return whether the code that reads an attribute belongs to PyTorch or to this module."""
     reader = sys._getframe(2).f_globals.get("__name__", "")
     return reader == __name__ or reader.split(".")[0] == "torch"
 

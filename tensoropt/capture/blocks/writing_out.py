@@ -121,7 +121,7 @@ class _Body:
                 raise Unlike(likeness, f"{inner.name} is read outside it")
 
     def computes_as(self, other: _Body, stored: _Stored) -> bool:
-        """Whether the nodes equal those of another body, applied to this body's stored tensors."""
+        """Return whether the nodes equal those of another body, applied to this body's stored tensors."""
         if len(self.nodes) != len(other.nodes):
             return False
         own = dict(zip(other.nodes, self.nodes, strict=True))
@@ -168,12 +168,12 @@ def _exchange(marker: fx.Node, values: Sequence[fx.Node]) -> None:
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of a marker, or of reading one of its results."""
+    """Return the arguments of a marker, or of reading one of its results."""
     return node.args
 
 
 def _stack(node: fx.Node, before: str, after: str) -> dict[str, Any]:
-    """The module stack of a node, with one module's path replaced by another's."""
+    """Return the module stack of a node, with one module's path replaced by another's."""
 
     def path(old: str) -> str:
         return after + old.removeprefix(before) if old == before or old.startswith(before + ".") else old

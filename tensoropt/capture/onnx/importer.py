@@ -63,26 +63,26 @@ class Call:
         return len(self.operands)
 
     def __getitem__(self, index: int) -> Traced:
-        """The required operand at a position."""
+        """Return the required operand at a position."""
         value = self.optional(index)
         if value is None:
             raise OnnxError(f"its input {index} is missing")
         return value
 
     def optional(self, index: int) -> Traced:
-        """The operand at a position; None if it is left out."""
+        """Return the operand at a position; None if it is left out."""
         return self.operands[index] if index < len(self.operands) else None
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute of the node, or ``default`` if the file has none."""
+        """Return an attribute of the node, or ``default`` if the file has none."""
         return self.attributes.get(name, default)
 
     def type_of(self, index: int) -> int:
-        """The ONNX element type of an input; 0 if it is not known."""
+        """Return the ONNX element type of an input; 0 if it is not known."""
         return self.types[index] if index < len(self.types) else 0
 
     def wants(self, index: int) -> bool:
-        """Whether anything reads an output."""
+        """Return whether anything reads an output."""
         return index < len(self.wanted) and self.wanted[index]
 
     def known(self, index: int, role: str = "") -> torch.Tensor:
@@ -100,26 +100,28 @@ class Call:
         return value.data
 
     def ints(self, index: int, role: str = "") -> list[int]:
-        """A constant operand, as a list of whole numbers."""
+        """Return a constant operand, as a list of whole numbers."""
         return [int(v) for v in self.known(index, role).reshape(-1).tolist()]
 
     def ints_or(self, index: int, default: Any, role: str = "") -> Any:
-        """A constant operand as whole numbers; ``default`` if it is left out."""
+        """Return a constant operand as whole numbers; ``default`` if it is left out."""
         return default if self.optional(index) is None else self.ints(index, role)
 
     def scalar(self, index: int, default: Any = None, role: str = "") -> Any:
-        """A constant operand with one element as a Python number; ``default`` if it is left out."""
+        """Return a constant operand with one element as a Python number; ``default`` if it is left out."""
         if self.optional(index) is None:
             return default
         return self.known(index, role).reshape(()).item()
 
     def dim(self, name: str = "axis", default: int = 0, *, of: int | None = None) -> int:
-        """An attribute that names a dim of operand 0 (or of a tensor with ``of`` dims), made non-negative."""
+        """Return an attribute that names a dim of operand 0 (or of a tensor with ``of`` dims), made
+        non-negative.
+        """
         return positive(int(self.attribute(name, default)), self[0].ndim if of is None else of)
 
 
 def positive(dim: int, dims: int) -> int:
-    """The number of a dim, counted from the front.
+    """Return the number of a dim, counted from the front.
 
     Raises:
         OnnxError: there is no such dim.
@@ -148,7 +150,7 @@ def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[_Conve
 
 
 def _find_converter(domain: str, name: str, opset: int) -> _Converter | None:
-    """The converter that applies at an opset, or None."""
+    """Return the converter that applies at an opset, or None."""
     for since, function in _CONVERTERS.get((domain, name), ()):
         if since <= opset:
             return function
@@ -398,7 +400,7 @@ class Importer:
     def _function(
         self, body: onnx.FunctionProto, node: onnx.NodeProto, operands: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """An operator that the standard defines in terms of others, evaluated by its definition."""
+        """Return an operator that the standard defines in terms of others, evaluated by its definition."""
         env = {name: v for name, v in zip(body.input, operands, strict=False) if v is not None}
         # A definition is written in its own opset, which may be older than the file's.
         opsets, self.opsets = self.opsets, self.opsets | {o.domain: o.version for o in body.opset_import}
@@ -449,7 +451,7 @@ class Importer:
 
 
 def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx.TensorProto]]:
-    """The matrices that rows are gathered from, by shape."""
+    """Return the matrices that rows are gathered from, by shape."""
     gathered = {n.input[0] for n in graph.node if n.op_type == "Gather" and n.input}
     tables: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     for tensor in graph.initializer:
@@ -459,7 +461,7 @@ def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx
 
 
 def _captured(graph: onnx.GraphProto) -> list[str]:
-    """The names that a subgraph may take from outside."""
+    """Return the names that a subgraph may take from outside."""
     holder = onnx.NodeProto()
     attribute = holder.attribute.add()
     attribute.g.CopyFrom(graph)
@@ -472,6 +474,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text, or its type's name if it has none."""
+    """Return the first line of an error's text, or its type's name if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -40,7 +40,7 @@ class ImportedModel:
     notes: tuple[str, ...]
 
     def example(self, seed: int = 0, device: str = "cpu") -> tuple[torch.Tensor, ...]:
-        """Inputs that the model accepts: whole numbers stay within the table that they index."""
+        """Return inputs that the model accepts: whole numbers stay within the table that they index."""
         generator = torch.Generator().manual_seed(seed)
         return tuple(i.example(generator, device) for i in self.inputs)
 

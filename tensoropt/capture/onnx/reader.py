@@ -23,7 +23,7 @@ from tensoropt.units import format_bytes
 def standard_function(
     node: onnx.NodeProto, domain: str, opset: int, graph: onnx.GraphProto
 ) -> onnx.FunctionProto | None:
-    """The definition of a node's operator with the node's attributes substituted; None if it has none.
+    """Return the definition of a node's operator with the node's attributes substituted; None if it has none.
 
     A definition that depends on the operands' types is not used here, because those operators have
     converters.
@@ -121,12 +121,12 @@ def checked(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def opsets_of(model: onnx.ModelProto) -> dict[str, int]:
-    """The opset version by domain; the standard domain is the empty string."""
+    """Return the opset version by domain; the standard domain is the empty string."""
     return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs among a node's attributes: branches and loop bodies."""
+    """Yield the graphs among a node's attributes: branches and loop bodies."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -162,7 +162,7 @@ def _count(model: onnx.ModelProto) -> None:
 def ordered(
     nodes: Sequence[onnx.NodeProto], defined: set[str], outputs: Iterable[str]
 ) -> list[onnx.NodeProto]:
-    """The nodes that ``outputs`` depends on, each after the nodes that it reads.
+    """Return the nodes that ``outputs`` depends on, each after the nodes that it reads.
 
     Args:
         nodes: the nodes of one graph.
@@ -238,7 +238,7 @@ def _is_ordered(nodes: Sequence[onnx.NodeProto], defined: set[str]) -> bool:
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """The names that a node reads, including those that its subgraphs take from outside."""
+    """Return the names that a node reads, including those that its subgraphs take from outside."""
     names = [name for name in node.input if name]
     for graph in subgraphs(node):
         inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
@@ -250,6 +250,6 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def label(node: onnx.NodeProto) -> str:
-    """A node's label, by which a person can find it in a viewer."""
+    """Return a node's label, by which a person can find it in a viewer."""
     name = node.name or (node.output[0] if node.output else "")
     return f"{node.domain + '.' if node.domain else ''}{node.op_type} '{name}'"

@@ -55,7 +55,7 @@ class Input:
 def bind_inputs(
     graph: onnx.GraphProto, dims: Mapping[str, int]
 ) -> tuple[list[Input], tuple[int, int] | None]:
-    """The inputs with all sizes bound, and the (old, new) batch size if a fixed one was replaced.
+    """Return the inputs with all sizes bound, and the (old, new) batch size if a fixed one was replaced.
 
     Args:
         graph: the graph; its inputs that are not initializers are the model's inputs.
@@ -131,7 +131,7 @@ def _quoted(name: str) -> str:
 
 
 def _likely(name: str) -> int:
-    """A likely size, to show in an example."""
+    """Return a likely size, to show in an example."""
     lowered = name.lower()
     if "seq" in lowered or "len" in lowered:
         return 128
@@ -199,7 +199,7 @@ def _sizes(shape: onnx.TensorShapeProto) -> Iterator[int | None]:
 
 
 def _skeleton(model: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
-    """The model without its large constants and without the shapes that the file itself declares."""
+    """Return the model without its large constants and without the shapes that the file itself declares."""
     graph, bound = model.graph, {i.name: i.shape for i in inputs}
     bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     bare.graph.name = graph.name
@@ -257,7 +257,9 @@ def _mse(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) ->
 
 
 def _cross_entropy(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> _Made:
-    """Cross entropy; classes are the last dim of a tensor with 2 or 3 dims, and the second dim of images."""
+    """Return the cross entropy; classes are the last dim of a tensor with 2 or 3 dims, and the second dim of
+    images.
+    """
     value = _targets(results)[0]
     if value.ndim < 2:
         raise OnnxError(f"a cross entropy needs an output of at least 2 dims; it has {list(value.shape)}")

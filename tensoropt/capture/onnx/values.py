@@ -124,15 +124,15 @@ class OnnxValue:
         return self.builder.method(name, self, *args, **kwargs)
 
     def to(self, dtype: torch.dtype) -> OnnxValue:
-        """The value in another element type; itself if it already has that type."""
+        """Return the value in another element type; itself if it already has that type."""
         return self if dtype == self.dtype else self.method("to", dtype)
 
     def reshape(self, *shape: int) -> OnnxValue:
-        """The value in another shape; itself if it already has that shape."""
+        """Return the value in another shape; itself if it already has that shape."""
         return self if shape == self.shape else self.builder.call(torch.reshape, self, tuple(shape))
 
     def permute(self, *dims: int) -> OnnxValue:
-        """The value with its dims reordered; itself if they already have that order."""
+        """Return the value with its dims reordered; itself if they already have that order."""
         return self if dims == tuple(range(self.ndim)) else self.builder.call(torch.permute, self, dims)
 
 
@@ -159,15 +159,15 @@ class FxBuilder:
     # -- leaves -----------------------------------------------------------------------------------
 
     def known(self, data: torch.Tensor, hint: str = "") -> Traced:
-        """A value whose data is known; ``hint`` is its name if it becomes a buffer."""
+        """Return a value whose data is known; ``hint`` is its name if it becomes a buffer."""
         return OnnxValue(self, torch.empty_like(data, device="meta"), data, hint=hint)
 
     def constant(self, data: Any, dtype: torch.dtype | None = None) -> Traced:
-        """A known value made from a number, a list or a tensor."""
+        """Return a known value made from a number, a list or a tensor."""
         return self.known(torch.as_tensor(data, dtype=dtype))
 
     def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
-        """A placeholder of the module, named after the file's input."""
+        """Return a placeholder of the module, named after the file's input."""
         node = self.graph.placeholder(_identifier(name))
         return OnnxValue(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
@@ -190,7 +190,7 @@ class FxBuilder:
             self.bounds[node] = min(size, self.bounds.get(node, size))
 
     def parameter(self, name: str, data: torch.Tensor) -> Traced:
-        """A parameter of the module. Converters do not know its data, so nothing folds it."""
+        """Return a parameter of the module. Converters do not know its data, so nothing folds it."""
         key = self._register(name, torch.nn.Parameter(data))
         node = self.graph.get_attr(key)
         return OnnxValue(self, torch.empty_like(data, device="meta"), node=node, hint=name)
@@ -207,8 +207,9 @@ class FxBuilder:
         return key
 
     def _is_free(self, key: str) -> bool:
-        """Whether a key is neither used nor a submodule, and no module's tensor or attribute is in its
-        way."""
+        """Return whether a key is neither used nor a submodule, and no module's tensor or attribute is in its
+        way.
+        """
         module = self.root
         *path, last = key.split(".")
         for part in path:
@@ -312,7 +313,7 @@ class FxBuilder:
         return tuple(parts)
 
     def node(self, value: OnnxValue) -> fx.Node:
-        """The fx node of a value; a constant becomes a buffer when a live call first reads it."""
+        """Return the fx node of a value; a constant becomes a buffer when a live call first reads it."""
         if value.node is None:
             assert value.data is not None
             hint = value.hint or f"constant_{len(self._taken)}"
@@ -328,6 +329,6 @@ def _no_kernel(func: Callable[..., Any], operands: list[OnnxValue]) -> OnnxError
 
 
 def _identifier(name: str) -> str:
-    """An ONNX name as a Python identifier."""
+    """Return an ONNX name as a Python identifier."""
     cleaned = re.sub(r"\W", "_", name)
     return cleaned if cleaned[:1].isalpha() or cleaned.startswith("_") else f"v_{cleaned}"

@@ -92,7 +92,7 @@ _TYPED_FIELDS: dict[Any, tuple[str, int]] = {
 
 
 def torch_dtype(code: int, label: str) -> torch.dtype:
-    """The PyTorch dtype that holds an ONNX element type.
+    """Return the PyTorch dtype that holds an ONNX element type.
 
     Raises:
         OnnxError: there is none (strings).
@@ -127,7 +127,7 @@ def rounded(x: Any, code: int, saturate: bool) -> Any:
 
 
 def _dims_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
-    """A tensor's shape; raises :class:`OnnxError` for negative sizes."""
+    """Return a tensor's shape; raise :class:`OnnxError` for negative sizes."""
     dims = tuple(int(d) for d in tensor.dims)
     if any(d < 0 for d in dims):
         raise OnnxError(f"tensor '{tensor.name}' has the shape {list(dims)}; sizes cannot be negative")
@@ -146,7 +146,7 @@ class TensorReader:
         self.folder = folder
 
     def shape_and_dtype(self, tensor: onnx.TensorProto) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype of a tensor, checked against the size of its data without reading it."""
+        """Return the shape and dtype of a tensor, checked against the size of its data without reading it."""
         label = f"tensor '{tensor.name}'"
         shape, dtype = _dims_of(tensor), torch_dtype(tensor.data_type, label)
         if len(shape) > 64:
@@ -202,7 +202,7 @@ class TensorReader:
         return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
 
     def _external(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
-        """The (file, offset, bytes) of external data, checked."""
+        """Return the (file, offset, bytes) of external data, checked."""
         label = f"the external data of tensor '{tensor.name}'"
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
@@ -263,7 +263,7 @@ def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torc
 
 
 def attribute_value(attribute: onnx.AttributeProto, reader: TensorReader) -> Any:
-    """A node's attribute as plain Python; tensors as ``torch.Tensor``, graphs unchanged."""
+    """Return a node's attribute as plain Python; tensors as ``torch.Tensor``, graphs unchanged."""
     kind = attribute.type
     if kind == onnx.AttributeProto.TENSOR:
         return reader.read(attribute.t)
@@ -360,7 +360,7 @@ class _TrainedConstants:
         return name in self.declared or name in self.placed or name in self.combined
 
     def holds(self, name: str, data: torch.Tensor) -> bool:
-        """Whether a constant with these values is a weight."""
+        """Return whether a constant with these values is a weight."""
         if not data.is_floating_point():
             return False
         if name in self.declared:
@@ -399,7 +399,7 @@ class _TrainedConstants:
 
 
 def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
-    """The float initializers, and constants made by nodes, that are used as weights.
+    """Return the float initializers, and constants made by nodes, that are used as weights.
 
     Sizes and values are examined later, by :meth:`_TrainedConstants.holds`.
     """
@@ -445,7 +445,8 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
 
 
 def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> bool | None:
-    """Whether a constant is used where an operator takes a weight; False if only combined, None if neither.
+    """Return whether a constant is used where an operator takes a weight; False if only combined, None if
+    neither.
 
     The use is followed through the calls that pass the constant on.
     """

@@ -55,7 +55,7 @@ def attention(b: Builder) -> None:
 
 
 def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """The operator's own call, except with dropout: then the math form with a counter-based mask."""
+    """Return the operator's own call, except with dropout: then the math form with a counter-based mask."""
     p = shard.argument(4, "dropout_p", 0.0)
     if p == 0.0:
         return call
@@ -86,7 +86,7 @@ def _attention_with_dropout(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention in its math form, so that the dropout of the weights can be counter-based.
+    """Return attention in its math form, so that the dropout of the weights can be counter-based.
 
     Shapes: ``q [..., h, s, d]``, ``k, v [..., h / group, t, d]``; weights ``[..., h, s, t]``.
     """
@@ -105,7 +105,7 @@ def _attention_with_dropout(
 
 
 def _evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
-    """The call of attention without dropout."""
+    """Return the call of attention without dropout."""
     mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
     causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal", False)
     kwargs = {k: v for k, v in op.kwargs.items() if k in ("scale", "enable_gqa")}
@@ -123,7 +123,7 @@ def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> in
 
 
 def _skipping(count: FlopCount, position: int) -> FlopCount:
-    """The FLOP count of a kernel that skips what a causal mask hides.
+    """Return the FLOP count of a kernel that skips what a causal mask hides.
 
     Flash attention skips the blocks of the scores above the diagonal, which is "around half of the blocks"
     and makes it 1.7 to 1.8 times faster (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2); the

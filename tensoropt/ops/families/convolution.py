@@ -61,17 +61,17 @@ def _transposed_convolution(b: Builder) -> None:
 
 
 def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """The same convolution with this rank's share of the groups."""
+    """Return the same convolution with this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "dilation"))
 
 
 def _local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """The same transposed convolution with this rank's share of the groups."""
+    """Return the same transposed convolution with this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "output_padding"))
 
 
 def _fewer_groups(shard: OperatorShard, call: LocalCall, position: int, names: tuple[str, ...]) -> LocalCall:
-    """The call with its share of the groups; ``names`` are the arguments between weight and groups."""
+    """Return the call with its share of the groups; ``names`` are the arguments between weight and groups."""
     axes = shard.split(shard.loop_named("groups"))
     if not axes:
         return call

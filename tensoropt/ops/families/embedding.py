@@ -60,7 +60,7 @@ def embedding_bag(b: Builder) -> None:
 
 
 def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
-    """Whether the offsets are known, and are those of bags of this length."""
+    """Return whether the offsets are known, and are those of bags of this length."""
     value = b.graph.constants.get(offsets.name)
     if value is None or value.is_meta:
         return False
@@ -69,7 +69,7 @@ def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
 
 
 def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call of the kernel that knows which rows this rank has, if the vocabulary is split."""
+    """Return a call of the kernel that knows which rows this rank has, if the vocabulary is split."""
     axes = shard.split(shard.loop_named("vocabulary"))
     if not axes:
         return call
@@ -79,8 +79,8 @@ def _local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call of the kernel that makes offsets and indices relative to the shard, if bags or the vocabulary
-    are split.
+    """Return a call of the kernel that makes offsets and indices relative to the shard, if bags or the
+    vocabulary are split.
     """
     axes, bags = shard.split(shard.loop_named("vocabulary")), shard.split(shard.loop_named("bag"))
     if not axes and not bags:
@@ -100,7 +100,7 @@ def _vocabulary_embedding(
     padding_idx: int = -1,
     *_: Any,
 ) -> torch.Tensor:
-    """The rows in this rank's vocabulary shard, and zeros for the others: a partial sum.
+    """Return the rows in this rank's vocabulary shard, and zeros for the others: a partial sum.
 
     Args:
         axes, step: the shard holds the rows starting at ``coordinate(axes) * step``.
@@ -133,7 +133,7 @@ def _embedding_bag_kernel(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """``aten.embedding_bag`` of a shard: some bags (``offsets`` are those of the whole batch), or the
+    """Return ``aten.embedding_bag`` of a shard: some bags (``offsets`` are those of the whole batch), or the
     vocabulary split over ``axes`` (sums and means are then partial sums).
 
     Args:
@@ -169,7 +169,7 @@ def _rows(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int,
 
 
 def _rows_of_one_bag(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Limits of the offsets, which must ascend; those of a single bag do."""
+    """Yield the limits of the offsets, which must ascend; those of a single bag do."""
     yield from _rows(args, shape)
     yield args[2].name, (0, 1)
 

@@ -45,8 +45,9 @@ def histogram(b: Builder) -> None:
 
 
 def _local_grouped_mm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call of the kernel that selects this rank's rows, because offsets count rows of the whole batch and
-    all experts."""
+    """Return a call of the kernel that selects this rank's rows, because offsets count rows of the whole
+    batch and all experts.
+    """
     rows, experts = shard.split(shard.loop_named("rows")), shard.split(shard.loop_named("experts"))
     if not rows and not experts:
         return call
@@ -65,7 +66,7 @@ def _grouped_mm_kernel(
     weight: torch.Tensor,
     offs: torch.Tensor,
 ) -> torch.Tensor:
-    """The grouped matrix product of some of the rows with some of the experts.
+    """Return the grouped matrix product of some of the rows with some of the experts.
 
     Args:
         target: the operator that multiplies.

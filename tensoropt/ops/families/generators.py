@@ -53,7 +53,9 @@ def dropout(b: Builder) -> None:
 
 
 def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ()) -> tuple[Any, ...]:
-    """The (local size, global stride, step, axes) of each atom of an output (and of whole trailing dims)."""
+    """Return the (local size, global stride, step, axes) of each atom of an output (and of whole trailing
+    dims).
+    """
     atoms = [size for dim in shard.atoms.atoms[operand.tensor] for size in dim]
     layout = shard.layout(operand, written=True)
     sizes = [*atoms, *extra]
@@ -73,14 +75,15 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
 
 
 def _local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call of dropout with a mask hashed from the global index, on one device as well, so that the runs
-    agree."""
+    """Return a call of dropout with a mask hashed from the global index, on one device as well, so that the
+    runs agree.
+    """
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
 
 
 def _local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call that draws numbers of the operator's distribution, hashed from the global index."""
+    """Return a call that draws numbers of the operator's distribution, hashed from the global index."""
     kind, offset, scale = _distribution(shard)
     output = shard.space.writes[0]
     dtype = TorchLiteral(shard.atoms.graph.tensors[output.tensor].dtype)
@@ -90,7 +93,7 @@ def _local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
-    """The (kind, offset, scale) of the numbers that the operator draws."""
+    """Return the (kind, offset, scale) of the numbers that the operator draws."""
     packet, args = shard.op.target.split(".", 1)[1], shard.op.args
     if packet == "uniform.default":
         low, high = shard.argument(1, "from", 0.0), shard.argument(2, "to", 1.0)
@@ -106,7 +109,7 @@ def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
 
 
 def _local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call that draws zeros and ones, hashed from the global index."""
+    """Return a call that draws zeros and ones, hashed from the global index."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.bernoulli", call.args, {}, call.name, (pieces,))
 
@@ -141,7 +144,7 @@ def keep_mask(
     pieces: tuple[tuple[int, int, int, tuple[int, ...]], ...],
     device: torch.device,
 ) -> torch.Tensor:
-    """A counter-based dropout mask: a hash of (seed, operator, step, global index).
+    """Return a counter-based dropout mask: a hash of (seed, operator, step, global index).
 
     Args:
         p: the probability of dropping.
@@ -159,7 +162,9 @@ def keep_mask(
 
 
 def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> torch.Tensor:
-    """The int64 hash of (seed, operator, step, global index) of every element, with one dim per piece."""
+    """Return the int64 hash of (seed, operator, step, global index) of every element, with one dim per
+    piece.
+    """
     # One dim per atom: the global index is a sum of one-dimensional ranges, which broadcast to it.
     index = torch.zeros((), dtype=torch.int64, device=device)
     for position, (size, stride, step, axes) in enumerate(pieces):
@@ -186,8 +191,8 @@ def random_kernel(
     scale: float = 1.0,
     *_: Any,
 ) -> torch.Tensor:
-    """``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from a hash of the global index:
-    replicas agree, shards differ.
+    """Return ``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from a hash of the global
+    index: replicas agree, shards differ.
 
     ``randn`` is the Box-Muller transform of two uniform numbers.
     """
@@ -257,7 +262,7 @@ def dropout_kernel(
 
 
 def _evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
-    """The call that returns the operand."""
+    """Return the call that returns the operand."""
     return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
 
 

@@ -14,12 +14,14 @@ from tensoropt.ops.kernels import ShardContext
 
 
 def _index_positions(b: Builder) -> list[int]:
-    """The dims of the source that ``aten.index.Tensor`` looks up."""
+    """Return the dims of the source that ``aten.index.Tensor`` looks up."""
     return [i for i, index in enumerate(b.arg(1)) if isinstance(index, Ref)]
 
 
 def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
-    """The dim along which a constant index counts ``0 .. size - 1``, with no change along any other dim."""
+    """Return the dim along which a constant index counts ``0 .. size - 1``, with no change along any other
+    dim.
+    """
     value = b.graph.constants.get(tensor.name)
     if value is None or value.is_meta or tensor.dtype == "bool" or size == 1:
         return None
@@ -94,7 +96,7 @@ def index_select(b: Builder) -> None:
 
 
 def _local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call that makes indices which count along a split loop relative to the shard."""
+    """Return a call that makes indices which count along a split loop relative to the shard."""
     source = shard.space.reads[0]
     refs = {p: value.name for p, value in enumerate(shard.op.args[1]) if isinstance(value, Ref)}
     counting = tuple(p for p in refs if shard.split(source.dims[p]))
@@ -106,20 +108,22 @@ def _local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
 def _index_relative(
     context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
-    """``x[indices]``; indices at ``counting`` count along a split dim and become relative to the shard."""
+    """Return ``x[indices]``; indices at ``counting`` count along a split dim and become relative to the
+    shard.
+    """
     # A counting index begins with the shard's own offset.
     local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
     return torch.ops.aten.index.Tensor(x, local)
 
 
 def along_a_dim(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The index limits of ``(tensor, dim, index, ...)``."""
+    """Yield the index limits of ``(tensor, dim, index, ...)``."""
     size = shape(args[0])
     yield args[2].name, (0, size[args[1] % len(size)] if size else 1)
 
 
 def along_dims(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The index limits of ``(tensor, [index of each dim, or None], ...)``."""
+    """Yield the index limits of ``(tensor, [index of each dim, or None], ...)``."""
     for dim, index in enumerate(args[1]):
         if isinstance(index, Ref):
             yield index.name, (0, shape(args[0])[dim])

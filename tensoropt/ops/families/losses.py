@@ -95,7 +95,7 @@ def _elementwise_loss(b: Builder) -> None:
 
 
 def _local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call that divides a mean's part of the sum by the number of all elements."""
+    """Return a call that divides a mean's part of the sum by the number of all elements."""
     position = _REDUCTION[shard.op.target]
     if shard.argument(position, "reduction", 1) != 1 or not shard.split(list(shard.space.reads[0].loops)):
         return call
@@ -104,8 +104,9 @@ def _local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
-    """A mean as a sum divided by the ``count`` of all ranks; the reduction is the argument at
-    ``position``."""
+    """Return a mean as a sum divided by the ``count`` of all ranks; the reduction is the argument at
+    ``position``.
+    """
     args = [*call.args[:position], *[None] * (position - len(call.args)), 2, *call.args[position + 1 :]]
     function: Any = resolve_overload(call.function)
     arguments = function._schema.arguments
@@ -124,8 +125,9 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
 
 
 def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
-    """The collective that counts targets, or adds up their weights, for a mean; with micro-batches, every
-    rank does this beforehand for the whole batch."""
+    """Return the collective that counts targets, or adds up their weights, for a mean; with micro-batches,
+    every rank does this beforehand for the whole batch.
+    """
     # If one of the axes is that of micro-batches, the engine has counted everything before the step
     # (engine/engine.py).
     if shard.argument(3, "reduction", _MEAN) != _MEAN or not axes or MICRO_AXIS in axes:
@@ -137,8 +139,9 @@ def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[Inner
 
 
 def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call whose rows give a part of the sum over the true count. Split classes need two reductions of one
-    value per row (the maximum; the sum of exponentials together with the target's logit)."""
+    """Return a call whose rows give a part of the sum over the true count. Split classes need two reductions
+    of one value per row (the maximum; the sum of exponentials together with the target's logit).
+    """
     logits = shard.space.reads[0]
     classes = shard.loop_named("classes")
     class_axes = shard.split(classes)
@@ -166,7 +169,7 @@ def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call that gives a part of the sum over the true count."""
+    """Return a call that gives a part of the sum over the true count."""
     row_axes = shard.split(list(shard.space.reads[1].loops))
     if not row_axes:
         return call
@@ -178,7 +181,7 @@ def _local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def is_mean(op: Operator) -> bool:
-    """Whether a cross entropy or negative log likelihood is a mean over its targets."""
+    """Return whether a cross entropy or negative log likelihood is a mean over its targets."""
     # Position 3 in both; 1 is `at::Reduction::Mean`, the default.
     return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", 1)) == 1)
 
@@ -201,7 +204,9 @@ def _over_whole_batch(
     weight: torch.Tensor | None,
     ignore_index: int,
 ) -> torch.Tensor:
-    """This shard's sum over the mass of all targets (a local mean would be wrong: gradients 10 % off)."""
+    """Return this shard's sum over the mass of all targets (a local mean would be wrong: gradients 10 %
+    off).
+    """
     mass = target_mass(target, weight, ignore_index)
     return summed / (context.total(name, mass, row_axes) if row_axes else mass).to(summed.dtype)
 
@@ -284,7 +289,7 @@ def cross_entropy_kernel(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """The cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
+    """Return the cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
 
     Args:
         step, classes: the shard holds the classes starting at ``coordinate(class_axes) * step``, out of
@@ -318,7 +323,7 @@ def _nll_loss_kernel(
     reduction: int = _MEAN,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    """The negative log likelihood of a shard of the rows."""
+    """Return the negative log likelihood of a shard of the rows."""
     kind = "none" if _REDUCTIONS[reduction] == "none" else "sum"
     summed = F.nll_loss(inputs, target, weight, ignore_index=ignore_index, reduction=kind)
     if reduction != _MEAN:
@@ -330,7 +335,7 @@ def _nll_loss_kernel(
 
 
 def _classes(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The limits of the targets: classes are dim 1 of the scores, or the only dim."""
+    """Yield the limits of the targets: classes are dim 1 of the scores, or the only dim."""
     yield args[1].name, (0, shape(args[0])[:2][-1])
 
 

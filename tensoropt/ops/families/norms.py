@@ -99,14 +99,15 @@ def _batch_norm_inference(b: Builder) -> None:
 
 
 def _local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call of the same norm on this rank's share of the groups."""
+    """Return a call of the same norm on this rank's share of the groups."""
     groups = call.args[1] // prod(shard.mesh[a] for a in shard.split(shard.loop_named("groups")))
     return replace(call, args=(call.args[0], groups, *call.args[2:]))
 
 
 def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A call of a kernel that reduces sums and squares over the batch's ranks, and in backward both gradient
-    sums at once. Micro-batches run at different times and are left out."""
+    """Return a call of a kernel that reduces sums and squares over the batch's ranks, and in backward both
+    gradient sums at once. Micro-batches run at different times and are left out.
+    """
     axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
     if not axes:
         return call
@@ -123,7 +124,7 @@ def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
-    """The call of batch norm with its running statistics."""
+    """Return the call of batch norm with its running statistics."""
     return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
 
 

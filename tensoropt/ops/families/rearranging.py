@@ -155,7 +155,9 @@ def triangle(b: Builder) -> None:
 
 
 def _local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """The output size follows from the input; a size passed with the call is that of the whole tensor."""
+    """Return the call without the size passed with it, which is that of the whole tensor; the output size
+    follows from the input.
+    """
     return replace(call, kwargs={k: v for k, v in call.kwargs.items() if k != "output_size"})
 
 

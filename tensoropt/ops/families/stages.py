@@ -45,14 +45,15 @@ class _Depart(torch.autograd.Function):
 
 
 def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """The received tensor, which stays alive as long as operators need it."""
+    """Return the received tensor, which stays alive as long as operators need it."""
     arrived: torch.Tensor = _Arrive.apply(value)
     return arrived
 
 
 def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """The tensor that is sent, kept until its gradient arrives; a separate result even if a stage only passes
-    it on."""
+    """Return the tensor that is sent, kept until its gradient arrives; a separate result even if a stage only
+    passes it on.
+    """
     departed: torch.Tensor = _Depart.apply(value)
     return departed
 

@@ -12,7 +12,7 @@ from tensoropt.ops.index_space import Builder, Loops
 
 
 def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
-    """The common refinement of two factorisations of one number, or None if there is none.
+    """Return the common refinement of two factorisations of one number, or None if there is none.
 
     >>> refine((12,), (3, 4)), refine((2, 6), (4, 3)), refine((4, 6), (6, 4))
     ((3, 4), (2, 2, 3), None)
@@ -31,7 +31,7 @@ def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The smallest runs of dims with equal products; dims of size 1 are left out."""
+    """Return the smallest runs of dims with equal products; dims of size 1 are left out."""
     left = [i for i, size in enumerate(before) if size != 1]
     right = [i for i, size in enumerate(after) if size != 1]
     blocks: list[tuple[list[int], list[int]]] = []
@@ -104,7 +104,9 @@ def expand(b: Builder) -> None:
 
 
 def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Loops], list[Loops]]:
-    """The labels before and after cutting ``dim`` into equal pieces (the piece index is never split)."""
+    """Return the labels before and after cutting ``dim`` into equal pieces (the piece index is never
+    split).
+    """
     shape = b.tensor(b.arg(0)).shape
     labels: list[Loops] = [b.loop(f"d{i}", s, uneven=True) if i != dim else None for i, s in enumerate(shape)]
     piece = pieces[0]
@@ -150,7 +152,9 @@ def _slice_(b: Builder) -> None:
 
 
 def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
-    """Whether other slices of the same tensor use the same tiles (in which case the tile is an atom)."""
+    """Return whether other slices of the same tensor use the same tiles (in which case the tile is an
+    atom).
+    """
     name = b.arg(0).name
     siblings = [op for op in b.graph.consumers[name] if op.target == "aten.slice.Tensor"]
     same = [op for op in siblings if b.graph.tensors[op.outputs[0]].shape[dim] == length]
@@ -188,18 +192,18 @@ def view_as_real(b: Builder) -> None:
 
 
 def _local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A reshape to the local shape; a view of a shard may have to copy, which ``reshape`` does."""
+    """Return a reshape to the local shape; a view of a shard may have to copy, which ``reshape`` does."""
     shape = list(shard.write_shape())
     return LocalCall("aten.reshape.default", (call.args[0], shape), {}, call.name)
 
 
 def _local_expand(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """An expansion to the local shape."""
+    """Return an expansion to the local shape."""
     return replace(call, args=(call.args[0], list(shard.write_shape())), kwargs={})
 
 
 def _local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A split into the local sizes of the pieces."""
+    """Return a split into the local sizes of the pieces."""
     shape = shard.read_shape(0)
     dim = shard.argument(2, "dim", 0) % len(shape)
     sizes = [shard.write_shape(i)[dim] for i in range(len(shard.op.outputs))]
@@ -207,7 +211,7 @@ def _local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """A slice with the same share of every tile: start and end shrink with the dim."""
+    """Return a slice with the same share of every tile: start and end shrink with the dim."""
     whole = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape
     dim = shard.argument(1, "dim", 0) % len(whole)
     local = shard.read_shape(0)[dim]

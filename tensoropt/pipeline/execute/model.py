@@ -64,7 +64,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
 
     def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a tensor that is laid out like a parameter, in its own type."""
+        """Return this rank's part of a tensor that is laid out like a parameter, in its own type."""
         if name not in self.engine.shards.leaves:
             return self._absent(name).to(whole.dtype)
         return self.engine.shards.shard(name, whole).to(whole.dtype)

@@ -36,7 +36,7 @@ def from_heads(x: Traced) -> Traced:
 
 
 def _as_bias(mask: Traced, dtype: torch.dtype) -> Traced:
-    """A mask as a term that is added to the scores; True in a boolean mask keeps the score."""
+    """Return a mask as a term that is added to the scores; True in a boolean mask keeps the score."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     zero = torch.zeros((), dtype=dtype)

@@ -28,7 +28,9 @@ _RANGE = {
 
 
 def _along(value: Traced, x: Traced, call: Call) -> Traced:
-    """A scale or zero point with the rank of the tensor that it scales: whole, per axis, or per block."""
+    """Return a scale or zero point with the rank of the tensor that it scales: whole, per axis, or per
+    block.
+    """
     if value is None or value.numel == 1:
         return value if value is None else value.reshape()
     axis = positive(call.attribute("axis", 1), x.ndim)
@@ -92,7 +94,7 @@ def _dynamic_quantize(call: Call) -> Any:
 
 
 def _row(value: Traced, dims: int) -> Traced:
-    """A per-row scale or zero point of a matrix (the first of its two dims)."""
+    """Return a per-row scale or zero point of a matrix (the first of its two dims)."""
     return (
         value.reshape(-1, 1)
         if value is not None and value.ndim == 1 and value.numel > 1 and dims > 1
@@ -131,7 +133,9 @@ def _matmul_integer(call: Call) -> Traced:
 
 @converter("ConvInteger")
 def _conv_integer(call: Call) -> Traced:
-    """An integer convolution in float64, whose whole numbers are exact far beyond what int32 sums reach."""
+    """Return an integer convolution in float64, whose whole numbers are exact far beyond what int32 sums
+    reach.
+    """
     x, weight = call[0].to(torch.float64), call[1].to(torch.float64)
     if call.optional(2) is not None:
         x = x - call[2].to(torch.float64)
@@ -214,7 +218,7 @@ def _binary(call: Call) -> Traced:
 
 
 def plain(value: Traced, other: Traced) -> Any:
-    """A one-element constant as a Python number, if that changes neither shape nor dtype."""
+    """Return a one-element constant as a Python number, if that changes neither shape nor dtype."""
     if value.data is None or other.data is not None or value.numel != 1 or value.ndim > other.ndim:
         return value
     return value.data.item() if value.dtype == other.dtype and value.dtype != torch.bool else value

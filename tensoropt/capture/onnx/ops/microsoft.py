@@ -97,7 +97,9 @@ def _embed_layer_norm(call: Call) -> Any:
 
 
 def _key_bias(call: Call, mask: Traced, batch: int, keys: int, dtype: torch.dtype) -> Traced:
-    """A padding mask of 0 and 1, by key or by query and key, converted to a term added to the scores."""
+    """Return a padding mask of 0 and 1, by key or by query and key, converted to a term added to the
+    scores.
+    """
     lowest = call.attribute("mask_filter_value", -10000.0)
     if mask.ndim == 1:
         if mask.numel != batch:
@@ -131,7 +133,7 @@ def _attended(call: Call, q: Traced, k: Traced, v: Traced, bias: Traced, causal:
 
 @converter("Attention", domain=MICROSOFT)
 def attention(call: Call) -> Any:
-    """A projection to q, k, v in one matrix, followed by attention."""
+    """Return a projection to q, k, v in one matrix, followed by attention."""
     x, weight, bias = call[0], call[1], call.optional(2)
     if call.optional(4) is not None or call.attribute("do_rotary", 0):
         raise OnnxError("a cache or rotary embedding inside cannot be imported")

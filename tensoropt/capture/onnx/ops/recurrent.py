@@ -100,7 +100,7 @@ def _is_torchs(layer: _Layer) -> bool:
 
 
 def _gate_rows(value: Traced, layer: _Layer, order: Sequence[int]) -> Traced:
-    """The rows of stacked gates, reordered."""
+    """Return the rows of stacked gates, reordered."""
     size = layer.size
     if list(order) == list(range(len(order))):
         return value
@@ -275,7 +275,9 @@ def _lstm_step(layer: _Layer, d: int) -> _Step:
 
 
 def _arranged(call: Call, layer: _Layer, outputs: tuple[Traced, Traced, Traced]) -> Any:
-    """The outputs in ONNX's layout: (time, directions, batch, hidden), or batch first with ``layout`` 1."""
+    """Return the outputs in ONNX's layout: (time, directions, batch, hidden), or batch first with ``layout``
+    1.
+    """
     out, hidden, cell = outputs
     steps, batch, _ = out.shape
     out = out.reshape(steps, batch, layer.directions, layer.size)

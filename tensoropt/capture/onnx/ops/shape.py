@@ -95,7 +95,7 @@ def reshape(call: Call) -> Traced:
 
 
 def _for_batch(call: Call, x: Traced, target: list[int]) -> list[int]:
-    """The target shape, if a batch size written into it was replaced by another one."""
+    """Return the target shape, if a batch size written into it was replaced by another one."""
     if call.batch is None or x.data is not None:
         return target
     old, new = call.batch

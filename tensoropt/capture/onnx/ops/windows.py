@@ -48,7 +48,7 @@ class _Window:
 
 
 def _window_of(call: Call, kernel: Sequence[int]) -> _Window:
-    """The window of a node; ``auto_pad`` becomes explicit pads.
+    """Return the window of a node; ``auto_pad`` becomes explicit pads.
 
     Raises:
         OnnxError: the sizes are impossible for a window.
@@ -92,7 +92,7 @@ def conv(call: Call) -> Traced:
 
 
 def convolve(call: Call, x: Traced, weight: Traced, bias: Traced) -> Traced:
-    """A convolution; padding for which PyTorch has no argument becomes a separate node."""
+    """Return a convolution; padding for which PyTorch has no argument becomes a separate node."""
     window = _window_of(call, weight.shape[2:])
     padding = window.padding
     # PyTorch takes one pad for both sides, and no negative pads.
@@ -127,8 +127,9 @@ def _activated(call: Call, out: Traced) -> Traced:
 
 @converter("ConvTranspose")
 def _conv_transpose(call: Call) -> Traced:
-    """A transposed convolution, computed without padding, then cut: this covers uneven pads and a given
-    output shape."""
+    """Return a transposed convolution, computed without padding, then cut: this covers uneven pads and a
+    given output shape.
+    """
     x, weight, bias = call[0], call[1], call.optional(2)
     window = _window_of(call, weight.shape[2:])
     dims, extra = window.dims, list(call.attribute("output_padding") or [0] * window.dims)
@@ -188,7 +189,7 @@ def _extended(window: _Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int],
 
 
 def _fits(window: _Window) -> bool:
-    """Whether PyTorch's pooling itself supports these pads."""
+    """Return whether PyTorch's pooling itself supports these pads."""
     halves = zip(window.padding, window.kernel, strict=True)
     return window.symmetric and all(0 <= p <= k // 2 for p, k in halves)
 

@@ -1,7 +1,7 @@
 """Downloads that a page offers, made on demand from an exploration of the library; no path comes from
 outside.
 
-The standalone page: a frontier as a single HTML file (plot and table) that fetches nothing.
+One of them is the standalone page: a frontier as a single HTML file (plot and table) that fetches nothing.
 """
 
 from __future__ import annotations

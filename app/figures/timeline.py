@@ -1,6 +1,6 @@
 """The plot of a step over time: each device and link, and what memory holds meanwhile.
 
-Measurements drawn over predictions: a line over the memory curve, rows below the timeline.
+Measurements are drawn over predictions: as a line over the memory curve, and as rows below the timeline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The step of one model on every cluster on which the library has it: time, money, and which cluster to
 take.
 
-The paper's profiling mode: devices × memory → time, over every exploration of one model's step.
+The module also has the paper's profiling mode: devices × memory → time, over every exploration of one model's
+step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The operators of a plan as data: how each is split, what it takes, and how two plans differ.
 
-The table of operators: its heads, its rows, and the rows below them. The details of one point's plan
-(:mod:`tensoropt.report.detail`), as pictures need them.
+The table of operators has heads, rows, and rows below them. The module also has the details of one point's
+plan (:mod:`tensoropt.report.detail`), as pictures need them.
 """
 
 from __future__ import annotations

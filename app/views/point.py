@@ -1,7 +1,7 @@
 """A point in words and figures, and two points side by side.
 
-Predictions next to measurements, for points whose plans were run; the basis of the figures: settings,
-defaults, sources, and what was left out.
+Points whose plans were run have predictions next to measurements. The basis of the figures is shown too:
+settings, defaults, sources, and what was left out.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ to what it was before (``gaussian_nll_loss`` bounds variances in this way).
 The module also finds the places where a model's code cuts a tensor off from its parameters (``detach()``,
 ``.data``, ``no_grad`` regions), and the mode (training or evaluation) of each module during capture.
 
-The attributes that the forward of a kind of module reads, in its own code and in the code that it calls.
+The module also finds the attributes that the forward of a kind of module reads, in its own code and in the
+code that it calls.
 """
 
 from __future__ import annotations

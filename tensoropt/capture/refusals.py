@@ -1,6 +1,6 @@
 """Reasons why a model or its example inputs cannot be captured, with the model's own line and the remedy.
 
-Hooks on gradients, which a captured graph cannot represent: they are detected and refused by name.
+Hooks on gradients, which a captured graph cannot represent, are detected and refused by name.
 
 Forward hooks are part of what is traced. Backward hooks would be lost silently, together with their effect on
 gradients.

@@ -1,6 +1,6 @@
 """Devices, links and the cluster that they form. All figures are in bytes, seconds, FLOP/s, bytes/second.
 
-The parts of a cluster: device kinds, and the links between pairs of devices.
+A cluster consists of devices, each of a kind, and of links between pairs of devices.
 
 Meshes: a cluster's ranks arranged as a grid whose axes follow the link levels.
 """

@@ -1,8 +1,6 @@
 """GPUs and their topology, read through NVML (package ``nvidia-ml-py``, module ``pynvml``).
 
-Links by pairs of ranks, and the hierarchy that they imply.
-
-The links between GPUs, read through NVML.
+The links between GPUs are read by pairs of ranks, and give the hierarchy that they imply.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The measured seconds of workloads.
+"""The seconds of workloads: as measured, or estimated for those that were not timed.
 
 Every figure has a source: ``measured`` (exactly this workload on these ranks), ``fitted`` or ``data sheet``.
 
-The seconds of workloads that were not timed: a roofline, with efficiencies fitted to those that were.
+Workloads that were not timed are estimated by a roofline, with efficiencies fitted to those that were.
 
 Williams, Waterman, Patterson: Roofline, CACM 2009. Ideal seconds are the larger of FLOP over peak and bytes
 over bandwidth; FLOP and traffic come from :class:`Facts`. The share of this that is really reached depends on

@@ -1,7 +1,6 @@
 """The effects of a group in a step: it computes, communicates internally, and keeps tensors for backward.
 
-The parts of a group's forward, cut at the operators that are first and last to need a tensor the group
-reads.
+A group's forward is cut into parts at the operators that are first and last to need a tensor the group reads.
 """
 
 from __future__ import annotations

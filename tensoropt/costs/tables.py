@@ -9,7 +9,7 @@ Beside them: estimates of how long making and searching them takes, and what the
 The estimated seconds are those of one machine with two cores; another machine's pace is learned while work
 goes on (:class:`tensoropt.profiling.measure.Remaining`). No figure of a plan depends on them.
 
-The cost of running attention with dropout in its math form.
+The module also notes the cost of running attention with dropout in its math form.
 
 A fused kernel draws its dropout from its device's own generator, by positions in its own shard. Every way to
 split it would give different masks, so a plan could not be compared with the unsplit model, and replicas

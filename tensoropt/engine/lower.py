@@ -4,8 +4,8 @@ Every operator becomes its rule's ``local`` call; only edges know about devices.
 submodule that is checkpointed. The module takes the model's inputs, then its stored parameters, then its
 buffers, all in the form in which this rank holds them.
 
-The nodes that every kind of plan puts into the fx graph to which it is lowered: local calls, their
-results, constants.
+Every kind of plan puts the same nodes into the fx graph to which it is lowered: local calls, their results,
+constants.
 """
 
 from __future__ import annotations

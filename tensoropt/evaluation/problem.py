@@ -46,8 +46,8 @@ class Problem:
     """A model made ready for costs: captured, factored into atoms, grouped.
 
     Attributes:
-        captured: None where only the operator graph is there.
-        micro: per group its strategy on the micro-batch axis (all unsplit when refused).
+        captured: the capture; None if only the operator graph is available.
+        micro: for each group its strategy on the micro-batch axis (all unsplit when refused).
         refusal: why the model cannot run in micro-batches, or "".
     """
 
@@ -80,7 +80,7 @@ def prepare_graph(
     """Return the operator graph as atoms and groups, with the groups' strategies on the micro-batch axis.
 
     Args:
-        kept: what was discovered before of operators without a rule; what is found now is added.
+        kept: earlier discoveries about operators without a rule; new ones are added.
     """
     graph = group_operators(refine_graph(operators, kept))
     try:

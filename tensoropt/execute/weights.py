@@ -3,7 +3,7 @@
 A rank reads one whole parameter at a time, on the CPU, and keeps its shard of it: starting takes the memory
 of its shards and of one layer, whatever the size of the model.
 
-Weights in files, read one tensor at a time.
+Weights in files are read one tensor at a time.
 """
 
 from __future__ import annotations

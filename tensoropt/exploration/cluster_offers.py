@@ -33,13 +33,13 @@ class ClusterOffer:
 
     Attributes:
         cluster: its name.
-        devices: of which kinds, in words.
-        point: index of the fastest point that fits; None where none does.
-        rates: of that point.
-        memory_bytes: per device.
-        hours, device_hours, cost: of the amount asked for; None where unknown.
-        name: what people call the plan.
-        reason: why it is not within what was asked; "" where it is.
+        devices: the kinds of its devices, in words.
+        point: the index of the fastest point that fits; None if none does.
+        rates: the rates of that point.
+        memory_bytes: the memory that it needs per device.
+        hours, device_hours, cost: those of the requested amount; None if unknown.
+        name: the name of the plan.
+        reason: why the offer is not within the limits; "" if it is.
     """
 
     cluster: str
@@ -60,9 +60,9 @@ class ClusterQuestion:
 
     Attributes:
         time_s: the longest step; cost: the most money for the amount; None for no limit.
-        memory_bytes: per device, where less is meant than a device has.
+        memory_bytes: the memory per device, if it is less than a device has.
         headroom: the share of a device's memory that stays free.
-        amount: the training that money is for.
+        amount: the training that the money pays for.
     """
 
     time_s: float | None = None

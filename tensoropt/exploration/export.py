@@ -35,10 +35,10 @@ class Compared:
 
     Attributes:
         planner: its name; ``frontier`` for the points that none beats.
-        limit_bytes: what plans may need of a device; None for no limit.
-        memory_bytes, time_s: of its fastest plan within the limit; None where it has none.
-        points: how many plans it has within the limit.
-        search_s: seconds that it took when it was asked.
+        limit_bytes: the bytes that plans may need of a device; None for no limit.
+        memory_bytes, time_s: the costs of its fastest plan within the limit; None if it has none.
+        points: the number of its plans within the limit.
+        search_s: the seconds that its search took.
         gap: its time over the best time known within its memory, less 1; never below 0. None without a plan.
         notes: why it has none, or what it said of its result.
     """

@@ -124,8 +124,8 @@ class Verified:
     """One plan, predicted and run; bytes and seconds, None for what was not measured (fake ranks).
 
     Attributes:
-        key: of the plan (:mod:`tensoropt.plan.keys`).
-        checked_on: in words, what it ran on.
+        key: the key of the plan (:mod:`tensoropt.plan.keys`).
+        checked_on: the place where it ran, in words.
         error: why it did not run, "" if it did.
     """
 

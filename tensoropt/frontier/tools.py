@@ -3,7 +3,7 @@
 Every function accepts any object with ``memory`` and ``time`` arrays: a
 :class:`~tensoropt.frontier.Frontier`, the result of a search, or a planner's points.
 
-The Pareto algebra of (memory, time) points: reduce, product and union.
+The Pareto algebra of (memory, time) points has three operations: reduce, product and union.
 
 Source: Cai et al., "TensorOpt: Exploring the Tradeoffs in Distributed DNN Training with Auto-Parallelism",
 section 4.1 and Algorithm 1 (the names are the paper's). A point beats another if it needs no more memory and

@@ -1,6 +1,6 @@
 """One rank's part of an operator, and the call that computes it, as plain data.
 
-The description of an operator, in one record that every stage uses.
+The description of an operator is one record that every stage uses.
 
 A family module (:mod:`tensoropt.ops.families`) describes its operators completely in its ``SPECS``:
 

@@ -4,7 +4,7 @@
 written. A configuration assigns one loop dim, or none, to each mesh axis; every placement then follows from
 :func:`operand_placement`, the one table on which all sharding rests.
 
-The tools with which index-space rules are written.
+The module also has the tools with which index-space rules are written.
 
 A rule is a function of a :class:`Builder`: it names the operator's loops and says how they address each
 tensor that is read or written. A dim that is never mentioned is never split.

@@ -1,6 +1,6 @@
 """Kernels that operators of several families share: averages computed as parts that add up.
 
-The information that a kernel has about where it runs.
+The module also defines the information that a kernel has about where it runs.
 """
 
 from __future__ import annotations

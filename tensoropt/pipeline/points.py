@@ -3,7 +3,7 @@ all stages.
 
 The tables of one mesh do not contain pipelines, so a pipeline's point has a record of its plan and its step.
 
-Conversion of pipelined strategies to plan files and back.
+The module also converts pipelined strategies to plan files and back.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Ranges that look alike (as many equal blocks, with the same ends of the model) s
 searches and the simulated strategies. The layout of a tensor that crosses a cut is a boundary condition of a
 range's search; micro-batches in flight multiply what is kept, and change nothing else.
 
-The frontiers of a model's ranges at each place of a pipeline: one search for each mix of device kinds.
+The frontiers of a model's ranges are found at each place of a pipeline, with one search for each mix of
+device kinds.
 """
 
 from __future__ import annotations

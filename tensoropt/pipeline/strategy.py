@@ -2,7 +2,7 @@
 them.
 
 The schedules are the orders in which the places of a pipeline compute: GPipe, 1F1B, interleaved 1F1B, and two
-    zero-bubble schedules.
+zero-bubble schedules.
 
 These are the schedules of ``torch.distributed.pipelining``, which runs them; here they are plain data, from
 which times and peaks of memory follow without a job. GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et

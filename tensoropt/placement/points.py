@@ -3,7 +3,7 @@
 A sharded space's tables do not contain placements, so a placement's point has a record of its plan and its
 step.
 
-Conversion of placements to plan files and back.
+The module also converts placements to plan files and back.
 
 The module also finds the owners of the bytes on a device, at every change of its memory.
 """

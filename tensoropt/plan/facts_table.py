@@ -21,8 +21,8 @@ class Fact:
     """A row of a fact sheet: a name, its value, and the value's source.
 
     Attributes:
-        name: what people call it; "" for a further line of the fact above.
-        value: the value; None if it is unknown, and then ``note`` says why.
+        name: the name that people use; "" for a further line of the fact above.
+        value: the value; None if it is unknown, in which case ``note`` says why.
         unit: writes a value for people.
         source: where the value comes from.
         note: a remark.
@@ -53,7 +53,7 @@ def described(thing: object) -> tuple[str, Sequence[Fact]]:
     """Return the title and the facts of something that is shown.
 
     Raises:
-        TypeError: nobody said what its facts are.
+        TypeError: no function is registered for its class.
     """
     importlib.import_module("tensoropt.exploration.facts")  # which says it of points, plans and spaces
     words = described.dispatch(type(thing))

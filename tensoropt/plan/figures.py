@@ -2,7 +2,7 @@
 
 The CSV, ``--json``, ``show``, the page's table of points and its tooltips are made from this registry, and so
 are the columns of a saved frontier. A figure that a simulation finds is a keyword of
-:meth:`~tensoropt.plan.point.Point.of`; one that follows from others says here how.
+:meth:`~tensoropt.plan.point.Point.of`; for one that follows from others, the registry has the formula.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class _Figure:
     """One figure of a point.
 
     Attributes:
-        name: of its column, and of the attribute of a point that has it.
-        label: what people call it.
-        about: what it is, in a sentence.
-        of: how it follows from a row (:class:`~tensoropt.exploration.figure_rows.FigureRow`); None for what
-            a simulation finds, which each point keeps.
+        name: the name of its column, and of the attribute of a point that has it.
+        label: the name that people use.
+        about: a sentence that says what it is.
+        of: the formula for a row (:class:`~tensoropt.exploration.figure_rows.FigureRow`); None for what a
+            simulation finds, which each point keeps.
         part: the breakdown that it is a part of and its name there: ``("terms", "context")``.
-        default: of a point that was not told; NaN where that means unknown.
+        default: the value of a point without it; NaN if that means unknown.
         listed: whether it has a line of its own in ``show`` and in tooltips, and a column in the page's
-            table; of the others sentences are made.
-        sparse: whether its column is left out of a CSV where no point has it.
+            table; the others are worked into sentences.
+        sparse: whether a CSV leaves out its column if no point has it.
     """
 
     name: str

@@ -29,14 +29,14 @@ class Findings:
 
     Attributes:
         points: ascending in memory, strictly descending in time.
-        spaces: what was searched.
+        spaces: the spaces that were searched.
         model, cluster, settings, versions: as in a plan.
         report: facts about the run: operators, groups, coverage, seconds per stage, notes.
-        others: what other planners found in the same spaces, each with its planner's name.
-        comparison: what every planner asked did, as :mod:`tensoropt.planners.compare` tells it.
+        others: the points that other planners found in the same spaces, each with its planner's name.
+        comparison: what every planner did, in the form of :mod:`tensoropt.planners.compare`.
         captured: the capture, while in the process that explored; not saved.
         recorded: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`); None
-            where an operator has an argument that no file can hold.
+            if an operator has an argument that no file can hold.
     """
 
     points: Sequence[Point]

@@ -41,7 +41,7 @@ def check_plan(plan: Plan) -> None:
     """Refuse a plan that contradicts itself.
 
     Raises:
-        PlanError: says what does not agree, with its values and what to do.
+        PlanError: names the fields that do not agree, their values, and the remedy.
     """
     _check_mesh(plan)
     _check_cluster(plan)
@@ -303,8 +303,8 @@ class PlacedInfo(_Strict):
     """The splits and transfers of a placed plan, in addition to its operators' devices.
 
     Attributes:
-        splits: group -> (loop dim, number of pieces).
-        transfers: of one micro-batch, in the one order in which all devices take part in them.
+        splits: (loop dim, number of pieces) by group.
+        transfers: the transfers of one micro-batch, in the order that all devices follow.
         peak_bytes: per device.
     """
 
@@ -318,7 +318,7 @@ class StagePlan(_Strict):
     its mesh.
 
     Attributes:
-        begins: the operator group with which it begins; "" of the first.
+        begins: the operator group with which it begins; "" for the first stage.
     """
 
     begins: str = ""
@@ -333,7 +333,7 @@ class PipelineInfo(_Strict):
 
     Attributes:
         schedule: the order in which micro-batches pass the stages.
-        again: tensors that stages make for themselves instead of receiving them.
+        again: the tensors that stages recompute instead of receiving them.
         stages: in order; the parts of the devices are the first axis of the plan's mesh, and have as many
             stages each as the schedule gives them.
         peak_bytes: per part, of one of its ranks.
@@ -455,7 +455,7 @@ class Plan(Shown, _Strict):
         """Return the strategy as :func:`tensoropt.sharding.strategy.strategy_from_dict` reads it.
 
         Raises:
-            PlanError: the plan is placed or has a pipeline, and no one strategy on a mesh.
+            PlanError: the plan is placed or has a pipeline, so it has no single strategy on a mesh.
         """
         self._check_sharded()
         return {

@@ -21,10 +21,10 @@ class PointTable(Sequence[Point]):
     """Points in order, and each of their figures as a column.
 
     Args:
-        count: how many there are.
-        read: gives the column of a name: one of :data:`~tensoropt.plan.figures.KEPT`, ``space`` or
+        count: the number of points.
+        read: returns the column with a name: one of :data:`~tensoropt.plan.figures.KEPT`, ``space`` or
             ``planner``.
-        make: gives a point by its row.
+        make: returns a point by its row.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -147,8 +147,8 @@ def read_points(
     """Return the table of the points that :func:`point_arrays` wrote; single points are made on demand.
 
     Args:
-        spaces: how many there are.
-        carried: by row the plans of points without indices.
+        spaces: the number of spaces.
+        carried: the plans of points without indices, by row.
 
     Raises:
         ValueError: the arrays do not fit together.

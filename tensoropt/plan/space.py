@@ -19,8 +19,8 @@ class Space(Shown):
     """The searched space of one mesh and micro-batch count, by names.
 
     Attributes:
-        mesh: sizes and names of the axes.
-        micro_batches: how many.
+        mesh: the sizes and names of the axes.
+        micro_batches: the micro-batch count.
         groups: per group ``micro`` (label on the micro-batch axis), ``members``, ``parameters`` (graph
             names), ``configurations`` (labels per axis) and ``options`` (per configuration, per option,
             per parameter the stored placement names).

@@ -44,8 +44,8 @@ class LoadedModel:
     """A module with example inputs, and the arguments with which it is built again.
 
     Attributes:
-        source, seed, batch, onnx: with which it is built again.
-        notes: what its import had to say.
+        source, seed, batch, onnx: the arguments of :func:`load_model`.
+        notes: the remarks of its import.
     """
 
     model: Any
@@ -79,9 +79,9 @@ def load_model(
             function returns ``(model, args)``, ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``,
             the loss a function of what the model returns.
         device: ``cpu`` or ``meta`` (zoo models, and functions that build under ``torch.device``).
-        seed: of the weights.
-        batch: of a zoo model; None for its default.
-        onnx: what an ONNX file leaves open.
+        seed: the seed of the weights.
+        batch: the batch size of a zoo model; None for its default.
+        onnx: the choices that an ONNX file leaves open.
 
     Raises:
         ModelSourceError: the source does not name a model; the message says what does.

@@ -24,18 +24,18 @@ class Question(BaseModel):
 
     Attributes:
         model: as on the command line: ``zoo:NAME``, ``FILE.onnx``, ``path/file.py:function`` and the like.
-        cluster: its name, or the content of a cluster file.
-        batch: of a zoo model; None for its own.
-        seed: of weights and random walks.
+        cluster: the name of a cluster, or the content of a cluster file.
+        batch: the batch size of a zoo model; None for its own.
+        seed: the seed of weights and random walks.
         dims, outputs, loss: what an ONNX file leaves open.
-        settings: what may be chosen about the exploration.
-        constraints_file: where its constraints are from.
-        headroom: how much of a device's memory is kept free: ``5%`` or ``2GiB``.
+        settings: the settings of the exploration.
+        constraints_file: the file that its constraints come from.
+        headroom: the part of a device's memory that is kept free: ``5%`` or ``2GiB``.
         planners: published ones to run beside it: ``all``, or names; then it is a comparison.
         limits: memory per device that planners are given, bytes; None for all trade-offs they know.
         devices: numbers of the cluster's devices to explore on one after the other, or ``auto``.
         also_on: further clusters by name.
-        anew: whether what was kept is passed over.
+        anew: whether kept results are ignored.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -129,7 +129,7 @@ class Question(BaseModel):
 
         Args:
             out: the folder of the result.
-            cluster_file, constraints_file: of a cluster and of constraints that have no name.
+            cluster_file, constraints_file: the files of a cluster and of constraints that have no name.
         """
         cluster = self.cluster if isinstance(self.cluster, str) else cluster_file
         words = ["compare" if self.planners else "explore", self.model, "--cluster", cluster]
@@ -179,7 +179,7 @@ def headroom_bytes(headroom: str, whole: float) -> float:
     """Return the bytes that are kept free on devices of ``whole`` bytes: ``5%`` of them, or ``2GiB``.
 
     Raises:
-        TensorOptError: it is no share and no size, or leaves nothing.
+        TensorOptError: it is neither a share nor a size, or leaves nothing.
     """
     share, percent, rest = headroom.partition("%")
     try:

@@ -137,7 +137,7 @@ class Setting:
         """Return the value typed into a form; the default if nothing was typed.
 
         Raises:
-            TensorOptError: it is none; begins with what the form calls the setting.
+            TensorOptError: it is not a value of the setting; the message begins with the form's label.
         """
         text = "" if typed is None else str(typed).strip()
         try:
@@ -241,8 +241,8 @@ class Settings:
     """The settings of an exploration; the defaults are the command line's.
 
     Raises:
-        TensorOptError: a value that means nothing; says which do.
-        ConstraintError: constraints that cannot be read.
+        TensorOptError: a value is invalid; names the valid ones.
+        ConstraintError: constraints cannot be read.
     """
 
     mode: Annotated[
@@ -367,7 +367,7 @@ class Settings:
         """Return the settings that :meth:`to_dict` wrote.
 
         Raises:
-            TensorOptError: there are some that this version does not know.
+            TensorOptError: this version does not know some of them.
         """
         try:
             return cls(**{**data, "constraints": data.get("constraints") or None})

@@ -1,7 +1,4 @@
-"""Published planners on the tables of an exploration, and points of a saved exploration at current costs.
-
-Points of a saved exploration at current costs.
-"""
+"""Published planners on the tables of an exploration, and points of a saved exploration at current costs."""
 
 from __future__ import annotations
 

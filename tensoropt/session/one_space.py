@@ -4,14 +4,14 @@ The search sums memory, while the simulator takes the peak. If much of the sum i
 they run, a space is searched once more under caps on that, to find strategies whose sum is larger but whose
 peak is smaller.
 
-Search and simulation in turns: simulated strategies decide what is still worth a search.
+Search and simulation take turns: simulated strategies decide what is still worth a search.
 
 The search sums costs, the simulator steps through them, and the two order strategies slightly differently. So
 a space is outlined and its outline simulated before it is searched: its search only has to find what all
 simulated strategies leave room for, given how much the space's own simulated strategies differ from their
 sums. Of what a search finds, representatives are simulated, and then the neighbours of those that won.
 
-Search results of single spaces, kept for explorations that search in the same way.
+Search results of single spaces are kept for explorations that search in the same way.
 
 An interrupted exploration continues where it ended, and published planners are compared without a new search.
 Every step of the search follows from the exploration's question, so its place among the steps identifies it.

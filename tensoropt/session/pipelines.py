@@ -6,8 +6,8 @@ Find the frontier of each range, for every pipeline degree, mesh and micro-batch
 positions to cut at than are all tried, the cuts lie between those that balance computation and those that
 balance storage; the notes say what else is left out.
 
-The places where the stages of pipelines may begin in a search, and how many stages each device part
-has.
+The module also chooses the places where the stages of pipelines may begin in a search, and how many stages
+each device part has.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ square. Most of them combine ways to split that are good nowhere. So these meshe
 micro-batch count a group combines, over all axes, the axis strategies that it uses most in unbeaten
 strategies, and those that its sizes forbade on the other meshes. The notes say that this may miss something.
 
-The meshes of a cluster that are searched, and what constraints leave of their spaces.
+The module also determines the meshes of a cluster that are searched, and what constraints leave of their
+spaces.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The facts about a run, kept with the exploration: what its model is, what was timed, what was left out.
 
-Failures because of the explored model, turned into refusals that name the stage, the operator and the
+Failures because of the explored model are turned into refusals that name the stage, the operator and the
 line.
 
 PyTorch raises errors of its own for operators that it cannot run in some way (on fake tensors, in pieces,

@@ -1,9 +1,5 @@
 """The state that all stages of one exploration share, with the seconds that stages took and are expected to
 take.
-
-The seconds spent per stage.
-
-The seconds that parts of an exploration are expected to take.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ collected.
 A node that fails does not stop the pass; nodes that depend on it are skipped. The error at the end therefore
 names every obstacle, not just the first one.
 
-A registry with one converter per ONNX operator, by domain, name and the opset from which it applies.
+The converters are in a registry, one per ONNX operator, by domain, name and the opset from which it applies.
 """
 
 from __future__ import annotations

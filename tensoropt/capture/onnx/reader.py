@@ -4,7 +4,7 @@ defined once.
 Nothing in a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
 the first error is raised as an :class:`OnnxError`.
 
-The definitions of operators that the ONNX standard defines in terms of others.
+The module also has the definitions of operators that the ONNX standard defines in terms of others.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The import determines shapes by running, even where inference has to give up (ex
 data-dependent operators); inference is an independent second opinion. If both know a size and differ, the
 file contradicts itself or a converter is wrong, and the import is refused.
 
-Losses for files that have none: a file says what a model computes, but training needs a target.
+A file says what a model computes, but training needs a target: files without a loss get one here.
 """
 
 from __future__ import annotations

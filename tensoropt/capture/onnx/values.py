@@ -4,7 +4,7 @@ Converters are plain PyTorch code over :class:`OnnxValue`. A call whose operands
 once, which folds the shape arithmetic of exported files; any other call becomes an fx node, and is run on the
 meta device to determine its shape.
 
-The errors with which an ONNX file is refused.
+The module also has the errors with which an ONNX file is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reductions, orderings and searches along dims.
-
-Losses that a file itself contains, and random numbers.
-"""
+"""Reductions, orderings and searches along dims; losses that a file itself contains; random numbers."""
 
 from __future__ import annotations
 

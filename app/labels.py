@@ -227,7 +227,7 @@ class Labels:
 
 
 def _tags_of(text: str) -> tuple[str, ...]:
-    """Return ``a, b`` as tags, each once.
+    """Return the tags in a text such as ``a, b``, without repeats.
 
     Raises:
         LabelError: one is too long.

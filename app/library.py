@@ -284,7 +284,7 @@ class Library:
         return curves
 
     def model_name(self, source: str) -> str:
-        """Return what people call a model: its upload's or the zoo's name, or the last part of its file's."""
+        """Return a model's display name: its upload's or the zoo's name, or the last part of its file's."""
         return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
 
     def verified(self, key: str) -> tuple[Verified, ...]:

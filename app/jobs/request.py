@@ -70,7 +70,7 @@ class Hardware:
 
     @property
     def title(self) -> str:
-        """Its title: the preset, and what was changed about it."""
+        """The request's title: the preset, and what was changed about it."""
         if self.is_local:
             return f"cpu:{self.per_node}"
         plain = Hardware.of(self.name)

@@ -55,12 +55,12 @@ class ClusterFile:
 
     @property
     def title(self) -> str:
-        """Its title for people."""
+        """The file's title, as shown to people."""
         return self.label
 
     @property
     def words(self) -> str:
-        """Its content in words."""
+        """The file's content in words."""
         return f"{self.per_node * self.nodes} × {' and '.join(self.kinds)}, as {self.label} describes them."
 
     def asked(self) -> dict[str, Any]:

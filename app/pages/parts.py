@@ -24,7 +24,7 @@ from ..views.point import PointCard, differences
 
 
 def aria(**attributes: str) -> dict[str, Any]:
-    """Return ARIA attributes, which Dash takes under names that Python does not have."""
+    """Return ARIA attributes under the hyphenated names that Dash takes, which Python does not allow."""
     return {f"aria-{name}": value for name, value in attributes.items()}
 
 

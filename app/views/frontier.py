@@ -61,7 +61,7 @@ class FrontierData:
         return self.column(name) / factors.get(KEPT[name].unit, 1.0)
 
     def facts(self, row: int) -> dict[str, Fact]:
-        """Return what there is to say of a row, in the units of the page."""
+        """Return the facts about a row, in the units of the page."""
         return facts(
             FigureRow.of(self.exploration, row), memory=self.units.memory.text, time=self.units.time.text
         )
@@ -117,7 +117,7 @@ class FrontierData:
         return words.replace(planner, planner_title(planner), 1)
 
     def label(self, row: int) -> str:
-        """Return the title, without how many there are."""
+        """Return the title, without the count."""
         title = self.title(row).rpartition(" of ")[0]
         return title.replace("Point", "point", 1) if row < len(self.exploration.points) else title
 

@@ -133,7 +133,7 @@ _IN_COMPUTE = "in compute"
 
 @dataclass(frozen=True)
 class PointCard:
-    """The card beside the plot with what there is to say about a point.
+    """The card beside the plot, with the facts about a point.
 
     Attributes:
         title: ``Point 17 of 201``.

@@ -88,7 +88,7 @@ def title_of(library: Library, entry: Entry) -> str:
 
 
 def own_title(library: Library, entry: Entry) -> str:
-    """Return the title of an exploration that nobody gave a name."""
+    """Return the default title of an exploration without a name."""
     head = library.head_of(entry)
     if head.fault:
         return f"{entry.folder.name} (cannot be read)"

@@ -15,7 +15,7 @@ __all__ = ["Unit", "Units", "at_most", "digits", "percent", "plural", "signed", 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit, and how many bytes or seconds it has."""
+    """A unit, and its size in bytes or seconds."""
 
     name: str
     factor: float
@@ -44,7 +44,7 @@ class Units:
 
 
 def unit_for(size_bytes: float) -> Unit:
-    """Return the largest binary unit of which a size has at least one."""
+    """Return the largest binary unit that a size contains at least once."""
     for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
         if size_bytes >= factor:
             return Unit(name, factor)

@@ -523,7 +523,7 @@ class Cluster:
 
     @property
     def counts(self) -> str:
-        """Return the number of devices of each kind as text: ``8 x H100-80GB``, kinds in rank order."""
+        """The number of devices of each kind as text: ``8 x H100-80GB``, kinds in rank order."""
         return ", ".join(
             f"{sum(device.name == kind.name for device in self.devices)} x {kind.name}"
             for kind in self.device_kinds

@@ -51,7 +51,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Return, for each of the given flat values, those of all ranks one after another; under way."""
+    """Return, for each of the given flat values, those of all ranks one after another, in flight."""
     device = values[0].device
     staged = runtime.through_host(device)
     whole: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
@@ -62,7 +62,7 @@ def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[tor
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Return, for each of the given flat values, this rank's part of the sum over all ranks; under way.
+    """Return, for each of the given flat values, this rank's part of the sum over all ranks, in flight.
 
     Args:
         values: the list of values; afterwards it holds what must stay alive until then.
@@ -222,7 +222,7 @@ class CallAhead:
 
     @property
     def is_backward(self) -> bool:
-        """Return whether backward has begun: what runs forward now is recomputed."""
+        """Whether backward has begun: what runs forward now is recomputed."""
         return bool(self._begun)
 
     # -- forward ----------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class CallAhead:
     # -- collectives ------------------------------------------------------------------------------
 
     def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[_PendingCollective]:
-        """Begin to gather parameters from their shards."""
+        """Start to gather parameters from their shards."""
         self._runtime.micro_batch = self.micro_batch
         sent = [
             (spec, route := packed_gather(self._runtime, spec), route.pack(shard))
@@ -391,7 +391,7 @@ class CallAhead:
 
     @torch.no_grad()
     def arrive(self) -> None:
-        """Wait for all that is under way."""
+        """Wait for everything in flight."""
         self._arrive()
 
     def _arrive(self) -> None:
@@ -490,7 +490,7 @@ class UnshardedParameters:
 
     @property
     def blocks(self) -> list[int]:
-        """Return the blocks that use copies, in order."""
+        """The blocks that use copies, in order."""
         return sorted(self._of_block)
 
     # -- copies -----------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class Gradients:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors that hold the gradients: flat buffers, and those of gradients that need no
+        """The tensors that hold the gradients: flat buffers, and those of gradients that need no
         reduction."""
         return [tensor for index in range(len(self.buckets)) for tensor in self._contents(index)]
 

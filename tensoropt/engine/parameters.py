@@ -332,7 +332,7 @@ def _dtensor_placements(atoms: Atoms, layout: Layout) -> tuple[Placement, ...]:
 def as_dtensor(
     local: torch.Tensor, atoms: Atoms, layout: Layout, mesh: DeviceMesh, runtime: Runtime
 ) -> DTensor:
-    """Return the DTensor of which a local shard is a part, in the tensor's own shape wherever PyTorch can
+    """Return the DTensor that a local shard is part of, in the tensor's own shape wherever PyTorch can
     express it; the storage is shared."""
     shape = tuple(map(prod, atoms))
     placements = own_placements(atoms, layout, runtime.mesh)

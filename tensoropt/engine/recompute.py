@@ -28,7 +28,7 @@ from tensoropt.sharding.reshard.redistribute import Ahead, EdgeSpec, travel
 
 
 class _Note(NamedTuple):
-    """A note that autograd saves in place of a view of a gathered parameter: how to make it anew."""
+    """A note that autograd saves in place of a view of a gathered parameter: how to make it again."""
 
     shard: torch.Tensor
     spec: EdgeSpec

@@ -134,7 +134,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.unsharded.scattered(name)
 
     def _finish_ahead(self) -> None:
-        """Take in the collectives that are still under way when backward is over."""
+        """Take in the collectives that are still in flight when backward is over."""
         while self._calls:
             self._calls.pop(0).finish()
         self._waiting = 0

@@ -43,7 +43,7 @@ class _StoredWeights(ABC):
     @property
     @abstractmethod
     def names(self) -> Collection[str]:
-        """Return the keys of all tensors."""
+        """The keys of all tensors."""
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:

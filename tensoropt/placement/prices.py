@@ -241,7 +241,7 @@ class PlacedPrices:
 
     @cached_property
     def limits(self) -> _PlacedLimits:
-        """Return the limits that a person's constraints put on placements.
+        """The limits that a person's constraints put on placements.
 
         Raises:
             ConstraintError: no placement can satisfy a hard constraint.

@@ -108,7 +108,7 @@ class SimulatedPlacement:
 
     @cached_property
     def busiest_lane(self) -> tuple[str, float]:
-        """Return the lane that messages occupy longest, and its seconds; the first of equals by name."""
+        """The lane that messages occupy longest, and its seconds; the first of equals by name."""
         seconds: dict[str, float] = defaultdict(float)
         for event in self.timeline.events:
             if event.task.phase.startswith("send"):

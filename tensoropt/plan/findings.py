@@ -62,7 +62,7 @@ class Findings:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What people call the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
+        """The display name of the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
         return plan_names(self.all_points, self.spaces)
 
     @cached_property

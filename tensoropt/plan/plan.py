@@ -256,7 +256,7 @@ class MeshInfo(_Strict):
 
     @property
     def label(self) -> str:
-        """``2x4``, ``1`` for a single device, ``placed on 4``, or ``pp2x4``."""
+        """The mesh in words: ``2x4``, ``1`` for a single device, ``placed on 4``, or ``pp2x4``."""
         sizes = "x".join(map(str, self.shape)) or "1"
         if self.names[:1] == (STAGE_AXIS,):
             return f"pp{sizes}"

@@ -154,8 +154,8 @@ def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], li
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """Return the seconds of an action behind work of the device, for each repeat; none if the host is the
-    device.
+    """Return the seconds of an action queued behind work of the device, for each repeat; none if the host is
+    the device.
 
     Args:
         meet: what all ranks' devices do together, so that none waits for another in the action.

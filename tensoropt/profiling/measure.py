@@ -90,7 +90,7 @@ class Remaining:
 
     @property
     def left_s(self) -> float:
-        """Return the remaining seconds of all parts."""
+        """The remaining seconds of all parts."""
         left_s = sum(self._left.values()) * self._took_s / self._done_s
         return max(left_s - (self._clock() - self._since), LEAST_LEFT * left_s)
 

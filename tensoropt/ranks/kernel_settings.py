@@ -91,7 +91,7 @@ class KernelSettings:
 
     @property
     def words(self) -> str:
-        """Return the settings that differ from PyTorch's defaults, for keys and people; empty if none do."""
+        """The settings that differ from PyTorch's defaults, for keys and people; empty if none do."""
         own = asdict(KernelSettings())
         return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value != own[name])
 

@@ -298,7 +298,7 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 
 def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
-    """Return the step of a sharded point, simulated anew and recorded; errors as in :func:`detail`."""
+    """Return the step of a sharded point, simulated again and recorded; errors as in :func:`detail`."""
     return _DetailBuilder(exploration, index, recorded_of(exploration)).step()
 
 
@@ -323,7 +323,7 @@ class _DetailBuilder:
         self.overlap: Overlap = self.rebuilt.overlap()
 
     def step(self) -> tuple[Evaluation, StepRecorder]:
-        """Return the point's step, simulated anew and recorded."""
+        """Return the point's step, simulated again and recorded."""
         recorder = StepRecorder()
         return self.rebuilt.simulated(recorder=recorder), recorder
 

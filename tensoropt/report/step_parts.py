@@ -99,7 +99,7 @@ class Computed:
 
 
 def kind_of(target: str) -> str:
-    """Return what people call an operator, given its target (``aten.addmm.default``) or a name made from that
+    """Return an operator's display name, given its target (``aten.addmm.default``) or a name made from that
     (``addmm_12``)."""
     parts = target.split(".")
     name = parts[1] if len(parts) > 1 else re.sub(r"_\d+$", "", parts[0])

@@ -104,7 +104,7 @@ class SelftestReport:
 
     @property
     def summary(self) -> str:
-        """Return the last lines: how many passed, what failed, and what that leaves open."""
+        """The last lines: how many passed, what failed, and what that leaves open."""
         counts = Counter(result.outcome.state for result in self.results)
         of = ", ".join(f"{count} {state}" for state, count in counts.items())
         lines = [f"{len(self.results)} checks in {self.seconds:.0f} s: {of}"]

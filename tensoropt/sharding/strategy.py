@@ -338,7 +338,7 @@ def output_layout(source: Layout) -> Layout:
 
 
 def made_again(tensor: Tensor, steps: Iterable[Step], *, unsharded: bool = False) -> bool:
-    """Return whether backward makes a used parameter anew from its stored shard instead of keeping it: so for
+    """Return whether backward rebuilds a used parameter from its stored shard instead of keeping it: so for
     one that had to be gathered, or cast, for the use itself."""
     # An unsharded copy is cast when it is gathered, once for all uses.
     cast = tensor.master_dtype is not None and not unsharded

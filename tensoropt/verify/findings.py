@@ -81,17 +81,17 @@ class Differences:
 
     @property
     def by_kind(self) -> dict[str, float | None]:
-        """Return the differences of all kinds."""
+        """The differences of all kinds."""
         return {kind: getattr(self, kind) for kind in _TOLERANCES}
 
     @property
     def compared(self) -> dict[str, float]:
-        """Return the differences of the kinds that were compared."""
+        """The differences of the kinds that were compared."""
         return {kind: value for kind, value in self.by_kind.items() if value is not None}
 
     @property
     def finite(self) -> bool:
-        """Return whether none of them is NaN or infinite."""
+        """Whether none of them is NaN or infinite."""
         return all(map(math.isfinite, self.compared.values()))
 
 

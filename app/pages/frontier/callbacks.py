@@ -192,7 +192,7 @@ def _applied(
 
 
 def view_from_url(context: Context, search: Any) -> View:
-    """Return the view that a link asks for; without an exploration, the first that there is."""
+    """Return the view that a link asks for; without an exploration, the first one."""
     view = View.from_query(str(search or ""))
     if not view.exploration:
         first = next(iter(context.library.entries()), None)

@@ -204,7 +204,7 @@ def _over_whole_batch(
     weight: torch.Tensor | None,
     ignore_index: int,
 ) -> torch.Tensor:
-    """Return this shard's sum over the mass of all targets (a local mean would be wrong: gradients 10 %
+    """Return this shard's sum divided by the mass of all targets (a local mean would be wrong: gradients 10 %
     off).
     """
     mass = target_mass(target, weight, ignore_index)

@@ -55,7 +55,7 @@ class TrailingGradients:
         self._calls.append((call, gradients, last))
 
     def take_in(self) -> None:
-        """Wait for the gradients under way, and take them in."""
+        """Wait for the gradients in flight, and take them in."""
         while self._calls:
             call, gradients, last = self._calls.pop(0)
             with nullcontext() if last else gradients.of_earlier():
@@ -358,7 +358,7 @@ class _Voted:
 
 
 class _Messages:
-    """The tensors of messages under way in one direction, by micro-batch.
+    """The tensors of messages in flight in one direction, by micro-batch.
 
     Schedules keep messages in variables and lists until they ask for the next ones or the step is over, and
     with the messages what was sent and received. Here each message has a tensor of its own, over the memory

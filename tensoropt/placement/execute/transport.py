@@ -188,7 +188,7 @@ class _Ordering:
 
 
 class Arriving(Protocol):
-    """A message under way."""
+    """A message in flight."""
 
     def wait(self) -> torch.Tensor:
         """Return the tensor, once it has arrived."""

@@ -135,7 +135,7 @@ class _Chain:
         return choice if self.complete(choice, self.followers) else None
 
     def propose(self, choice: dict[str, int], rng: random.Random) -> dict[str, int] | None:
-        """Return the strategy with one random group configured anew at random; None if that is impossible."""
+        """Return the strategy with one random group reconfigured at random; None if that is impossible."""
         name = rng.choice(self.groups)
         proposed = dict(choice)
         proposed[name] = rng.choice(self.plain[name])

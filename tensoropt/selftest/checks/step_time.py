@@ -31,7 +31,7 @@ def run(context: CheckContext) -> Outcome:
 
 
 def _predicted_and_measured(context: CheckContext) -> Outcome:
-    """Measure anew, into a store that is then discarded, and compare."""
+    """Measure again, into a store that is then discarded, and compare."""
     cluster = load_cluster("local:1" if context.on_gpu else "cpu:1")
     if local_backend(cluster) is None:
         return Outcome.skipped("nothing can be timed here: " + "; ".join(local_notes(cluster)))

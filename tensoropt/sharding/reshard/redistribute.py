@@ -270,7 +270,7 @@ class EdgeSpec:
 
     @property
     def made_again(self) -> bool:
-        """Whether backward makes the result anew instead of keeping it."""
+        """Whether backward recomputes the result instead of keeping it."""
         gathered = any(step.kind == "all_gather" for step in self.forward)
         return self.parameter and (gathered or self.dtype is not None)
 

@@ -148,7 +148,7 @@ class MemoryBook:
 
     @classmethod
     def empty(cls, caps: Floats, counts_transients: bool = True) -> MemoryBook:
-        """Return the book of devices on which nothing lies."""
+        """Return the memory book of empty devices."""
         return cls(caps, np.zeros(len(caps)), np.zeros(len(caps)), counts_transients)
 
     def copy(self) -> MemoryBook:
@@ -158,7 +158,7 @@ class MemoryBook:
 
     @property
     def unlimited(self) -> bool:
-        """Return whether everything fits everywhere."""
+        """Whether everything fits everywhere."""
         return bool(np.isinf(self.caps).all())
 
     def room(self, units: Units, unit: int) -> NDArray[np.bool_]:

@@ -42,11 +42,10 @@ class RecordedWork:
     """The facts and seconds of one workload, for one micro-batch.
 
     Attributes:
-        forward_host_s, backward_host_s: of issuing it on the host; 0 where the host is the device, and of
-            explorations that were saved before these were told apart.
-        weight_gradient_s: of one product of its backward, see
-            :meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`; 0 of earlier explorations
-            likewise.
+        forward_host_s, backward_host_s: the seconds of issuing it on the host; 0 if the host is the device,
+            and in explorations that were saved before the host's seconds were separate.
+        weight_gradient_s: the seconds of one product of its backward, see
+            :meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`; likewise 0 in older explorations.
     """
 
     facts: Facts
@@ -103,8 +102,8 @@ class Recorded:
     """The operator graph and the costs of the points kept.
 
     Attributes:
-        links: per mesh (its label) the fits of its collectives.
-        discovered: by signature, what was found of operators without a rule; some are the model's own.
+        links: the fits of collectives, by the label of the mesh.
+        discovered: what was discovered about operators without a rule, by signature; some are the model's own.
     """
 
     graph: OperatorGraph
@@ -134,7 +133,7 @@ class Recorded:
 
         Args:
             sizes: micro-batches, then the real axes.
-            with_process: count what a process takes of a GPU beside tensors.
+            with_process: whether to count the GPU memory that a process takes in addition to tensors.
         """
         communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
         process = process_memory(cluster, self.graph, counted=with_process)

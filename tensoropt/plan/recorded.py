@@ -103,7 +103,7 @@ class Recorded:
 
     Attributes:
         links: the fits of collectives, by the label of the mesh.
-        discovered: what was discovered about operators without a rule, by signature; some are the model's own.
+        discovered: the discoveries about operators without a rule, by signature; some are the model's own.
     """
 
     graph: OperatorGraph

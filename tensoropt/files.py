@@ -97,7 +97,8 @@ def pack(value: Any) -> bytes:
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"{type(array).__name__} is not data")
         if size + array.nbytes > MOST_BYTES:
-            raise TensorOptError(f"{(size + array.nbytes) >> 20} MiB of arrays cannot be read back")
+            mib = (size + array.nbytes) >> 20
+            raise TensorOptError(f"{mib} MiB of arrays are more than can be read back")
         order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
         described = [array.dtype.str, array.shape, order, size]
         chunks.append(array.tobytes(order))

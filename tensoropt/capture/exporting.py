@@ -75,7 +75,11 @@ def composites_prepared_once() -> Iterator[None]:
 def _overridden(override: Callable[..., Any], decompositions: Mapping[Any, Any]) -> Iterator[None]:
     """PyTorch's ``override(decompositions)``, which registers a dozen kernels of each operator; here those of
     an earlier call are put in place again wherever they would be the same."""
-    rules = fake_impls.op_implementations_dict
+    rules = getattr(fake_impls, "op_implementations_dict", None)
+    if rules is None:  # another version of PyTorch
+        with override(decompositions):
+            yield
+        return
     ready = {
         op: _prepared[op]
         for op, decomposition in decompositions.items()
@@ -91,6 +95,8 @@ def _overridden(override: Callable[..., Any], decompositions: Mapping[Any, Any])
             rules[op] = rule
         with override(others):
             for op, kernels in before.items():
+                if op not in rules:
+                    continue
                 _prepared[op] = others[op], kernels, dict(op.py_kernels), rules[op]
             yield
     finally:

@@ -242,7 +242,7 @@ def additive(effects: Effects, prices: Prices) -> Cost:
 
     Bytes last if they are alive during the whole step or kept from forward to backward. What a recomputed
     region keeps while its own backward runs does not last, nor does workspace: only their maximum over all
-    moments counts, which no sum can express (:mod:`tensoropt.costs.effects`).
+    moments counts, which no sum can express (:class:`WorkingSets`).
     """
     # The order of the additions is part of the result to the last bit; see TableBuilder._options.
     memory, compute, communication = effects.parameters + effects.gradients + effects.optimizer, 0.0, 0.0

@@ -30,7 +30,9 @@ from tensoropt.costs.tables import (
 from tensoropt.costs.timings import CostContext, Timings, WorkloadFacts
 from tensoropt.graph import OperatorGraph
 from tensoropt.profiling.overheads import Overheads, data_sheet_overheads, slowest_overheads
+from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import Workload
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.types import MEASURED
@@ -77,6 +79,14 @@ class CostSource(CostContext):
             part.timings = Timings(part, part.facts, self.timings)
             self._parts[key] = part
         return self._parts[key]
+
+    def reopened(self, store: ProfileStore, pool: RankPool | None) -> CostSource:
+        """Return a source that goes on with the same facts and timings, with an open store and open ranks."""
+        source = replace(self, store=store, pool=pool)
+        source.facts = WorkloadFacts(source, self.facts)
+        source.timings = Timings(source, source.facts, self.timings)
+        source.timings.records = self.timings.records
+        return source
 
     def notes(self) -> tuple[str, ...]:
         """Return notes that a reader of the figures should know about their sources."""

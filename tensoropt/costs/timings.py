@@ -125,14 +125,17 @@ queried with fake tensors; an estimate of its recurrent layers, which cannot be 
 class WorkloadFacts:
     """The facts of workloads on one cluster, by the workload's key.
 
+    Args:
+        earlier: facts of the same cluster, to go on with.
+
     Attributes:
         found: those that were needed in this process.
     """
 
-    def __init__(self, context: CostContext):
+    def __init__(self, context: CostContext, earlier: WorkloadFacts | None = None):
         self.context = context
-        self.found: dict[str, Facts] = {}
-        self._kernels: dict[str, _Kernels] = {}
+        self.found: dict[str, Facts] = {} if earlier is None else earlier.found
+        self._kernels: dict[str, _Kernels] = {} if earlier is None else earlier._kernels
 
     def of(self, work: Workload) -> Facts:
         """Return a workload's facts, from this process or the store, or determine them now.

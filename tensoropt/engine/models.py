@@ -158,7 +158,7 @@ class _Opened:
         args, kwargs, values = self.args, self.kwargs, self.values
         if spec.dtype == "float64":
             # Only the graph is widened: capturing a model converted to double would give another graph
-            # (`rebuild.py`).
+            # (:func:`tensoropt.capture.fidelity.in_double`).
             graph = in_double(graph)
             args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
             values = {name: doubled(value) for name, value in values.items()}

@@ -70,8 +70,8 @@ class _Schedule:
         apart: whether gradients of parameters are made apart from those of the stage's inputs.
         back_and_forth: whether the second half of the stages runs back from the last place to the first.
         waits: whether it waits for its messages to be sent before it requests the next forward's input or
-        sends the next gradient; the other schedules wait at the end of a step. order: (place, places, stages
-        of a place, micro-batches) -> the actions of the place, in order.
+            sends the next gradient; the other schedules wait at the end of a step.
+        order: (place, places, stages of a place, micro-batches) -> the actions of the place, in order.
     """
 
     words: str

@@ -316,7 +316,7 @@ class _Finder:
         ]
         with self.session.open_store() as store, self.session.open_ranks() as pool:
             # The source's own were closed when the search was over.
-            self.costs = replace(self.costs, store=store, pool=pool)
+            self.costs = self.costs.reopened(store, pool)
             found = self._first_look(asked)
             if not self.small and not self._pinned_schedule and not self.cutting.pinned:
                 for own, at in zip(found, asked, strict=True):

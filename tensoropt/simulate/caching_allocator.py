@@ -27,11 +27,12 @@ micro-batches and two steps reserve as much as more of them do.
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import networkx as nx
 
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
@@ -371,13 +372,15 @@ def step_requests(batch: Batch, row: int) -> StepRequests:
 
 
 def _partners(batch: Batch) -> dict[int, list[int]]:
-    """Return the other users of the tied parameters of each group, by the numbers of owners."""
+    """Return for each group the other groups that are connected with it by tied parameters, by the numbers of
+    owners."""
     numbers = {owner.name: number for number, owner in enumerate(batch.owners) if owner.kind == "group"}
-    partners: dict[int, list[int]] = defaultdict(list)
-    for users in batch.schedule.users.values():
-        for user, other in itertools.permutations(set(users), 2):
-            partners[numbers[user]].append(numbers[other])
-    return partners
+    ties = nx.Graph()
+    for name in batch.graph.shared:
+        nx.add_path(ties, [numbers[group.name] for group in batch.graph.groups if name in group.shared])
+    return {
+        number: sorted(tied - {number}) for tied in nx.connected_components(ties) for number in sorted(tied)
+    }
 
 
 def _pass(
@@ -417,15 +420,14 @@ def _end(
     size: int,
     of_partners: Iterable[list[_AllocatorBlock]],
 ) -> None:
-    """Free ``size`` bytes of an owner's blocks; what it does not own, of its partners' blocks."""
-    owned = sum(block.requested for block in blocks)
-    _free(allocator, blocks, min(size, owned))
-    missing = size - owned
-    for others in of_partners:
-        if missing <= 0:
-            return
-        freed = min(missing, sum(block.requested for block in others))
-        _free(allocator, others, freed)
+    """Free ``size`` bytes of an owner's blocks, or of its partners': a block of that size, otherwise the
+    owner's oldest first."""
+    partners = list(of_partners)
+    same = next((of for of in (blocks, *partners) if any(block.requested == size for block in of)), blocks)
+    missing = size
+    for of in (same, *partners):
+        freed = min(missing, sum(block.requested for block in of))
+        _free(allocator, of, freed)
         missing -= freed
     assert missing <= 0, "nothing gives back more than it has taken"
 

@@ -157,6 +157,22 @@ def test_what_failed_is_impossible_while_there_is_another_choice(store):
     assert asked.notes()[-1].startswith("aten.linear.default: in none of its configurations could be timed")
 
 
+def test_a_source_that_is_reopened_knows_what_it_knew(store, tmp_path):
+    work = linear(8, 16, 16)
+    first = source(store)
+    facts = first.facts.of(work)
+    first.timings.lost[work.key], first.timings.failed["linear"] = work, "died"
+    first.timings.records[work.key] = {"error": "died"}
+    with ProfileStore(tmp_path / "other.sqlite") as other:
+        again = first.reopened(other, None)
+        assert again.store is other
+        assert again.facts.of(work) is facts
+        assert again.timings.lost == {work.key: work}
+        assert again.timings.failed == {"linear": "died"}
+        assert again.timings.records == {work.key: {"error": "died"}}
+    assert first.store is store
+
+
 def test_facts_of_many_are_found_once_and_kept(store):
     works, told, expected = [linear(8, 16, n) for n in (16, 32)], [], []
     asked = source(store)

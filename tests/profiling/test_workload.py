@@ -10,6 +10,7 @@ import torch
 from tensoropt.capture import capture
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import local_shape
+from tensoropt.profiling import workload_timing
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import (
     TensorSpec,
@@ -180,3 +181,19 @@ def test_complex_tensors_are_made_outside_of_fake_mode():
     spec = TensorSpec((3, 4), "complex64", requires_grad=True)
     value = random_tensor(spec)
     assert (value.shape, value.dtype, value.requires_grad) == ((3, 4), torch.complex64, True)
+
+
+def test_the_start_of_a_backward_is_that_of_its_device(monkeypatch):
+    """Autograd wakes a thread of its own for a GPU's tensors, and none for those of a CPU."""
+    devices = set()
+    grad = torch.autograd.grad
+
+    def noted(outputs, inputs, gradients, **how):
+        devices.update(value.device.type for value in (*outputs, *inputs, *gradients))
+        return grad(outputs, inputs, gradients, **how)
+
+    monkeypatch.setattr(torch.autograd, "grad", noted)
+    for device in ("meta", "cpu"):
+        devices.clear()
+        assert workload_timing._start_of_backward_s.__wrapped__(torch.device(device)) >= 0.0
+        assert devices == {device}

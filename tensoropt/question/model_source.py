@@ -59,7 +59,7 @@ class LoadedModel:
 
 
 def is_onnx(source: str) -> bool:
-    """Return whether a source is an ONNX file, judged by its suffix."""
+    """Return whether a source is an ONNX file, by its suffix."""
     return source.endswith(".onnx")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.machine import Taking, dated, write
-from tests.benchmarks.published.predict import DEPTHS, predicted
+from tests.benchmarks.published.predict import DEPTHS, TERMS, predicted
 from tests.benchmarks.published.report import markdown, medians, picture
 from tests.benchmarks.published.runs import load_models, load_runs
 
@@ -39,6 +39,7 @@ def main() -> None:
         default="default",
         help="none: all communication is waited for",
     )
+    parser.add_argument("--without", choices=TERMS, help="a modelling term to leave out")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="at once")
     options = parser.parse_args()
     taking = Taking()
@@ -48,7 +49,7 @@ def main() -> None:
     runs = [run for run in runs if run.core or not options.core]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        ways = {"whole": options.whole, "overlap": options.overlap}
+        ways = {"whole": options.whole, "overlap": options.overlap, "left_out": options.without}
         for row in predicted(runs, models, Path(folder), options.processes, **ways):
             rows.append(row)
             if not options.json:
@@ -64,6 +65,7 @@ def main() -> None:
         "left_out": f"{len(every) - len(runs)} of {len(every)} rows were not asked for",
         "depths": depths,
         "overlap": options.overlap,
+        "without": options.without,
         "medians": medians(rows),
         "rows": rows,
         "taken": taking.part(),

@@ -6,15 +6,18 @@ import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from tensoropt.capture import capture
+from tensoropt.cluster.catalog import host_seconds
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare
@@ -41,6 +44,32 @@ FIGURES = {
     "exposed_s": "exposed_s",
 }
 """What a row says, and what a simulated point calls it."""
+
+
+def _none(*_: object) -> float:
+    return 0.0
+
+
+TERMS: dict[str, dict[str, Any]] = {
+    "slow-down": {
+        f"tensoropt.{module}.slower_beside": _none
+        for module in ("costs.source", "simulate.candidates", "pipeline.costs")
+    },
+    "host": {"tensoropt.cluster.catalog._host_figures": dict},
+}
+"""The modelling terms of GPUs that can be left out, to see what they are worth, and what takes their place:
+computing that is slower beside collectives; a host that issues kernels beside the device."""
+
+
+@contextmanager
+def without(term: str | None) -> Iterator[None]:
+    """Leave a term of :data:`TERMS` out of all predictions while open; none for None."""
+    with ExitStack() as stack:
+        for name, instead in TERMS[term].items() if term else ():
+            stack.enter_context(mock.patch(name, instead))
+        host_seconds.cache_clear()
+        stack.callback(host_seconds.cache_clear)
+        yield
 
 
 def simulate_run(
@@ -188,21 +217,30 @@ def predicted(
     *,
     whole: bool = False,
     overlap: str = "default",
+    left_out: str | None = None,
 ) -> Iterator[Row]:
     """The rows of runs, in order.
 
     Args:
         folder: for stores of facts, one per process.
+        left_out: a term that predictions do without (:data:`TERMS`).
     """
-    work = partial(_predict_alone, models=models, folder=folder, whole=whole, overlap=overlap)
+    work = partial(
+        _predict_alone, models=models, folder=folder, whole=whole, overlap=overlap, left_out=left_out
+    )
     # Not forked, as this process has threads of PyTorch's.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(work, [dict(run.row) for run in runs])
 
 
 def _predict_alone(
-    row: dict[str, str], models: Mapping[str, Any], folder: Path, whole: bool, overlap: str
+    row: dict[str, str],
+    models: Mapping[str, Any],
+    folder: Path,
+    whole: bool,
+    overlap: str,
+    left_out: str | None,
 ) -> Row:
     torch.set_num_threads(1)
-    with open_store(folder / f"{os.getpid()}.sqlite") as store:
+    with without(left_out), open_store(folder / f"{os.getpid()}.sqlite") as store:
         return predict(Run(row), models, store, whole=whole, overlap=overlap)

@@ -83,6 +83,7 @@ def markdown(data: Mapping[str, Any], stem: str) -> str:
         "Runs that other people measured, with their configuration pinned. Nothing was run here. An error is",
         _beside(data),
         f"Single-node runs are to be within {GOAL:.0%} in the median.",
+        *([f"Left out of all predictions: the term {data['without']}."] if data.get("without") else []),
         "",
         f"Taken from {described(data)}.",
         "",

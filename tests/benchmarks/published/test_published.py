@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from tensoropt.cluster.catalog import device_kind
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published import predict as predicting
 from tests.benchmarks.published.decoder import Architecture, attention_of_scores, parameters_of
-from tests.benchmarks.published.predict import figures, other_notes, predict
+from tests.benchmarks.published.predict import figures, other_notes, predict, without
 from tests.benchmarks.published.report import medians, summary
 from tests.benchmarks.published.runs import RefusedRunError, Run, cluster_of, pinned_of
 
@@ -175,6 +176,20 @@ def test_pipelined_runs_are_predicted_and_say_what_is_assumed():
     assert row["refused"] is None
     assert row["predicted_step_s"] > 0
     assert any("other 16 bits" in note for note in row["notes"])
+
+
+def test_a_term_that_is_left_out_changes_what_is_predicted():
+    def seconds(*terms):
+        with ProfileStore(":memory:") as store, ExitStack() as stack:
+            for term in terms:
+                stack.enter_context(without(term))
+            return figures(run(), GPT, store, whole=False)[0]["predicted_step_s"]
+
+    whole, no_host = seconds(), seconds("host")
+    assert whole < no_host
+    # A step of so small a model waits for its host, whatever computing takes; without the host it shows.
+    assert seconds("host", "slow-down") < no_host
+    assert seconds() == whole
 
 
 def test_stored_scores_attend_as_the_fused_kernel_does():

@@ -190,8 +190,12 @@ KEPT_BYTES = 2**26
 
 
 def load_model(spec: ModelSpec) -> CapturedModel:
-    """Build and capture a model; the last one loaded is kept for further calls, in every precision, and what
-    small ones were captured as beside it, as long as their files do not change."""
+    """Build and capture a model.
+
+    The last one loaded is kept for further calls, in every precision. The captures of small models are kept
+    beside it until their own file changes; files that it imports, and an ONNX model's external data, are not
+    watched.
+    """
     key = _as_it_is(spec), _changed_ns(spec.source)
     if key not in _opened:
         if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > KEPT_BYTES:
@@ -206,7 +210,7 @@ def load_model(spec: ModelSpec) -> CapturedModel:
 
 
 def _changed_ns(source: str) -> int:
-    """When a model's file was last changed; 0 for what is no file."""
+    """Return the time of the last change of a model's file, in ns; 0 if the source is not a file."""
     file = Path(source) if source.endswith(".onnx") else Path(source.rpartition(":")[0])
     return file.stat().st_mtime_ns if file.is_file() else 0
 

@@ -294,8 +294,8 @@ class StepRequests:
         moments: those of one micro-batch, followed by those of the step's end.
         last: the number of moments in a micro-batch.
         micro_batches: the number per step.
-        partners: for each user of a tied parameter, the other users: one of them may take a copy or make a
-            gradient that another one gives back.
+        partners: for each user of tied parameters, the other groups that these connect with it: one of them
+            may take a copy or make a gradient that another one gives back.
     """
 
     lasting: Sequence[int]

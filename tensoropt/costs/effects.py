@@ -165,14 +165,37 @@ class SharedCollective(NamedTuple):
     stays: bool = False
 
 
+class Allocation(NamedTuple):
+    """Bytes with a name: one effect begins them, another one ends them.
+
+    Attributes:
+        what: what they are, in words: ``activation``, ``gathered parameters``, ``gradient``, ...
+        key: tells apart those of one owner that are the same in words.
+        kept: whether they are kept from forward to backward; otherwise they are transient.
+        parameter: for a group, the short name of the parameter that they belong to, whichever of its users
+            begins and ends them; "" for the group's own, and for other owners.
+    """
+
+    what: str
+    key: str
+    bytes: int
+    kept: bool = False
+    parameter: str = ""
+
+
+def allocations(*named: Allocation | None) -> tuple[Allocation, ...]:
+    """Return those that have bytes; None stands for none."""
+    return tuple(each for each in named if each is not None and each.bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """An event at one moment of one micro-batch, or of the step if the moment occurs once.
 
     Attributes:
         after: it takes place when the moment ends, which is when the next one starts.
-        kept, transient: bytes allocated (or, if negative, freed) when the moment starts; kept for backward,
-            or until another effect frees them.
+        begins, ends: the allocations that begin, and those that end, when it takes place. One that ends and
+            begins at once stays where it is: from then on it is kept.
         workspace_bytes: bytes that are alive during this moment only.
         local_s: seconds on the device, with source ``source``.
         sends: collectives that the device waits for.
@@ -192,8 +215,8 @@ class Effect:
 
     when: When
     after: bool = False
-    kept: int = 0
-    transient: int = 0
+    begins: tuple[Allocation, ...] = ()
+    ends: tuple[Allocation, ...] = ()
     workspace_bytes: int = 0
     local_s: float = 0.0
     source: str = ""
@@ -205,6 +228,22 @@ class Effect:
     host_s: float = 0.0
     passing: Queues = NO_WORK
     sums_passing: bool = True
+
+    @property
+    def kept(self) -> int:
+        """The bytes by which what is kept for backward grows."""
+        return self._grows(kept=True)
+
+    @property
+    def transient(self) -> int:
+        """The bytes by which everything else grows that outlasts the moment."""
+        return self._grows(kept=False)
+
+    def _grows(self, *, kept: bool) -> int:
+        if not (self.begins or self.ends):
+            return 0
+        begun = sum(each.bytes for each in self.begins if each.kept is kept)
+        return begun - sum(each.bytes for each in self.ends if each.kept is kept)
 
 
 @dataclass(frozen=True, slots=True)

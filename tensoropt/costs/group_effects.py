@@ -22,9 +22,11 @@ from tensoropt.costs.effects import (
     INNER_AGAIN,
     INNER_BACK,
     PARAMETERS,
+    Allocation,
     Effect,
     Effects,
     MoveEffects,
+    allocations,
     joined,
     part_of,
 )
@@ -122,6 +124,7 @@ class GroupEffects:
                 last,
                 choice.turns.get(name),
                 self.graph.learns(name, group.name),
+                group.short_names[name],
             )
             for name in (*group.parameters, *group.shared)
             if name in choice.stored
@@ -164,17 +167,17 @@ class GroupEffects:
         # backward.
         anew = [use for use in arriving if use.anew and use.wanted]
         needed = sum(use.bytes for use in anew)
-        freed = needed if again else 0
+        stays = allocations(*(use.gathered("again") for use in anew)) if again else ()
         if again:
             found += [replace(gather, when=GATHER_AGAIN)] if arriving else []
-            found += _forward(parts, keeps=True, again=True, needed=needed)
+            found += _forward(parts, keeps=True, again=True, stays=stays)
         elif needed:
             found.append(Effect(GATHER_BACK, workspace_bytes=needed + self._buffer_bytes(anew)))
 
         # Backward, and what it frees.
         most = self._most_back(choice, anew, [use for use in uses if use.waits], handed=handed)
-        found.append(Effect(COMPUTE_BACK, workspace_bytes=max(most - freed, 0)))
-        found.append(Effect(COMPUTE_BACK, after=True, kept=-parts[-1].kept, transient=-freed))
+        found.append(Effect(COMPUTE_BACK, workspace_bytes=max(most - needed * again, 0)))
+        found.append(Effect(COMPUTE_BACK, after=True, ends=allocations(*_saved(parts), *stays)))
 
         # Gradients return.
         joining = {name for name, waits in zip(group.shared, joins, strict=False) if waits}
@@ -238,7 +241,8 @@ class GroupEffects:
         kept = choice.facts.kept_bytes
         if not self.training or choice.again or not kept:
             return Effects(())
-        return Effects((Effect(COMPUTE, kept=kept), Effect(COMPUTE_BACK, after=True, kept=-kept)))
+        saved = (Allocation(_SAVED, "all", kept, kept=True),)
+        return Effects((Effect(COMPUTE, begins=saved), Effect(COMPUTE_BACK, after=True, ends=saved)))
 
     def hidden_s(self, choice: Choice) -> float:
         """Return the seconds of collectives that the search assumes to be hidden behind computation.
@@ -364,27 +368,41 @@ class _ForwardPart(NamedTuple):
     most: int
 
 
+_SAVED = "saved inside for backward"
+
+
+def _saved(parts: Sequence[_ForwardPart]) -> list[Allocation]:
+    """Return what each part of a group's forward adds to the tensors that backward needs, part by part."""
+    before = [0, *(part.kept for part in parts)]
+    return [
+        Allocation(_SAVED, str(number), part.kept - kept, kept=True)
+        for number, (part, kept) in enumerate(zip(parts, before, strict=False))
+    ]
+
+
 def _forward(
-    parts: Sequence[_ForwardPart], *, keeps: bool, again: bool = False, needed: int = 0
+    parts: Sequence[_ForwardPart],
+    *,
+    keeps: bool,
+    again: bool = False,
+    stays: tuple[Allocation, ...] = (),
 ) -> list[Effect]:
     """Return the memory effects of a group's forward.
 
     Args:
         keeps: whether what backward needs is kept; otherwise it is freed with the rest.
-        needed: bytes of gathered parameters that stay until backward.
+        stays: gathered parameters that stay until backward.
     """
-    effects, before = [], 0
-    for number, part in enumerate(parts):
-        stays = part.kept if keeps else 0
+    needed, effects = sum(each.bytes for each in stays), []
+    for number, (part, saved) in enumerate(zip(parts, _saved(parts), strict=True)):
+        kept = part.kept if keeps else 0
         effects.append(
             Effect(
                 part_of(number, again=again),
-                kept=stays - before,
-                transient=needed if number == 0 else 0,
+                begins=allocations(saved if keeps else None, *(stays if number == 0 else ())),
                 # A part's peak includes what it keeps and what is gathered for it, which are also alive as
                 # separate bytes; without the subtraction they would count twice.
-                workspace_bytes=max(part.most - stays - needed, 0),
+                workspace_bytes=max(part.most - kept - needed, 0),
             )
         )
-        before = stays
     return effects

@@ -39,12 +39,14 @@ from tensoropt.costs.effects import (
     REDUCE_LAST,
     REDUCED,
     STEP,
+    Allocation,
     Effect,
     Effects,
     GradientShare,
     MoveEffects,
     SharedCollective,
     When,
+    allocations,
     part_of,
 )
 from tensoropt.costs.prices import Queues, Send
@@ -55,6 +57,8 @@ from tensoropt.sharding.regions import Blocks, Neighbours, find_blocks
 from tensoropt.sharding.reshard.steps import Step, lies_inside
 from tensoropt.sharding.storage import Storage, Turn, Way, alone, way, whole_layout
 from tensoropt.sharding.strategy import made_again
+
+_RETURNING = "gradients on their way"
 
 
 class Use(NamedTuple):
@@ -70,6 +74,8 @@ class Use(NamedTuple):
         turn: for a parameter that several groups use, the part of its gathering, and of the sum of its
             gradients, that falls to this use; None if it shares nothing.
         learns: whether the group gives the parameter a gradient, if it is trained.
+        short: the parameter's short name in the group, by which its allocations are named; "" if it names
+            itself.
     """
 
     layout: Layout
@@ -79,6 +85,7 @@ class Use(NamedTuple):
     last_part: int = 0
     turn: Turn | None = None
     learns: bool = True
+    short: str = ""
 
     @property
     def own(self) -> Turn:
@@ -117,6 +124,16 @@ class StoredUse:
     ahead: bool
     behind: bool
     copy_ahead: bool
+
+    def gathered(self, key: str) -> Allocation:
+        """Return the allocation of the parameter as the group reads it."""
+        return Allocation(
+            "gathered parameters", f"{key} {self.use.layout}", self.bytes, False, self.use.short
+        )
+
+    def gradient(self, key: str, size: int) -> Allocation:
+        """Return an allocation of the use's gradient on its way to where the parameter is stored."""
+        return Allocation(_RETURNING, f"{key} {self.use.layout}", size, False, self.use.short)
 
     @property
     def moves(self) -> bool:
@@ -225,8 +242,9 @@ class ParameterEffects:
                 # two collectives.
                 found += [replace(gather, when=GATHER_BACK)] * use.wanted
         if use.kept:
-            found.append(Effect(COMPUTE_AGAIN if again else COMPUTE, kept=use.bytes))
-            found.append(Effect(COMPUTE_BACK, after=True, kept=-use.bytes))
+            kept = use.gathered("kept")._replace(kept=True)
+            found.append(Effect(COMPUTE_AGAIN if again else COMPUTE, begins=(kept,)))
+            found.append(Effect(COMPUTE_BACK, after=True, ends=(kept,)))
         return found
 
     def _gathered_ahead(self, use: StoredUse) -> list[Effect]:
@@ -237,24 +255,34 @@ class ParameterEffects:
         assert neighbours is not None
         flat, copied = self._flat(name, use.forward)
         narrow = self.moves.bytes(name, use.stored) if use.casts else 0
-        size = use.bytes if copied else flat
+        arrives = use.gathered("arriving")._replace(bytes=flat)
+        whole = use.gathered("whole") if copied else arrives
         moved = self.moves.stepped(GATHER, name, use.forward)
         # Pieces that lie inside others are joined in a separate buffer.
-        joined = replace(moved, sends=(), transient=size - flat, workspace_bytes=flat * copied)
+        joined = replace(moved, sends=(), workspace_bytes=flat * copied)
+        if copied:
+            joined = replace(joined, begins=allocations(whole), ends=allocations(arrives))
         sent = self._with_cast(self._together(BEGIN_BEFORE, name, moved.sends), name, use.stored)
+        cast = use.gathered("cast shard")._replace(bytes=narrow)
 
         def gathered(before: When, begin: When, at: When) -> list[Effect]:
+            # A cast shard is gone when the block begins; if the block begins at once, it is workspace.
+            waits = cast if narrow and not before.at_once else None
             issued = replace(
-                sent, when=before, transient=flat + narrow, workspace_bytes=narrow * before.at_once
+                sent,
+                when=before,
+                begins=allocations(arrives, waits),
+                workspace_bytes=narrow * before.at_once,
             )
-            return [issued, *([Effect(begin, transient=-narrow)] if narrow else []), replace(joined, when=at)]
+            ended = [] if waits is None else [Effect(begin, ends=(waits,))]
+            return [issued, *ended, replace(joined, when=at)]
 
         back_before = BACK_BEFORE if neighbours.behind else BACK_BEGIN
         found: list[Effect] = []
         if own.gathers:
             found += gathered(BEGIN_BEFORE if neighbours.before else BEGIN, BEGIN, GATHER)
         if own.frees:
-            found.append(Effect(part_of(use.use.last_part), after=True, transient=-size))
+            found.append(Effect(part_of(use.use.last_part), after=True, ends=allocations(whole)))
         if not self.moves.training:
             return found
         if use.use.again:
@@ -262,11 +290,13 @@ class ParameterEffects:
                 found += gathered(back_before, BACK_BEGIN, GATHER_AGAIN)
             # The second forward leaves in place what backward needs a second time.
             if own.frees_again:
-                found.append(Effect(part_of(use.use.last_part, again=True), after=True, transient=-size))
+                found.append(
+                    Effect(part_of(use.use.last_part, again=True), after=True, ends=allocations(whole))
+                )
         elif own.gathers_back:
             found += gathered(back_before, BACK_BEGIN, GATHER_BACK)
         if own.frees_back:
-            found.append(Effect(COMPUTE_BACK, after=True, transient=-size))
+            found.append(Effect(COMPUTE_BACK, after=True, ends=allocations(whole)))
         return found
 
     def _returned(self, use: StoredUse) -> list[Effect]:
@@ -290,7 +320,8 @@ class ParameterEffects:
         name, own, size, neighbours = use.name, use.use.own, use.bytes, use.use.neighbours
         source = self.moves.overheads_source
         assert neighbours is not None
-        waits = Effect(PARAMETERS, transient=size)
+        waiting = use.gradient("waiting", size)
+        waits = Effect(PARAMETERS, begins=allocations(waiting))
         if own.before:
             # The first two are added into a new tensor, the others into that one.
             buffers, add_s = size * (2 if own.before == 1 else 1), size * self.prices.overheads.add_s_per_byte
@@ -300,19 +331,23 @@ class ParameterEffects:
         shard = self.moves.bytes(name, use.stored)
         flat, copied = self._flat(name, use.backward)
         # Pieces that are copies replace the gradient.
-        sending = flat if copied else size
+        sending = use.gradient("pieces", flat) if copied else waiting
+        arriving = use.gradient("shard", shard)
         moved = self.moves.stepped(BACK_NEXT, name, use.backward)
         sent = replace(
             self._together(BACK_NEXT, name, moved.sends),
-            transient=sending - size + shard,
+            begins=allocations(arriving, sending if copied else None),
+            ends=allocations(waiting if copied else None),
             local_s=moved.local_s,
             host_s=moved.host_s,
             # They are made before there is a shard.
             workspace_bytes=max(size - shard, 0) * copied,
         )
         # After the first block, backward passes no further block: it is over where the gradient is scattered.
-        after, end = not neighbours.before, -sending - shard
-        left = Effect(BACK_LEFT, after=after, transient=end, workspace_bytes=shard, source=source)
+        ended = allocations(sending, arriving)
+        left = Effect(
+            BACK_LEFT, after=not neighbours.before, ends=ended, workspace_bytes=shard, source=source
+        )
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
@@ -348,9 +383,9 @@ class ParameterEffects:
         arrival = self.prices.gradient_arrival(size, copied=bool(axes) or complete != ARRIVED, once=waits)
         found: list[Effect] = []
         if joins:
-            summed = self.summed_bytes(name, stored)
-            found.append(Effect(FIRST_ARRIVED, after=True, transient=summed))
-            found.append(Effect(ARRIVED, transient=-summed, workspace_bytes=summed))
+            summed = Allocation(_RETURNING, "sum", self.summed_bytes(name, stored))
+            found.append(Effect(FIRST_ARRIVED, after=True, begins=allocations(summed)))
+            found.append(Effect(ARRIVED, ends=allocations(summed), workspace_bytes=summed.bytes))
         optimizer, step = OPTIMIZERS[self.prices.optimizer], self._work(STEP, self.prices.step(elements))
         found.append(replace(step, workspace_bytes=size * optimizer.transient))
         found.append(self._work(REDUCE_LAST if waits else ARRIVED, arrival))
@@ -420,10 +455,15 @@ class ParameterEffects:
         padding, joining = (flat - size, flat) if copied else (0, 0)
         before = FIRST_BEFORE if neighbours.before else FIRST_BEGIN
         sent = self._together(before, name, gather.sends)
+        # What is there when the block begins is gone at once; if it begins at once, it is workspace.
+        waits = allocations(
+            use.gathered("cast shard of the copy")._replace(bytes=narrow * (not before.at_once)),
+            use.gathered("padding of the copy")._replace(bytes=padding * (not before.at_once)),
+        )
         return [
             replace(gather, sends=(), workspace_bytes=0),
-            replace(sent, transient=narrow + padding, workspace_bytes=narrow * before.at_once),
-            Effect(FIRST_BEGIN, transient=-narrow - padding, workspace_bytes=joining),
+            replace(sent, begins=waits, workspace_bytes=narrow * before.at_once),
+            Effect(FIRST_BEGIN, ends=waits, workspace_bytes=joining),
         ]
 
     def _reduced_once(
@@ -442,14 +482,18 @@ class ParameterEffects:
             return [reduce]
         shard, (flat, copied) = moves.bytes(name, way.shard), self._flat(name, steps)
         # The pieces that are sent are copies of what waits; if it is cast, they replace the cast copy.
-        pieces = flat * copied
+        pieces, cast = use.gradient("last pieces", flat * copied), use.gradient("cast sum", narrow)
+        arriving = use.gradient("last shard", shard)
         sent = self._together(LAST_NEXT, name, reduce.sends, stays=not (narrow or copied))
-        stays = shard + (pieces - narrow if narrow and pieces else pieces)
+        replaced = allocations(cast) if pieces.bytes else ()
+        ended = allocations(arriving, pieces, None if replaced else cast)
         return [
             replace(reduce, sends=(), workspace_bytes=0),
-            *([Effect(PARAMETERS, transient=narrow)] if narrow else []),
-            replace(sent, transient=stays, workspace_bytes=narrow * copied),
-            Effect(LAST_LEFT, after=not neighbours.before, transient=-stays - narrow, workspace_bytes=shard),
+            *([Effect(PARAMETERS, begins=(cast,))] if narrow else []),
+            replace(
+                sent, begins=allocations(arriving, pieces), ends=replaced, workspace_bytes=narrow * copied
+            ),
+            Effect(LAST_LEFT, after=not neighbours.before, ends=ended, workspace_bytes=shard),
         ]
 
     # -- parts ------------------------------------------------------------------------------------

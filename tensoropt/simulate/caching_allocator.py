@@ -14,13 +14,11 @@ lowest address, and cuts off the rest if that is worth it. If no block fits:
 Freed blocks join their free neighbours. Nothing is returned to the device: PyTorch does that only if the
 device has no more memory.
 
-The requests of a strategy's step, in order, are derived from the simulator's effects. The simulator counts
-bytes; an allocator serves blocks. Every effect that takes memory is assumed to request one block, and every
-effect that gives memory back ends blocks of the same owner, of equal size if there is one. The workspace of a
-moment is requested when it runs and freed at its end; it includes the results that the moment leaves behind.
-At every moment the requested bytes equal those that the simulator counts.
+The requests are the named allocations of a strategy's step, in order (:mod:`tensoropt.simulate.step`). The
+workspace of an instruction is requested when it runs and freed at its end; it includes the results that the
+instruction leaves behind. At every moment the requested bytes equal those that the simulator counts.
 
-Assumptions: the sum in an effect (a group's saved tensors, everything alive at the peak of its kernels) is
+Assumptions: each allocation (a group's saved tensors, everything alive at the peak of its kernels) is
 one block, although kernels request its parts at different moments; all requests are on one stream; two
 micro-batches and two steps reserve as much as more of them do.
 """
@@ -29,15 +27,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import networkx as nx
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.collectives import reductions_of
 from tensoropt.simulate.recording import ALLOCATOR
+from tensoropt.simulate.step import Instruction, NamedBytes, RankStep, lower
 
 MIB = 2**20
 _LEAST_BYTES = 512
@@ -266,24 +263,6 @@ _REPEATS = 2
 first."""
 
 
-@dataclass
-class MomentRequests:
-    """The requests and frees of one moment, as (owner, bytes).
-
-    Attributes:
-        ended, begun: when it starts.
-        left: results that it leaves behind.
-        ending: when it ends.
-        workspace: of each owner, for the duration of the moment; it includes ``left``.
-    """
-
-    ended: list[tuple[int, int]]
-    begun: list[tuple[int, int]]
-    left: list[tuple[int, int]]
-    ending: list[tuple[int, int]]
-    workspace: list[int]
-
-
 @dataclass(frozen=True)
 class StepRequests:
     """The requests of one strategy's step on one rank.
@@ -291,19 +270,12 @@ class StepRequests:
     Attributes:
         lasting: bytes of the blocks that exist before the first step: parameters, gradients.
         state: bytes of the optimizer's state, which is created at the end of the first step.
-        moments: those of one micro-batch, followed by those of the step's end.
-        last: the number of moments in a micro-batch.
-        micro_batches: the number per step.
-        partners: for each user of tied parameters, the other groups that these connect with it: one of them
-            may take a copy or make a gradient that another one gives back.
+        step: the allocations of the step.
     """
 
     lasting: Sequence[int]
     state: Sequence[int]
-    moments: Sequence[MomentRequests]
-    last: int
-    micro_batches: int
-    partners: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    step: RankStep
 
     def replay(self, *, expandable: bool = False, beside: Sequence[int] = ()) -> _AllocatorPeaks:
         """Replay the requests in an allocator and return its peaks.
@@ -314,17 +286,68 @@ class StepRequests:
         allocator = CachingAllocator(expandable=expandable)
         for size in (*beside, *self.lasting):
             allocator.allocate(size)
-        owned: dict[int, list[_AllocatorBlock]] = defaultdict(list)
-        for step in range(_REPEATS):
-            for _ in range(min(self.micro_batches, _REPEATS)):
-                for moment in self.moments[: self.last]:
-                    _pass(allocator, owned, moment, self.partners)
-            if step == 0:
+        replay, step = _Replay(allocator), self.step
+        for number in range(_REPEATS):
+            for _ in range(min(step.micro_batches, _REPEATS)):
+                for instruction in step.instructions[: step.last]:
+                    replay.run(instruction)
+            if number == 0:
                 for size in self.state:
                     allocator.allocate(size)
-            for moment in self.moments[self.last :]:
-                _pass(allocator, owned, moment, self.partners)
+            for instruction in step.instructions[step.last :]:
+                replay.run(instruction)
         return allocator.peaks
+
+
+class _Replay:
+    """A step's allocations in an allocator."""
+
+    def __init__(self, allocator: CachingAllocator):
+        self.allocator = allocator
+        self._alive: dict[tuple[str, str, str], list[_AllocatorBlock]] = defaultdict(list)
+
+    def run(self, now: Instruction) -> None:
+        """Make the requests and frees of one instruction."""
+        begins, ends = _requested(now.begins, now.ends)
+        self._free(ends)
+        for named in begins:
+            self._allocate(named)
+        begins, ends = _requested(now.leaves, now.releases)
+        workspace = sorted((named.bytes for named in now.workspace), reverse=True)
+        waiting = []
+        for named in begins:
+            # A result is created while the instruction runs, and is counted there; any other memory only
+            # begins when it ends.
+            if workspace and workspace[0] >= named.bytes:
+                workspace[0] -= named.bytes
+                workspace.sort(reverse=True)
+                self._allocate(named)
+            else:
+                waiting.append(named)
+        used = [self.allocator.allocate(size) for size in workspace if size]
+        for block in used:
+            self.allocator.free(block)
+        self._free(ends)
+        for named in waiting:
+            self._allocate(named)
+
+    def _allocate(self, named: NamedBytes) -> None:
+        self._alive[named.name].append(self.allocator.allocate(named.bytes))
+
+    def _free(self, ended: Sequence[NamedBytes]) -> None:
+        for named in ended:
+            self.allocator.free(self._alive[named.name].pop(0))
+
+
+def _requested(
+    begins: Sequence[NamedBytes], ends: Sequence[NamedBytes]
+) -> tuple[list[NamedBytes], list[NamedBytes]]:
+    """Return the allocations that begin, and that end, at one time; one that does both stays where it is, or
+    is never there."""
+    both = {named.name for named in begins} & {named.name for named in ends}
+    left = ([named for named in of if named.name not in both] for of in (begins, ends))
+    begun, ended = left
+    return begun, ended
 
 
 def replayed(batch: Batch, row: int) -> dict[str, float]:
@@ -344,11 +367,9 @@ def replayed(batch: Batch, row: int) -> dict[str, float]:
 
 def step_requests(batch: Batch, row: int) -> StepRequests:
     """Return the requests of strategy ``row`` of a batch."""
-    count = len(batch.schedule.moments)
-    moments = [MomentRequests([], [], [], [], []) for _ in range(count)]
     lasting: list[int] = []
     state: list[int] = []
-    for number, owner in enumerate(batch.owners):
+    for owner in batch.owners:
         effects = owner.effects.at(row)
         lasting += [effects.parameters] if effects.parameters else []
         # Gradients that are reduced are stored in flat buckets, which are added below.
@@ -357,92 +378,5 @@ def step_requests(batch: Batch, row: int) -> StepRequests:
         if effects.optimizer:
             tensors = OPTIMIZERS[batch.prices.optimizer].state
             state += [effects.optimizer // tensors] * tensors
-        for effect in effects.effects:
-            position, size = owner.position(effect.when), effect.kept + effect.transient
-            if not 0 <= position < count:
-                continue
-            at = moments[position]
-            if size:
-                late = (at.left if size > 0 else at.ending) if effect.after else None
-                (late if late is not None else at.begun if size > 0 else at.ended).append((number, size))
-            if effect.workspace_bytes:
-                at.workspace.append(effect.workspace_bytes)
     lasting += [send.bytes for send in reductions_of(batch, row)]
-    return StepRequests(lasting, state, moments, batch.schedule.last, batch.mesh[0], _partners(batch))
-
-
-def _partners(batch: Batch) -> dict[int, list[int]]:
-    """Return for each group the other groups that are connected with it by tied parameters, by the numbers of
-    owners."""
-    numbers = {owner.name: number for number, owner in enumerate(batch.owners) if owner.kind == "group"}
-    ties = nx.Graph()
-    for name in batch.graph.shared:
-        nx.add_path(ties, [numbers[group.name] for group in batch.graph.groups if name in group.shared])
-    return {
-        number: sorted(tied - {number}) for tied in nx.connected_components(ties) for number in sorted(tied)
-    }
-
-
-def _pass(
-    allocator: CachingAllocator,
-    owned: dict[int, list[_AllocatorBlock]],
-    moment: MomentRequests,
-    partners: Mapping[int, Sequence[int]],
-) -> None:
-    """Make the requests and frees of one moment."""
-    for owner, size in moment.ended:
-        _end(allocator, owned[owner], -size, (owned[other] for other in partners.get(owner, ())))
-    for owner, size in moment.begun:
-        owned[owner].append(allocator.allocate(size))
-    workspace = sorted(moment.workspace, reverse=True)
-    waiting = []
-    for owner, size in moment.left:
-        # A result is created while the moment runs, and is counted there; any other memory only begins when
-        # it ends.
-        if workspace and workspace[0] >= size:
-            workspace[0] -= size
-            workspace.sort(reverse=True)
-            owned[owner].append(allocator.allocate(size))
-        else:
-            waiting.append((owner, size))
-    used = [allocator.allocate(size) for size in workspace if size]
-    for block in used:
-        allocator.free(block)
-    for owner, size in moment.ending:
-        _end(allocator, owned[owner], -size, (owned[other] for other in partners.get(owner, ())))
-    for owner, size in waiting:
-        owned[owner].append(allocator.allocate(size))
-
-
-def _end(
-    allocator: CachingAllocator,
-    blocks: list[_AllocatorBlock],
-    size: int,
-    of_partners: Iterable[list[_AllocatorBlock]],
-) -> None:
-    """Free ``size`` bytes of an owner's blocks, or of its partners': a block of that size, otherwise the
-    owner's oldest first."""
-    partners = list(of_partners)
-    same = next((of for of in (blocks, *partners) if any(block.requested == size for block in of)), blocks)
-    missing = size
-    for of in (same, *partners):
-        freed = min(missing, sum(block.requested for block in of))
-        _free(allocator, of, freed)
-        missing -= freed
-    assert missing <= 0, "nothing gives back more than it has taken"
-
-
-def _free(allocator: CachingAllocator, blocks: list[_AllocatorBlock], size: int) -> None:
-    """Free ``size`` bytes of some blocks: one of that size, otherwise the oldest first."""
-    same = next((block for block in blocks if block.requested == size), None)
-    if same is not None:
-        blocks.remove(same)
-        allocator.free(same)
-        return
-    while size > 0:
-        block = blocks.pop(0)
-        rest = block.requested - size
-        size -= block.requested
-        allocator.free(block)
-        if rest > 0:  # a single sum is given back in parts
-            blocks.insert(0, allocator.allocate(rest))
+    return StepRequests(lasting, state, lower(batch, row))

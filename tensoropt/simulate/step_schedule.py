@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, cast
 
-from tensoropt.costs.effects import ARRIVED, FORWARD_END, Phase, When
+from tensoropt.costs.effects import FORWARD_END, Phase, When
 from tensoropt.costs.group_effects import Parts, parts_of
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.families.stages import ARRIVE
@@ -180,8 +180,10 @@ class StepSchedule:
             if when.what in ("before", "begin", "next", "left"):
                 return self._beginning(copied_for, when)
             match when.what:
-                case "arrived" | "first arrived":
-                    return self.position("backward", "parameters", first if when == ARRIVED else last)
+                # Its gradient is complete, and may be cast, when the first user's backward is over.
+                case "arrived" | "first arrived" | "parameters":
+                    user = last if when.what == "first arrived" else first
+                    return self.position("backward", "parameters", user)
                 case "step":
                     return self.position("optimizer", "step", "")
                 # Stands for all buckets of a parameter; simulate/collectives.py determines where each is

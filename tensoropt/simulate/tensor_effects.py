@@ -30,6 +30,7 @@ from tensoropt.costs.effects import (
     USED,
     USED_AGAIN,
     USED_BACK,
+    Allocation,
     Effect,
     Effects,
     Keeps,
@@ -37,6 +38,7 @@ from tensoropt.costs.effects import (
     Reading,
     WeightProduct,
     When,
+    allocations,
     kept_for,
     reader,
     storage_end,
@@ -113,9 +115,21 @@ class GradientStorage(NamedTuple):
 _ITS_OWN = GradientStorage()
 
 
-def _given_back(when: When, size: int) -> Effect:
-    """Return the effect of releasing ``size`` bytes; for an end in backward, when that is over."""
-    return Effect(when, after=when.phase == "backward" and when.what == "end", transient=-size)
+_ACTIVATION, _GRADIENT = "activation", "gradient"
+
+
+def _released(when: When, storage: Allocation) -> Effect:
+    """Return the effect of releasing a storage; at an end in backward, when that is over."""
+    return Effect(when, after=when.phase == "backward" and when.what == "end", ends=allocations(storage))
+
+
+def _gradient(key: str, size: int) -> Allocation:
+    return Allocation(_GRADIENT, key, size)
+
+
+def _replaced(when: When, before: Sequence[Allocation | None], made: Allocation) -> Effect:
+    """Return the effect of putting a new storage in place of others when a moment is over."""
+    return Effect(when, after=True, begins=allocations(made), ends=allocations(*before))
 
 
 class TensorEffects:
@@ -220,13 +234,12 @@ class TensorEffects:
             workspace = (0 if keeps or views else size) + self.moves.resharding_bytes(moves, name)
             effects.append(self.moves.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
             if views and not keeps:
-                effects += self._alive(name, size, at.made, views, at)
-            effects += self._alive(
-                name, self.moves.bytes(name, source), at.hub, present, at, stays=stays, until=until
-            )
+                effects += self._alive(size, at.made, views, at)
+            hub_bytes = self.moves.bytes(name, source)
+            effects += self._alive(hub_bytes, at.hub, present, at, stays=stays, until=until)
         elif not keeps:
             users = [*present, *views]
-            effects += self._alive(name, size, at.made, users, at, stays=stays, until=until, later=later)
+            effects += self._alive(size, at.made, users, at, stays=stays, until=until, later=later)
         return effects
 
     def _made_whole(self, name: str, source: Layout, needed: When | None) -> list[Effect]:
@@ -236,7 +249,9 @@ class TensorEffects:
         whole = output_layout(source)
         size, steps = self.moves.bytes(name, whole), self.moves.steps(name, source, whole)[0]
         begin = Effect(OUTPUT, workspace_bytes=self.moves.resharding_bytes(steps, name))
-        return [begin, Effect(OUTPUT, after=True, transient=size), _given_back(needed or FORWARD_END, size)]
+        storage = Allocation(_ACTIVATION, "whole", size)
+        made = Effect(OUTPUT, after=True, begins=allocations(storage))
+        return [begin, made, _released(needed or FORWARD_END, storage)]
 
     def _whole_later(self, name: str, source: Layout) -> bool:
         """Return whether a tensor is a buffer's new value that is still to be made whole."""
@@ -260,11 +275,10 @@ class TensorEffects:
         # region.
         own = replace(user, moved=False, inside=True)
         moved = self.moves.moved(begin, name, source, layout, workspace_bytes=workspace)
-        return [moved, *self._alive(name, self.moves.bytes(name, layout), begin, [own, *of_its_views], at)]
+        return [moved, *self._alive(self.moves.bytes(name, layout), begin, [own, *of_its_views], at)]
 
     def _alive(
         self,
-        name: str,
         size: int,
         begin: When,
         users: Sequence[StorageUser],
@@ -282,27 +296,30 @@ class TensorEffects:
             until: the moment when it replaces a buffer, whoever else has it.
             later: a buffer's new value is made from it when everything is computed.
         """
-        effects = [Effect(begin, after=True, transient=size)]
+        storage = Allocation(_ACTIVATION, f"{begin.phase} {begin.what} {begin.number}", size)
+        alive = allocations(storage)
+        effects = [Effect(begin, after=True, begins=alive)]
         if until is not None:
-            return [*effects, _given_back(until, size)]
+            return [*effects, _released(until, storage)]
         stays = stays or any(user.stays for user in users)
         users = sorted((user for user in users if not user.stays), key=lambda user: user.order)
         # The first keeper: from then on the storage is kept, whoever else reads it. It is given back after
         # the first keeper's backward, which comes last of all.
         keeper = next((user for user in users if self._keeps(user, at)), None)
         if keeper is not None:
-            effects.append(Effect(reader(keeper.number, at.used), kept=size, transient=-size))
-            effects.append(Effect(reader(keeper.number, USED_BACK), after=True, kept=-size))
+            kept = allocations(storage._replace(kept=True))
+            effects.append(Effect(reader(keeper.number, at.used), begins=kept, ends=alive))
+            effects.append(Effect(reader(keeper.number, USED_BACK), after=True, ends=kept))
         elif later:
-            effects.append(Effect(OUTPUT, after=True, transient=-size))
+            effects.append(Effect(OUTPUT, after=True, ends=alive))
         elif stays:
-            effects.append(Effect(FORWARD_END, transient=-size))
+            effects.append(Effect(FORWARD_END, ends=alive))
         elif users:
             # A reader of a copy releases the original as soon as the copy is made.
             last = reader(users[-1].number, at.read if users[-1].moved else at.used)
-            effects.append(Effect(last, after=True, transient=-size))
+            effects.append(Effect(last, after=True, ends=alive))
         else:  # the second forward's result, which nobody in the region reads
-            effects.append(Effect(begin, after=True, transient=-size))
+            effects.append(Effect(begin, after=True, ends=alive))
         return effects
 
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
@@ -331,52 +348,56 @@ class TensorEffects:
         autograd adds nothing in place.
         """
         overlapped = self._reduced_beside(name, write, source, reads, inside)
-        effects, size, there = [], self.moves.bytes(name, source), 0
+        effects, size = [], self.moves.bytes(name, source)
         elsewhere = gradients.elsewhere or (False,) * len(reads)
         for number, end in gradients.common:
-            shared = self._gradient_bytes(name, reads[number])
-            effects.append(Effect(reader(number, USED_BACK), after=True, transient=shared))
-            effects.append(Effect(storage_end(end), transient=-shared))
-        # Backward visits the readers in reverse; the gradients so far wait as one sum, ``there``.
+            shared = allocations(_gradient(f"shared {number}", self._gradient_bytes(name, reads[number])))
+            effects.append(Effect(reader(number, USED_BACK), after=True, begins=shared))
+            effects.append(Effect(storage_end(end), ends=shared))
+        # Backward visits the readers in reverse; the gradients so far wait as one sum.
+        waiting: Allocation | None = None
         for number, read in reversed(tuple(enumerate(reads))):
             if overlapped and number == 0:
-                given = self.moves.bytes(name, write.layout)
+                given = _gradient("given", self.moves.bytes(name, write.layout))
                 # The sum of other readers' gradients is added in place, and is released with the node that
                 # adds it.
-                effects += [overlapped, Effect(overlapped.when, after=True, transient=given - there)]
-                there = given
+                effects += [overlapped, _replaced(overlapped.when, (waiting,), given)]
+                waiting = given
                 continue
             steps, first = self.moves.steps(name, source, read.layout)[1], number == len(reads) - 1
-            came = 0 if elsewhere[number] else self._gradient_bytes(name, read)
-            effects.append(Effect(reader(number, USED_BACK), after=True, transient=came))
+            came = _gradient(f"of {number}", 0 if elsewhere[number] else self._gradient_bytes(name, read))
+            effects.append(Effect(reader(number, USED_BACK), after=True, begins=allocations(came)))
             workspace = self.moves.resharding_bytes(steps, name) if steps else 0
             if not first:
                 # The new sum, in addition to its two operands: the incoming gradient is already alive, and
                 # after a move it is in its new place.
-                workspace = max(workspace, 2 * size - came if steps else size)
+                workspace = max(workspace, 2 * size - came.bytes if steps else size)
             back = reader(number, READ_BACK)
             if steps:
                 effects.append(self.moves.moved(back, name, source, read.layout, workspace_bytes=workspace))
             elif workspace:
                 effects.append(Effect(back, workspace_bytes=workspace))
-            after = came if first and not steps else size
-            effects.append(Effect(back, after=True, transient=after - there - came))
-            there = after
+            if first and not steps:
+                waiting = came
+            else:
+                made = _gradient(f"sum {number}", size)
+                effects.append(_replaced(back, (waiting, came), made))
+                waiting = made
         steps = self.moves.steps(name, write.layout, source)[1]
         if steps and not overlapped:
             workspace = self.moves.resharding_bytes(steps, name)
             effects.append(self.moves.moved(HUB_BACK, name, write.layout, source, workspace_bytes=workspace))
             if reads:
-                given = self.moves.bytes(name, write.layout)
-                effects.append(Effect(HUB_BACK, after=True, transient=given - there))
-                there = given
+                given = _gradient("given", self.moves.bytes(name, write.layout))
+                effects.append(_replaced(HUB_BACK, (waiting,), given))
+                waiting = given
+        # From its group's backward on, the gradient is part of what that backward has alive, and is counted
+        # there; if it outlasts the backward, that peak leaves it out (``handed``), and it is counted until
+        # its end.
         if gradients.end >= 0:
-            effects.append(Effect(storage_end(gradients.end), transient=-there))
+            effects.append(Effect(storage_end(gradients.end), ends=allocations(waiting)))
         else:
-            # From its group's backward on, the gradient is part of what that backward has alive, and is
-            # counted there; if it outlasts the backward, that peak leaves it out (``handed``), and it is
-            # counted until its end.
-            effects.append(Effect(GRADIENT, after=gradients.outlasts, transient=-there))
+            effects.append(Effect(GRADIENT, after=gradients.outlasts, ends=allocations(waiting)))
         return effects
 
     def _reduced_beside(

@@ -22,7 +22,6 @@ from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import (
     MIB,
     CachingAllocator,
-    MomentRequests,
     StepRequests,
     rounded_bytes,
     segment_bytes,
@@ -30,12 +29,21 @@ from tensoropt.simulate.caching_allocator import (
 )
 from tensoropt.simulate.candidates import StrategyCandidates
 from tensoropt.simulate.simulator import simulate
+from tensoropt.simulate.step import Instruction, NamedBytes, RankStep
+from tensoropt.simulate.step_schedule import Moment
 from tensoropt.verify.fake_ranks import step_on
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
 from tests.costs.models import facts_of
 from tests.execute import jobs
 from tests.naive import NaiveAllocator
+
+FORWARD, BACKWARD = (Moment(phase, "compute", "first") for phase in ("forward", "backward"))
+OPTIMIZER = Moment("optimizer", "step", "")
+
+
+def workspace(size: int) -> NamedBytes:
+    return NamedBytes("first", "first", "workspace", "", "workspace", size)
 
 
 def batch_of(strategy, optimizer: str) -> Batch:
@@ -68,10 +76,11 @@ def test_at_the_peak_as_much_is_asked_for_as_the_simulator_counts(name, optimize
 def test_a_step_by_hand():
     """4 MiB of parameters and as much of gradients; forward makes 3 MiB that are kept, and needs 5 meanwhile
     of which they are a part; Adam's state of 8 MiB comes where the kept ones were."""
-    forward = MomentRequests([], [], [(0, 3 * MIB)], [], [5 * MIB])
-    backward = MomentRequests([], [], [], [(0, -3 * MIB)], [6 * MIB])
+    saved = NamedBytes("first", "first", "saved", "", "kept", 3 * MIB)
+    forward = Instruction(FORWARD, leaves=[saved], workspace=[workspace(5 * MIB)])
+    backward = Instruction(BACKWARD, releases=[saved], workspace=[workspace(6 * MIB)])
     step = StepRequests(
-        [4 * MIB] * 2, [4 * MIB] * 2, [forward, backward, MomentRequests([], [], [], [], [])], 2, 1
+        [4 * MIB] * 2, [4 * MIB] * 2, RankStep((forward, backward, Instruction(OPTIMIZER)), 2, 1)
     )
     found = step.replay()
     # 8 + 5 in forward; 8 + 3 + 6 in backward; with the state 16 + 3 + 6 in the second step's.
@@ -81,30 +90,24 @@ def test_a_step_by_hand():
     assert step.replay(beside=[2 * MIB]).requested == 27 * MIB
 
 
-def test_what_one_user_of_a_tied_parameter_makes_another_one_gives_back():
-    """The first group makes two gradients and gives one back in a sum with other bytes; the second one gives
-    back the tied parameter's."""
-    nothing: list[tuple[int, int]] = []
-    moments = [
-        MomentRequests(nothing, [(0, 4 * MIB), (0, MIB)], nothing, nothing, []),
-        MomentRequests(nothing, nothing, nothing, [(0, -MIB // 2), (0, -MIB // 2)], []),
-        MomentRequests(nothing, [(1, 2 * MIB)], nothing, [(1, -6 * MIB)], []),
-    ]
-    partners = {0: [1], 1: [0]}
-    found = StepRequests([], [], moments, 3, 2, partners).replay()
-    assert found.requested == 6 * MIB
-    with pytest.raises(AssertionError, match="more than it has taken"):
-        StepRequests([], [], moments, 3, 2).replay()
+def test_what_is_kept_from_now_on_stays_in_its_block():
+    made = NamedBytes("first", "x", "activation", "", "transient", 6 * MIB)
+    kept = made._replace(kind="kept")
+    forward = Instruction(FORWARD, begins=[made])
+    used = Instruction(FORWARD._replace(group="second"), begins=[kept], ends=[made])
+    backward = Instruction(BACKWARD, ends=[kept])
+    found = StepRequests([], [], RankStep((forward, used, backward), 3, 4)).replay()
+    assert found.requested == found.allocated == 6 * MIB
 
 
-def test_what_was_one_sum_is_given_back_in_parts():
-    moments = [
-        MomentRequests([], [(0, 6 * MIB)], [], [], []),
-        MomentRequests([(0, -2 * MIB)], [(1, 3 * MIB)], [], [], []),
-        MomentRequests([(0, -4 * MIB), (1, -3 * MIB)], [], [], [], []),
-    ]
-    found = StepRequests([], [], moments, 3, 4).replay()
-    assert found.requested == 7 * MIB
+def test_of_two_blocks_with_one_name_the_older_one_goes():
+    """As with a tied parameter, which the next block gathers while the one before still has its own."""
+    gathered = NamedBytes("first", "weight", "gathered parameters", "", "transient", 4 * MIB)
+    other = gathered._replace(operator="second")
+    moments = [Instruction(FORWARD, begins=[gathered]), Instruction(FORWARD, begins=[other])]
+    moments += [Instruction(BACKWARD, ends=[other]), Instruction(BACKWARD, ends=[gathered])]
+    found = StepRequests([], [], RankStep(tuple(moments), 4, 2)).replay()
+    assert found.requested == 8 * MIB
 
 
 class Wide(nn.Module):

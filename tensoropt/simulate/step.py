@@ -1,0 +1,203 @@
+"""A rank's step as a list of instructions over named allocations.
+
+It is the simulator's step of a single strategy, spelled out: an instruction for every moment of the step
+schedule, with the effects that take place there, each allocation with its name. The batched simulator adds
+the same effects up for many strategies at once. Here nothing is added up, so that readers can say whose
+memory is alive (:mod:`tensoropt.simulate.owners`), and what an allocator is asked for
+(:mod:`tensoropt.simulate.caching_allocator`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from tensoropt.costs.effects import Allocation, Effect
+from tensoropt.simulate.batch import Batch, Owner
+from tensoropt.simulate.collectives import coalesced
+from tensoropt.simulate.step_schedule import Moment
+
+PACKED = "gradients that are scattered together"
+"""The owner of packed gradients, which belong to no single operator."""
+
+
+class NamedBytes(NamedTuple):
+    """An allocation of a step, under a name that no other one has at the same time.
+
+    Attributes:
+        operator: the group of operators that begins it; "" if it belongs to none.
+        tensor: the tensor, parameter or group that it belongs to.
+        what, key: as in :class:`~tensoropt.costs.effects.Allocation`.
+        kind: ``kept``, ``transient`` or ``workspace``.
+    """
+
+    operator: str
+    tensor: str
+    what: str
+    key: str
+    kind: str
+    bytes: int
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """The name: the same before and after it is kept, and whichever operator begins or ends it."""
+        return self.tensor, self.what, self.key
+
+
+@dataclass
+class Instruction:
+    """What a rank does at one moment of its step.
+
+    Attributes:
+        begins, ends: the allocations that begin, and those that end, when it starts.
+        workspace: those that are alive while it runs.
+        leaves, releases: those that begin, and those that end, when it is done.
+        effects: everything else that takes place.
+    """
+
+    moment: Moment
+    begins: list[NamedBytes] = field(default_factory=list)
+    ends: list[NamedBytes] = field(default_factory=list)
+    workspace: list[NamedBytes] = field(default_factory=list)
+    leaves: list[NamedBytes] = field(default_factory=list)
+    releases: list[NamedBytes] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+
+    def add(self, effect: Effect, names: Names) -> None:
+        """Add an effect that takes place here."""
+        begins, ends = (self.leaves, self.releases) if effect.after else (self.begins, self.ends)
+        begins += map(names.of, effect.begins)
+        ends += map(names.of, effect.ends)
+        self.effects.append(effect)
+
+
+class Lifetime(NamedTuple):
+    """An allocation, and how long it is alive.
+
+    Attributes:
+        first, end: the positions in the step from which, and until which, it is alive.
+        since, until: what happens then, in words.
+    """
+
+    named: NamedBytes
+    first: int
+    end: int
+    since: str
+    until: str
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """The step of one rank.
+
+    Attributes:
+        instructions: those of a micro-batch, then those of the step's end.
+        last: the number of instructions of a micro-batch.
+        micro_batches: the number of micro-batches.
+    """
+
+    instructions: tuple[Instruction, ...]
+    last: int
+    micro_batches: int
+
+    def lifetimes(self) -> Iterator[Lifetime]:
+        """Yield all allocations of a micro-batch and of the step's end, in the order in which they end; a
+        workspace is alive while its instruction runs. What is done when an instruction is over belongs to the
+        position of the next one.
+        """
+        alive: dict[tuple[tuple[str, str, str], str], list[tuple[NamedBytes, int, str]]] = defaultdict(list)
+        over: tuple[Sequence[NamedBytes], Sequence[NamedBytes]] = (), ()
+        end = words = ""
+        for position, now in enumerate(self.instructions):
+            # Begins first: what one effect begins, another one may end at the same time.
+            for words, begins in ((end, over[0]), (now.moment.words, now.begins)):
+                for named in begins:
+                    alive[named.name, named.kind].append((named, position, words))
+            for words, ends in ((end, over[1]), (now.moment.words, now.ends)):
+                for named in ends:
+                    begun, first, since = alive[named.name, named.kind].pop(0)
+                    if first < position:
+                        yield Lifetime(begun, first, position, since, words)
+            words, end = now.moment.words, f"the end of {now.moment.words}"
+            yield from (Lifetime(named, position, position + 1, words, end) for named in now.workspace)
+            over = now.leaves, now.releases
+        for begun, first, since in (left for of_name in alive.values() for left in of_name):
+            yield Lifetime(begun, first, len(self.instructions), since, "the end of the step")
+
+
+class Names:
+    """The names of one owner's allocations in a step."""
+
+    def __init__(self, batch: Batch, owner: Owner):
+        graph = batch.graph
+        self.owner, self.operator = owner, operator_of(batch, owner)
+        self.changes = owner.kind == "tensor" and owner.name in graph.atoms.graph.mutations.values()
+        group = graph.group_of[owner.name] if owner.kind == "group" else None
+        self.parameters = {} if group is None else {short: name for name, short in group.short_names.items()}
+
+    def of(self, allocation: Allocation) -> NamedBytes:
+        """Return an allocation under its name in the step."""
+        tensor = self.parameters[allocation.parameter] if allocation.parameter else self.owner.name
+        what = allocation.what
+        if self.changes and what == "activation":
+            what = "new value of a buffer"
+        kind = "kept" if allocation.kept else "transient"
+        return NamedBytes(self.operator, tensor, what, allocation.key, kind, allocation.bytes)
+
+    def workspace(self, effect: Effect) -> NamedBytes:
+        """Return the bytes that an effect has alive during its moment."""
+        what = "optimizer's temporaries" if effect.when.what == "step" else "workspace"
+        return NamedBytes(self.operator, self.owner.name, what, "", "workspace", effect.workspace_bytes)
+
+
+def lower(batch: Batch, row: int = 0) -> RankStep:
+    """Return the step of strategy ``row`` of a batch."""
+    moments = batch.schedule.moments
+    instructions = [Instruction(moment) for moment in moments]
+    for owner in batch.owners:
+        names = Names(batch, owner)
+        for effect in owner.effects.at(row).effects:
+            position = owner.position(effect.when)
+            if 0 <= position < len(moments):
+                instructions[position].add(effect, names)
+                # What takes place when an instruction is over belongs to the next one's peak.
+                during = position + effect.after
+                if effect.workspace_bytes and during < len(moments):
+                    instructions[during].workspace.append(names.workspace(effect))
+    if batch.prices.packs:
+        _pack(batch.part(slice(row, row + 1)), instructions)
+    return RankStep(tuple(instructions), batch.schedule.last, batch.mesh[0])
+
+
+def _pack(batch: Batch, instructions: Sequence[Instruction]) -> None:
+    """Add the copies made of gradients to scatter them together, as the simulator lays them out."""
+    beginnings = batch.schedule.beginnings
+    for number, call in enumerate(coalesced(batch)):
+        if call.kind != "reduce_scatter" or int(call.members[0]) <= 1:
+            continue
+        at, staying = instructions[call.position], int(call.staying[0])
+        shards = int(call.bytes[0]) // prod(batch.mesh[axis + 1] for axis in call.axes)
+        copy = NamedBytes("", PACKED, "packed copy", str(number), "transient", staying)
+        arrived = min((begin for begin in beginnings if begin > call.position), default=call.position + 1)
+        if staying:
+            at.begins.append(copy)
+            if arrived < len(instructions):
+                instructions[arrived].ends.append(copy)
+        # Of this and the moment's other memory, the larger counts.
+        more = int(call.bytes[0]) - shards - staying - sum(named.bytes for named in at.workspace)
+        if more > 0:
+            at.workspace.append(copy._replace(kind="workspace", bytes=more))
+
+
+def operator_of(batch: Batch, owner: Owner) -> str:
+    """Return the group of operators that an owner belongs to; for a parameter, the first group that
+    uses it."""
+    if owner.kind == "group":
+        return owner.name
+    if owner.kind == "parameter":
+        return batch.schedule.users[owner.name][0]
+    maker = batch.graph.atoms.graph.producer[owner.name]
+    return batch.graph.group_of[maker.name].name

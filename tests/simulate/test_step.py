@@ -1,0 +1,80 @@
+"""A step's allocations: each begins and ends once, and together they are what the simulator adds up."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tensoropt.costs.prices import free_prices
+from tensoropt.profiling.workload import workload
+from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.candidates import StrategyCandidates
+from tensoropt.simulate.simulator import StepSimulator
+from tensoropt.simulate.step import RankStep, lower
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tests.costs.models import facts_of, four, gates, gpt2, llama_two, problem, three, unrolled
+
+MESHES = ((1, 2), (2, 2), (2, 2, 2))
+
+
+def batches(build, mode: str = "train", dtype: str = "float32", packs: bool = False):
+    prepared = problem(build, mode, dtype)
+    for mesh in MESHES:
+        micro, rng = micro_strategies(prepared.graph, mesh[0]), random.Random(0)
+        for _ in range(3):
+            strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
+            works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
+            facts = {n: facts_of(work, mode == "train") for n, work in works.items()}
+            prices = free_prices(strategy.graph, mesh, "adam")
+            prices.packs = packs
+            candidates = StrategyCandidates(strategy, facts)
+            yield Batch(candidates, *candidates.row(), prices)
+
+
+def alive(step: RankStep, kind: str) -> np.ndarray:
+    """The bytes of a kind that are alive at each position."""
+    changes = np.zeros(len(step.instructions) + 1)
+    for named, first, end, *_ in step.lifetimes():
+        if named.kind == kind:
+            changes[first] += named.bytes
+            changes[end] -= named.bytes
+    return np.cumsum(changes)[:-1]
+
+
+@pytest.mark.parametrize(
+    ("build", "mode", "dtype"),
+    [
+        (gates, "train", "float32"),
+        (unrolled, "train", "bfloat16"),
+        (four, "train", "bfloat16"),
+        (three, "train", "float32"),
+        (gpt2, "train", "bfloat16"),
+        (llama_two, "inference", "float32"),
+    ],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_steps_allocations_are_what_the_simulator_adds_up(build, mode, dtype, packs):
+    for batch in batches(build, mode, dtype, packs):
+        step, simulator = lower(batch), StepSimulator(batch)
+        for kind in ("kept", "transient"):
+            summed = np.cumsum(getattr(simulator, kind)[:, 0])[:-1]
+            assert alive(step, kind).tolist() == summed.tolist()
+        assert alive(step, "workspace").tolist() == simulator.workspace[:-1, 0].tolist()
+
+
+@pytest.mark.parametrize("build", [gates, unrolled, gpt2], ids=lambda b: b.__name__)
+def test_every_allocation_of_a_micro_batch_ends_in_it(build):
+    """Nothing is left for the next one, and nothing ends that has not begun."""
+    for batch in batches(build, dtype="bfloat16"):
+        begun: Counter[tuple] = Counter()
+        for now in lower(batch).instructions:
+            for named in (*now.begins, *now.leaves):
+                assert named.bytes > 0
+                begun[named.name, named.kind, named.bytes] += 1
+            for named in (*now.ends, *now.releases):
+                begun[named.name, named.kind, named.bytes] -= 1
+        assert not any(begun.values()), {name: n for name, n in begun.items() if n}

@@ -22,6 +22,7 @@ from tensoropt.pipeline.timing import (
     simulate_schedule,
     stored_bytes,
 )
+from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.simulate.collectives import Collective
@@ -59,6 +60,8 @@ class PipelineEvaluation:
         time_s: seconds of the step.
         loads: the load of each place.
         kinds: the names of the kinds of devices at each place, if places differ in them.
+        capability: the compute capability whose attention kernels are asked what they keep; None on CPU
+            ranks.
     """
 
     strategy: PipelinedStrategy
@@ -68,6 +71,7 @@ class PipelineEvaluation:
     time_s: float
     loads: tuple[_PlaceLoad, ...]
     kinds: tuple[str, ...] = ()
+    capability: Capability | None = None
 
     @property
     def busiest(self) -> _PlaceLoad:
@@ -110,7 +114,9 @@ class PipelineEvaluation:
 
     def owners(self) -> list[Owned]:
         """Return the owners of the bytes of :meth:`memory_curve`."""
-        return owned_by_place(self.strategy, self.stages, self.fullest, self._fullest_actions()[0])
+        return owned_by_place(
+            self.strategy, self.stages, self.fullest, self._fullest_actions()[0], self.capability
+        )
 
     def _fullest_actions(self) -> tuple[list[Action], list[float]]:
         """Return the actions of a rank of the fullest place, and the times at which each begins and the last
@@ -123,7 +129,7 @@ class PipelineEvaluation:
         """Return the memory curve of a rank of the fullest place: when each action begins, and (5,) bytes by
         kind from then on."""
         place, (actions, starts) = self.fullest, self._fullest_actions()
-        curve = memory_of_actions(self.strategy, self.stages, place, actions)
+        curve = memory_of_actions(self.strategy, self.stages, place, actions, self.capability)
         return [(start, kinds) for start, (_, kinds) in zip(starts, curve, strict=True)]
 
     def sent_by(self, rank: int) -> Counter[Collective]:
@@ -215,9 +221,16 @@ def assemble(
         )
         for place, messages_s in enumerate(map(float, times.sending_s))
     )
-    memory = memory_of_places(strategy, stages, actions)
+    memory = memory_of_places(strategy, stages, actions, prices.capability)
     return PipelineEvaluation(
-        strategy, tuple(stages), times, memory, times.total_s + after_s, loads, prices.kinds
+        strategy,
+        tuple(stages),
+        times,
+        memory,
+        times.total_s + after_s,
+        loads,
+        prices.kinds,
+        prices.capability,
     )
 
 

@@ -11,9 +11,10 @@ here.
 
 A backward may be taken apart: first the gradients of a stage's inputs, later those of its parameters.
 
-PyTorch's schedules of that kind run autograd's graph twice. The first run keeps all that the second needs:
-what forward kept, and the gradients of the results of operators that read parameters. Operators after the
-last of these are not needed a second time.
+PyTorch's schedules of that kind run autograd's graph twice. The first run releases nothing that forward kept,
+and leaves what the second needs: the graph before operators that read parameters, and the gradients of their
+results. Operators after the last of these are not needed a second time. What each group has alive in either
+run is observed (:func:`~tensoropt.profiling.fact_finding.find_split_facts`).
 
 The owners of the bytes on the fullest rank are listed action by action.
 
@@ -23,23 +24,24 @@ figures, which do not list the tensors alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from tensoropt.evaluation.evaluate import Evaluation
-from tensoropt.graph import Operator
-from tensoropt.ops.layouts import local_shape
+from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
 from tensoropt.pipeline.timing import arriving_bytes, departing_bytes, new_buffer_bytes
+from tensoropt.profiling.cuda_kernels import Capability
+from tensoropt.profiling.fact_finding import find_split_facts
+from tensoropt.profiling.facts import Facts, SplitFacts
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.recording import MEMORY_KINDS, Owned
 from tensoropt.simulate.simulator import StepSimulator
+from tensoropt.simulate.step import lower
 
 
 class Receipt(NamedTuple):
@@ -163,118 +165,140 @@ class _SplitBackward:
     weights_bytes: float
 
 
-def _split_backward(strategy: Strategy, evaluation: Evaluation) -> _SplitBackward:
-    """Return the bytes alive in the two parts of the backward of a stage, which is any but the first.
+class _Apart:
+    """The first part of a stage's backward that is taken apart, and what it leaves for the second.
 
     Args:
-        evaluation: the evaluation of this strategy alone.
+        evaluation: that of the stage, or of an equal one, alone.
+        capability: the compute capability whose attention kernels are asked what they keep.
     """
-    schedule = evaluation.batch.schedule
-    simulator = StepSimulator(evaluation.batch)
-    kept, transient = (np.cumsum(changes[:, 0]) for changes in (simulator.kept, simulator.transient))
-    between = float(evaluation.metrics.parts.between_bytes[0])
-    of_group, weights_of = waiting_bytes(strategy), _weights(strategy)
-    groups = {group.name: group for group in strategy.graph.groups}
-    waiting, most, needed = 0.0, between, between
-    of_parameters = _of_parameters_alone(strategy)
-    for event in range(schedule.forward_end, schedule.last):
-        moment = schedule.moments[event]
-        group = groups.get(moment.group)
-        work = float(simulator.workspace[event, 0])
-        if moment.kind == "compute" and group is not None:
-            # The gradients of its parameters are made later.
-            work = max(work - sum(weights_of.get(group.name, ())), 0.0)
-        if group is not None and group.name in of_parameters:
-            continue  # it has no part in the gradients of what arrived
-        most = max(most, between + float(transient[event]) + work + waiting)
-        if moment.kind == "compute" and group is not None and (size := of_group.get(group.name)):
-            if not waiting:
-                needed = float(kept[event]) - _kept_behind(strategy, evaluation, group)
-            waiting += size
-    left = needed + waiting
-    # Operator by operator: a waiting gradient is freed once those of its parameters are made and added.
-    released, weights = 0.0, left
-    for name, size in of_group.items():
-        weights = max(weights, left - released + max(weights_of[name]))
-        released += size
-    return _SplitBackward(most, left, weights)
 
+    def __init__(self, evaluation: Evaluation, capability: Capability | None):
+        self.batch, self.candidates = evaluation.batch, evaluation.batch.candidates
+        self.graph, self.choices, self.capability = self.batch.graph, evaluation.choices, capability
+        self.between_bytes = float(evaluation.metrics.parts.between_bytes[0])
 
-def _kept_behind(strategy: Strategy, evaluation: Evaluation, group: Group) -> int:
-    """Return the bytes that a group keeps only for operators that come after the last one with a
-    parameter."""
-    number = int(evaluation.choices[group.name][0])
-    facts = evaluation.batch.candidates.facts(group)[number]
-    with_parameters = {op.name for op in _learning(strategy)[1]}
-    last = max(n for n, op in enumerate(group.operators) if op.name in with_parameters)
-    if len(facts.calls) != len(group.operators) or last == len(group.operators) - 1:
-        return 0
-    before = facts.calls[last - 1].kept_bytes if last else 0
-    # The results of a group are for other operators; its other tensors (statistics) are for its own backward.
-    own = min(facts.calls[last].kept_bytes - before, _written(strategy, group, group.operators[last]))
-    return facts.kept_bytes - facts.calls[last].kept_bytes + own
+    def split(self) -> _SplitBackward:
+        """Return the bytes alive in the two parts of the backward of the stage, which is any but the first.
 
+        The first part runs through the groups in reverse and releases nothing that forward kept; the
+        gradients from which those of parameters will be made stay. What only operators behind the last one
+        with a parameter kept is released when it is over.
+        """
+        schedule, simulator = self.batch.schedule, StepSimulator(self.batch)
+        transient = np.cumsum(simulator.transient[:, 0])
+        groups, of_parameters = {g.name: g for g in self.graph.groups}, self._of_parameters_alone()
+        most, waiting = self.between_bytes, 0
+        apart: dict[str, SplitFacts] = {}
+        for event in range(schedule.forward_end, schedule.last):
+            moment = schedule.moments[event]
+            if moment.group in of_parameters:
+                continue  # it has no part in the gradients of what arrived
+            work, facts = float(simulator.workspace[event, 0]), SplitFacts()
+            if moment.kind == "compute":
+                facts, work = self._group(groups[moment.group], work)
+            most = max(most, self.between_bytes + float(transient[event]) + work + waiting)
+            if facts.waiting_bytes:
+                apart[moment.group] = facts
+                waiting += facts.waiting_bytes
+        needed, readers = self._needed(apart)
+        left = needed + waiting
+        return _SplitBackward(most, left, self._weights_bytes(left, apart, readers))
 
-def _weights(strategy: Strategy) -> dict[str, list[float]]:
-    """Return, for each group, the bytes of the gradients that operators give to parameters, or to tensors
-    made from parameters alone.
-    """
-    learning, with_parameters = _learning(strategy)
-    by_group: dict[str, list[float]] = {}
-    for op in with_parameters:
-        configuration = strategy.configurations[strategy.graph.group_of[op.name].name]
-        by_group.setdefault(configuration.group.name, []).extend(
-            prod(local_shape(strategy.atoms(n), configuration.layout(n), strategy.mesh, None))
-            * strategy.tensor(n).element_bytes
-            for n in op.inputs()
-            if n in learning
-        )
-    return by_group
+    def _needed(self, apart: Mapping[str, SplitFacts]) -> tuple[float, dict[str, tuple[int, set[str]]]]:
+        """Return (the bytes of what forward kept that the second part needs; for each tensor among it, its
+        bytes and the groups that need it).
 
+        A group's graph stays for the gradients that wait for it, and for the graphs of later groups.
+        """
+        graph = self.graph.atoms.graph
+        makers = {name: group.name for group in self.graph.groups for name in group.writes}
+        staying, behind = set(apart), set[str]()
+        for group in reversed(self.graph.groups):
+            if group.name in staying:
+                before = {makers[n] for n in group.reads if graph.tensors[n].requires_grad and n in makers}
+                staying |= before
+                behind |= before
+        # Of a group behind which no other one has parameters, only the part up to its own stays.
+        needed = -sum(facts.released_bytes for name, facts in apart.items() if name not in behind)
+        readers: dict[str, tuple[int, set[str]]] = {}
+        end = self.batch.schedule.forward_end
+        for named, first, last, *_ in lower(self.batch).lifetimes():
+            if named.kind != "kept" or not first <= end < last:
+                continue
+            if named.what != "activation":
+                needed += named.bytes * (named.operator in staying)
+            elif keepers := self._keepers(named.tensor) & staying:
+                needed += named.bytes
+                size, _ = readers.get(named.tensor, (0, keepers))
+                readers[named.tensor] = size + named.bytes, keepers
+        return needed, readers
 
-def _of_parameters_alone(strategy: Strategy) -> frozenset[str]:
-    """Return the groups that read only parameters and tensors made from them."""
-    learning, _ = _learning(strategy)
-    return frozenset(g.name for g in strategy.graph.groups if g.writes and learning.issuperset(g.writes))
+    def _keepers(self, name: str) -> set[str]:
+        """Return the groups whose backward needs an activation, or a view of it."""
+        keepers = set()
+        for group in self.graph.groups:
+            facts, short = self._facts(group), group.short_names.get(name)
+            if name in group.reads and short in facts.reads_kept:
+                keepers.add(group.name)
+            views = {view for view, of in facts.lies_in.items() if of == short}
+            for view in group.writes if views else ():
+                if group.short_names[view] in views:
+                    keepers |= self._keepers(view)
+        return keepers
 
+    def _weights_bytes(
+        self, left: float, apart: Mapping[str, SplitFacts], readers: Mapping[str, tuple[int, set[str]]]
+    ) -> float:
+        """Return the most bytes alive while the gradients of parameters are made, group by group in the order
+        of forward, in which models list their parameters.
 
-def waiting_bytes(strategy: Strategy) -> dict[str, int]:
-    """Return, for each group, the bytes of the gradients of results that wait until parameter gradients are
-    made from them.
+        Args:
+            left: the bytes that the first part leaves.
+            apart: the groups from which gradients of parameters are made, in the order of backward.
+            readers: for each kept activation, its bytes and the groups that need it.
+        """
+        most = alive = left
+        for name, facts in reversed(apart.items()):
+            most = max(most, alive + facts.weights_bytes)
+            alive -= facts.waiting_bytes + facts.used_bytes
+            group = self.graph.group_of[name]
+            for read in group.reads:
+                if group.short_names[read] in facts.reads_used and read in readers:
+                    size, keepers = readers[read]
+                    keepers.discard(name)
+                    alive -= 0 if keepers else size
+        return most
 
-    These are the gradients of every operator that combines a parameter, or a tensor made from parameters
-    alone, with another tensor.
-    """
-    by_group: dict[str, int] = {}
-    for op in _learning(strategy)[1]:
-        group = strategy.graph.group_of[op.name]
-        by_group[group.name] = by_group.get(group.name, 0) + _written(strategy, group, op)
-    return by_group
+    def _facts(self, group: Group) -> Facts:
+        return self.candidates.facts(group)[self._number(group)]
 
+    def _group(self, group: Group, work: float) -> tuple[SplitFacts, float]:
+        """Return (the facts of a group's backward taken apart; the bytes that it has alive in the first part,
+        besides tensors that are counted elsewhere).
 
-def _learning(strategy: Strategy) -> tuple[frozenset[str], tuple[Operator, ...]]:
-    """Return (trained parameters and the tensors made from them alone; the operators that combine these with
-    other tensors).
-    """
-    graph, operators = strategy.graph.atoms.graph, list[Operator]()
-    fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
-    learning = {tensor.name for tensor in graph.parameters if tensor.requires_grad}
-    for op in graph.operators:
-        if learning.intersection(op.inputs()):
-            if all(name in learning or name in fixed for name in op.inputs()):
+        Args:
+            work: the same bytes in a whole backward.
+        """
+        whole = self._facts(group)
+        split = find_split_facts(self.candidates.works(group)[self._number(group)], self.capability)
+        handed = bool(self.batch.outlasting(group)[0])
+        most = whole.handed_peak_bytes if handed else whole.backward_peak_bytes
+        # Parameters that are cast once more are alive in either backward.
+        return split, (split.own_inputs_bytes if handed else split.inputs_bytes) + max(work - most, 0.0)
+
+    def _number(self, group: Group) -> int:
+        return int(self.choices[group.name][0])
+
+    def _of_parameters_alone(self) -> frozenset[str]:
+        """Return the groups that read only parameters and tensors made from them."""
+        graph = self.graph.atoms.graph
+        fixed = {tensor.name for tensor in graph.tensors.values() if tensor.kind in ("buffer", "constant")}
+        learning = {tensor.name for tensor in graph.parameters if tensor.requires_grad}
+        for op in graph.operators:
+            if learning.intersection(op.inputs()) and learning.union(fixed).issuperset(op.inputs()):
                 learning.update(op.outputs)
-            else:
-                operators.append(op)
-    return frozenset(learning), tuple(operators)
-
-
-def _written(strategy: Strategy, group: Group, op: Operator) -> int:
-    """Return the bytes of the tensors that an operator of a group makes."""
-    layouts = strategy.configurations[group.name].placed(op.name, strategy.graph.atoms, strategy.mesh, None)
-    return sum(
-        prod(layouts.write_shape(number)) * strategy.tensor(name).element_bytes
-        for number, name in enumerate(op.outputs)
-    )
+        return frozenset(g.name for g in self.graph.groups if g.writes and learning.issuperset(g.writes))
 
 
 MemoryLedger = list[dict[tuple[str, str, str, str], float]]
@@ -282,12 +306,19 @@ MemoryLedger = list[dict[tuple[str, str, str, str], float]]
 
 
 def memory_of_places(
-    strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
+    strategy: PipelinedStrategy,
+    stages: Sequence[Evaluation],
+    actions: Sequence[Sequence[Action]],
+    capability: Capability | None = None,
 ) -> np.ndarray:
-    """Return the peak on a rank of each place by kind, (places, 5); of several peaks, the first."""
+    """Return the peak on a rank of each place by kind, (places, 5); of several peaks, the first.
+
+    Args:
+        capability: the compute capability whose attention kernels are asked what they keep.
+    """
     peaks = []
     for place, own in enumerate(actions):
-        curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own)])
+        curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own, capability)])
         peaks.append(curve[curve.sum(axis=1).argmax()])
     return np.array(peaks)
 
@@ -297,6 +328,7 @@ def memory_of_actions(
     stages: Sequence[Evaluation],
     place: int,
     actions: Sequence[Action],
+    capability: Capability | None = None,
     ledger: MemoryLedger | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
     """Yield the most bytes alive on a rank of a place, by kind (5,), in each of its actions and after the
@@ -313,7 +345,7 @@ def memory_of_actions(
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
     lasting[3:] = 0.0
-    alive = _TransientMemory(strategy, stages, place)
+    alive = _TransientMemory(strategy, stages, place, capability)
     kept: dict[tuple[int, int], float] = {}
     for number, action in enumerate(actions):
         before = alive.kept
@@ -365,7 +397,13 @@ class _TransientMemory:
         backward, until the next one is over.
     """
 
-    def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int):
+    def __init__(
+        self,
+        strategy: PipelinedStrategy,
+        stages: Sequence[Evaluation],
+        place: int,
+        capability: Capability | None,
+    ):
         self.schedule, self.last = schedule_named(strategy.schedule), len(strategy.stages) - 1
         self.at_place = frozenset(strategy.stages_at(place))
         self.kept = self.on_the_way = self.trailing = 0.0
@@ -385,11 +423,19 @@ class _TransientMemory:
             )
             for n in self.at_place
         }
-        self._coming_back = {n: departing_bytes(strategy, n, learning=True) for n in self.at_place}
+        # A stage at this place passes them on as they are.
+        self._coming_back = {
+            n: self._back.get(n + 1, departing_bytes(strategy, n, learning=True)) for n in self.at_place
+        }
+        # What a stage at this place has made, which holds it until its own backward.
+        self._given = {n: self._arriving[n] if n - 1 in self.at_place else 0 for n in self.at_place}
+        self._given_between = {
+            n: _kept_given(stages[n]) if n - 1 in self.at_place else 0 for n in self.at_place
+        }
         self._parts = {n: stages[n].metrics.parts for n in self.at_place}
         self._split: dict[int, _SplitBackward] = {}
         if self.schedule.apart:
-            self._split = {n: _split_backward(strategy.stages[n], stages[n]) for n in self.at_place if n}
+            self._split = {n: _Apart(stages[n], capability).split() for n in self.at_place if n}
 
     def begin(self, number: int, action: Action) -> float:
         """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; memory
@@ -397,13 +443,13 @@ class _TransientMemory:
         """
         kind, stage, micro_batch = action
         self.on_the_way += sum(map(self._room, self._expected[number]))
-        parts, shared = self._parts[stage], self._shared(stage)
+        parts, shared = self._parts[stage], self._given_between[stage]
         between = float(parts.between_bytes[0]) - shared
         if kind == "F":
             if stage and stage - 1 not in self.at_place:
                 self.on_the_way -= self._arriving[stage]
             self._release_arrived(stage, micro_batch)
-            return float(parts.forward_bytes[0]) - shared
+            return float(parts.forward_bytes[0]) - self._given[stage]
         if kind in "BI" and stage < self.last:
             # Received by message, or taken from the next stage at this place.
             self.on_the_way -= self._coming_back[stage]
@@ -423,7 +469,7 @@ class _TransientMemory:
         """End an action."""
         kind, stage, micro_batch = action
         if kind == "F":
-            self.kept += float(self._parts[stage].between_bytes[0]) - self._shared(stage)
+            self.kept += float(self._parts[stage].between_bytes[0]) - self._given_between[stage]
             if micro_batch == self._micro_batches - 1:
                 self.on_the_way += self._buffers[stage]
         elif kind == "I":
@@ -449,11 +495,6 @@ class _TransientMemory:
         """
         return max(needed, float(self._parts[stage].between_bytes[0]) + self._coming_back[stage])
 
-    def _shared(self, stage: int) -> float:
-        """Return the bytes of a stage's input that come from a stage at the same place, which holds it just
-        as long."""
-        return self._arriving[stage] if stage - 1 in self.at_place else 0.0
-
     def _release_arrived(self, stage: int, micro_batch: int) -> None:
         """Release the sent messages that have arrived by now."""
         if self.schedule.waits:
@@ -461,6 +502,20 @@ class _TransientMemory:
             self._sent = 0.0
         elif stage and stage - 1 not in self.at_place:
             self.on_the_way -= self._back[stage] * len(self._taken[stage].get(micro_batch, ()))
+
+
+def _kept_given(evaluation: Evaluation) -> int:
+    """Return the bytes of arriving tensors that a stage, evaluated alone, keeps between its forward and its
+    backward.
+    """
+    batch = evaluation.batch
+    arriving = {group.anchor.outputs[0] for group in batch.graph.groups if group.anchor.target == ARRIVE}
+    end = batch.schedule.forward_end
+    return sum(
+        named.bytes
+        for named, first, last, *_ in lower(batch).lifetimes()
+        if named.tensor in arriving and first <= end < last
+    )
 
 
 @lru_cache(maxsize=256)
@@ -477,13 +532,17 @@ _LASTING = ("parameters", "gradients", "optimizer state")
 
 
 def owned_by_place(
-    strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, actions: Sequence[Action]
+    strategy: PipelinedStrategy,
+    stages: Sequence[Evaluation],
+    place: int,
+    actions: Sequence[Action],
+    capability: Capability | None = None,
 ) -> list[Owned]:
     """Return everything alive on a rank of a place, each with the points of its memory curve between which it
     is alive.
     """
     ledger: MemoryLedger = []
-    points = len(list(memory_of_actions(strategy, stages, place, actions, ledger)))
+    points = len(list(memory_of_actions(strategy, stages, place, actions, capability, ledger)))
     words = [f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]
     words.append("the end of the step")
     owned: list[Owned] = []

@@ -326,6 +326,11 @@ class Batch:
         """All groups, then all tensors, then all parameters."""
         return tuple(self._owner_of[where] for where in self._order)
 
+    def outlasting(self, group: Group) -> Indices:
+        """Return 1 for each strategy in which the gradient of something that a group writes outlasts its
+        backward."""
+        return self._gradients.outlasting(group)
+
     def owner(self, kind: str, name: str) -> Owner:
         """Return the owner with a kind and name."""
         return self._owner_of[kind, name]
@@ -335,7 +340,7 @@ class Batch:
         # The last user's gradient comes first in backward and waits; those of all earlier users are added to
         # it.
         joins = tuple(self.schedule.users[name][1] != group.name for name in group.shared)
-        chosen, outlasting = self._choices[group.name], self._gradients.outlasting(group)
+        chosen, outlasting = self._choices[group.name], self.outlasting(group)
 
         turns = [(name, tied.turns[group.name]) for name in group.shared if (tied := self.tied[name])]
 

@@ -389,7 +389,7 @@ def test_a_ledger_has_what_is_alive_and_no_more(schedule: str) -> None:
     found = evaluated(halves(schedule, 16))
     for place, actions in enumerate(place_actions(schedule, 2, 1, 16)):
         ledger: MemoryLedger = []
-        curve = list(memory_of_actions(found.strategy, found.stages, place, actions, ledger))
+        curve = list(memory_of_actions(found.strategy, found.stages, place, actions, None, ledger))
         lasting = found.stages[place].metrics.memory[0][:3].sum()
         for entries, (_, kinds) in zip(ledger, curve, strict=True):
             assert sum(entries.values()) + lasting == pytest.approx(kinds.sum())

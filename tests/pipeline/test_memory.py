@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.pipeline.memory import Receipt, receipts, taken_back, waiting_bytes
+from tensoropt.pipeline.evaluate import stage_works
+from tensoropt.pipeline.memory import Receipt, receipts, taken_back
 from tensoropt.pipeline.strategy import place_actions
+from tensoropt.profiling.fact_finding import find_facts, find_split_facts
 from tests.costs.models import four, problem
-from tests.pipeline.models import sliced, split_along_the_batch
+from tests.pipeline.models import split_along_the_batch
 
 ROW = 24 * 4
 
@@ -19,16 +21,23 @@ ROW = 24 * 4
 def test_gradients_wait_for_those_of_parameters_to_be_made(axes: tuple[int, ...], rows: int) -> None:
     # Of the result of each of two layers, for a micro-batch of 4 rows.
     strategy = split_along_the_batch(problem(four).graph, (2,), (4, 2, *axes), "zero_bubble")
-    assert [sum(waiting_bytes(stage).values()) for stage in strategy.stages] == [2 * rows * ROW] * 2
+    works = stage_works(strategy)[1]
+    split = [find_split_facts(work) for name, work in works.items() if name.startswith("linear")]
+    assert [facts.waiting_bytes for facts in split] == [rows * ROW] * 2
+    # The gradient of the weight, and nothing else; what the layer read is then released.
+    assert [facts.weights_bytes for facts in split] == [24 * 24 * 4] * 2
+    assert all(facts.reads_used for facts in split)
 
 
-def test_what_is_made_of_parameters_alone_counts_as_one() -> None:
-    # Both halves of one parameter are read in a stage: the gradients of what reads them wait, not of the
-    # halves.
-    strategy = split_along_the_batch(problem(sliced).graph, (4,), (4, 2), "1f1b")
-    for stage in strategy.stages:
-        for name, size in waiting_bytes(stage).items():
-            assert size <= 4 * ROW, name
+def test_a_split_backward_releases_nothing_until_its_first_part_is_over() -> None:
+    work = stage_works(split_along_the_batch(problem(four).graph, (2,), (4, 2), "zero_bubble"))[1]["linear_2"]
+    whole, split = find_facts(work), find_split_facts(work)
+    assert split.inputs_bytes >= whole.backward_peak_bytes - sum(
+        spec.bytes for _, spec, role in work.inputs if role == "parameter"
+    )
+    # relu's result is released with the part behind the layer, unless a later layer holds it.
+    assert split.released_bytes == whole.kept_bytes
+    assert split.used_bytes == 0
 
 
 ALL = [

@@ -5,7 +5,7 @@ The places of a pipeline are equal parts of a cluster, one after another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -14,8 +14,10 @@ from typing import Any
 from tensoropt.cluster import Cluster, DeviceKind, Mesh, slower_beside
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.prices import ComputeCosts, Prices
+from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import ClusterError
+from tensoropt.graph import OperatorGraph
 from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.profiling.cuda_kernels import Capability, capability_of
 from tensoropt.profiling.overheads import Overheads
@@ -138,6 +140,7 @@ class PipelinePrices:
             devices, at the pace of the slowest.
         of_places: for each place, the costs of its own kinds of devices; none if all places have the same
             kinds.
+        process_memory: what a process uses in addition to tensors, for a model's graph.
 
     Attributes:
         beside: whether communication that nobody waits for overlaps computation.
@@ -154,12 +157,14 @@ class PipelinePrices:
         *,
         beside: bool,
         of_places: Sequence[PipelinePrices] = (),
+        process_memory: Callable[[OperatorGraph], ProcessMemory] = lambda _: NO_PROCESS,
     ):
         self.cluster, self.mesh, self.beside = cluster, mesh, beside
         self.compute, self.overheads, self.optimizer = compute, overheads, optimizer
         self.communication = communication
         self.of_place = PlaceCommunication(communication)
         self.of_places = tuple(of_places)
+        self.process_memory = process_memory
 
     @classmethod
     def of(cls, costs: CostSource, mesh: Mesh) -> PipelinePrices:
@@ -177,6 +182,7 @@ class PipelinePrices:
                 source.settings.optimizer,
                 beside=source.beside,
                 of_places=of_places,
+                process_memory=source.process_memory,
             )
 
         sources = sources_at(costs, mesh.shape[0])

@@ -4,11 +4,13 @@ micro-batches."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
+from tensoropt.costs.process_memory import named_terms
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
@@ -25,6 +27,7 @@ from tensoropt.pipeline.timing import (
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
+from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import Owned
 
@@ -59,6 +62,8 @@ class PipelineEvaluation:
             :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         time_s: seconds of the step.
         loads: the load of each place.
+        terms: for each place, the bytes that a process uses in addition to tensors, by name, as in
+            :data:`~tensoropt.costs.process_memory.TERMS`.
         kinds: the names of the kinds of devices at each place, if places differ in them.
         capability: the compute capability whose attention kernels are asked what they keep; None on CPU
             ranks.
@@ -70,6 +75,7 @@ class PipelineEvaluation:
     memory: np.ndarray
     time_s: float
     loads: tuple[_PlaceLoad, ...]
+    terms: tuple[Mapping[str, float], ...]
     kinds: tuple[str, ...] = ()
     capability: Capability | None = None
 
@@ -91,21 +97,13 @@ class PipelineEvaluation:
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes of tensors and constants on the fullest rank."""
+        """Bytes of tensors and everything else that a process uses, on the fullest rank."""
         return float(self.peaks.max())
 
     @property
-    def constants(self) -> np.ndarray:
-        """The bytes of the constants that the stages of each place read, (places,)."""
-        totals = np.zeros(len(self.memory))
-        for number, stage in enumerate(self.strategy.stages):
-            totals[self.strategy.place_of(number)] += stage.graph.atoms.graph.constant_bytes
-        return totals
-
-    @property
     def peaks(self) -> np.ndarray:
-        """The bytes of tensors and constants on a rank of each place, (places,)."""
-        return np.asarray(self.memory.sum(axis=1) + self.constants)
+        """The bytes of tensors and all else that a process uses, on a rank of each place, (places,)."""
+        return np.asarray(self.memory.sum(axis=1) + [sum(terms.values()) for terms in self.terms])
 
     @property
     def fullest(self) -> int:
@@ -229,9 +227,39 @@ def assemble(
         memory,
         times.total_s + after_s,
         loads,
+        tuple(_terms(strategy, stages, place, prices) for place in range(strategy.places)),
         prices.kinds,
         prices.capability,
     )
+
+
+def _terms(
+    strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, prices: PipelinePrices
+) -> dict[str, float]:
+    """Return the bytes that a process of a place uses in addition to tensors, by name."""
+    process, own = prices.process_memory(strategy.graph.atoms.graph), strategy.stages_at(place)
+    constants = sum(strategy.stages[number].graph.atoms.graph.constant_bytes for number in own)
+    communicators = 0.0
+    if process.counts_communicators:
+        job, at_place = (
+            overlap_of(prices.cluster, prices.mesh, beside=prices.beside),
+            prices.at(place).overlap,
+        )
+        # A job begins and ends with a barrier, which is a sum; stages send along the first axis.
+        everyone = job.links(tuple(range(len(prices.mesh.shape))))
+        used: list[tuple[tuple[str, ...], Collection[str], int]] = [
+            (everyone, ("all_reduce",), strategy.devices),
+            (job.links((0,)), ("send",), strategy.places),
+        ]
+        kinds: dict[tuple[int, ...], set[str]] = {}
+        for collective in (each for number in own for each in stages[number].collectives(0)):
+            kinds.setdefault(collective.axes, set()).add(collective.kind)
+        sizes = strategy.stages[0].mesh[1:]
+        used += [
+            (at_place.links(axes), sent, prod(sizes[axis] for axis in axes)) for axes, sent in kinds.items()
+        ]
+        communicators = sum(process.communicator_bytes(*each) for each in used)
+    return named_terms(replace(process, constants=constants).constant(communicators))
 
 
 def _seconds(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import layout_names
 from tensoropt.pipeline.evaluate import PipelineEvaluation
@@ -165,7 +164,6 @@ def pipelined_point(
         additive: the memory and time that a search summed; by default the simulated ones.
     """
     fullest = evaluation.memory[evaluation.fullest]
-    constants = float(evaluation.constants[evaluation.fullest])
     seconds = np.sum([stage.metrics.sources[0] for stage in evaluation.stages], axis=0)
     whole = float(seconds.sum()) or 1.0
     sent = evaluation.sent_by(evaluation.fullest * evaluation.strategy.devices_per_place)
@@ -183,7 +181,7 @@ def pipelined_point(
         additive_memory_bytes=memory,
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),
-        terms={CONSTANTS: constants} if constants else {},
+        terms=evaluation.terms[evaluation.fullest],
         space=space,
         collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(sent.items())),
         sources={name: float(x) / whole for name, x in zip(SOURCES, seconds, strict=True) if x},

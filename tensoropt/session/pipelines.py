@@ -288,8 +288,6 @@ class _Finder:
             PlanError: there is no schedule with the pinned name.
         """
         schedule_named(self.schedule)
-        if self.settings.process_memory:
-            return "what processes take of a GPU is not counted for them"
         given = self.settings.constraints
         if given is not None and given.devices:
             return "constraints of device kinds are not carried over to stages"

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensoropt.cluster import Cluster, Mesh
+from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.process_memory import process_memory
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.exploration.facts import host_words
 from tensoropt.pipeline.costs import PipelinePrices
@@ -102,6 +103,27 @@ def test_a_place_that_waits_for_others_is_not_bound_by_its_host() -> None:
     assert "beside the device" in host_words(points[0])
     waits = format_seconds(2000.0 - points[1].compute_s - points[1].exposed_s)
     assert f"the device waits {waits} of it" in host_words(points[1])
+
+
+def test_a_process_takes_the_same_of_a_gpu_as_in_other_plans_and_a_communicator_for_messages() -> None:
+    strategy, cluster = halves("1f1b"), load_cluster("dgx-a100[2]")
+    mesh = Mesh(shape=(2,), names=("stage",))
+    process = process_memory(cluster, strategy.graph.atoms.graph)
+    prices = PipelinePrices(
+        cluster, mesh, Hand(), CommunicationModel(cluster, mesh), Overheads(), "adam", beside=False,
+        process_memory=lambda graph: process_memory(cluster, graph),
+    )  # fmt: skip
+    works = stage_works(strategy)
+    facts = [{name: facts_of(work, True) for name, work in of_stage.items()} for of_stage in works]
+    found = evaluate_pipeline(strategy, works, facts, prices)
+    (level,) = process.communicator.values()
+    for terms, peak, tensors in zip(found.terms, found.peaks, found.memory.sum(axis=1), strict=True):
+        assert terms["context"] == process.context
+        # Of all ranks, whose barrier is a sum, and along the pipeline; a stage on one device sends no more.
+        assert terms["communicators"] == level.bytes({"all_reduce"}, 2) + level.bytes({"send"}, 2)
+        assert peak == pytest.approx(tensors + sum(terms.values()))
+    point = pipelined_point(found, mesh, space=0)
+    assert point.memory_bytes == pytest.approx(sum(point.memory) + sum(point.terms.values()))
 
 
 class Half(Hand):

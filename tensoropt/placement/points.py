@@ -257,7 +257,7 @@ def _spans(steps: Sequence[Sequence[tuple[str, float]]]) -> Iterator[tuple[str, 
     for point, changes in enumerate(steps):
         ended = []
         for kind, size in changes:
-            if size > 0:
+            if kind not in begun:
                 begun[kind] = count, point, size
                 count += 1
             else:

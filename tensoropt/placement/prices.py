@@ -415,14 +415,14 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
         "backward_s": backward,
         "kept_bytes": own_kept,
         "forward_peak_bytes": max(0, forward_peak - sum(b for v, b in made.items() if v.tensor not in kept)),
+        # Below 0 if it releases what it kept, or was given, before it makes the gradients of all that it reads.
         "backward_peak_bytes": max(
-            0,
             backward_peak - incoming_bytes - comes,
             # By then it has released its kept tensors and the gradients it was given.
             returning - own_kept - incoming_bytes,
         ),
         # The gradients it was given are counted with the operators that they outlast.
-        "handed_peak_bytes": max(0, handed_peak - comes, returning - own_kept),
+        "handed_peak_bytes": max(handed_peak - comes, returning - own_kept),
     }
 
 

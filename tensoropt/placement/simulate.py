@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from tensoropt.placement.order import Flow, Route, ordered
 from tensoropt.placement.problem import Placement, PlacementProblem, repeat_placement, repeat_problem
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
@@ -417,6 +418,7 @@ class _StepSimulation:
         takes: dict[int, list[Holding]] = defaultdict(list)
         gives: dict[int, list[Holding]] = defaultdict(list)
         rank = {i: position for position, i in enumerate(timeline.order)}
+        room = self._room(timeline)
 
         def hold(device: int, kind: str, size: float, first: int, users: list[int]) -> None:
             if size:
@@ -435,7 +437,8 @@ class _StepSimulation:
                 hold(device, kind, problem.kept_bytes[operator], forward, [backward])
         for (number, device), (users, kept) in self._uses_of_storages().items():
             tensor = problem.tensors[number]
-            first = self.arrival.get((number, device), self.forward[tensor.producer])
+            message = self.arrival.get((number, device))
+            first = self.forward[tensor.producer] if message is None else room[message]
             size = tensor.bytes
             if device == place.device[tensor.producer]:
                 # A whole parameter that its own device reads is stored already.
@@ -444,7 +447,7 @@ class _StepSimulation:
             kind = self._kind("kept" if kept else "transient", tensor.producer, number, label)
             hold(device, kind, size, first, [*users, *kept])
         if training:
-            self._hold_gradients(hold, rank)
+            self._hold_gradients(hold, rank, room)
         for task, (producer, size) in self.results.items():
             for device in range(problem.devices.count):
                 hold(device, self._kind("transient", producer, None, "result"), size, task, [])
@@ -482,10 +485,55 @@ class _StepSimulation:
         made_there = place.device[tensor.producer] == device
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
-    def _hold_gradients(self, hold: Callable[..., None], rank: Mapping[int, int]) -> None:
+    def _room(self, timeline: Timeline) -> dict[int, int]:
+        """Return, for each message, the task with which its receiver makes room for it.
+
+        A device makes room when it comes to the message in the order that all devices follow
+        (:mod:`tensoropt.placement.order`): before the next operator that it runs.
+        """
+        problem, place = self.problem, self.placement
+        size = self.of_one or problem.size
+        count = problem.size // size
+        tensors = problem.tensors[: len(problem.tensors) // count]
+        one = Placement(
+            place.device[:size],
+            *(
+                tuple(tuple(o for o in order if o < size) for order in orders)
+                for orders in (place.forward, place.backward_orders)
+            ),
+        )
+        flow = Flow(
+            problem.names[:size],
+            problem.read[:size],
+            [tensor.producer for tensor in tensors],
+            [tensor.gradient for tensor in tensors],
+        )
+        room: dict[int, int] = {}
+        for messages, tasks, back in (
+            (self.arrival, self.forward, False),
+            (self.returned, self.backward, True),
+        ):
+            started = {i: key for key, i in messages.items()}
+            first = [started[i] for i in timeline.order if i in started and started[i][0] < len(tensors)]
+            ends = [(tensor, place.device[tensors[tensor].producer], device) for tensor, device in first]
+            routes = [Route(tensor, *((to, source) if back else (source, to))) for tensor, source, to in ends]
+            waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            for is_operator, number in ordered(flow, one, routes, backward=back) if tasks else ():
+                if not is_operator:
+                    waiting[routes[number].target].append(first[number])
+                    continue
+                for tensor, device in waiting.pop(place.device[number], ()):
+                    for i in range(count):
+                        message = messages[tensor + i * len(tensors), device]
+                        room[message] = tasks[number + i * size]
+        return room
+
+    def _hold_gradients(
+        self, hold: Callable[..., None], rank: Mapping[int, int], room: Mapping[int, int]
+    ) -> None:
         """Hold gradients from their making to their last use, and the additional memory of backwards."""
         problem, place = self.problem, self.placement
-        storages, sums = self._gradient_storages(rank)
+        storages, sums = self._gradient_storages(rank, room)
         for storage in storages:
             number = storage.tensor
             kind = self._kind("transient", problem.tensors[number].producer, number, "gradient")
@@ -502,7 +550,7 @@ class _StepSimulation:
             hold(device, kind, peak, backward, [])
 
     def _gradient_storages(
-        self, rank: Mapping[int, int]
+        self, rank: Mapping[int, int], room: Mapping[int, int]
     ) -> tuple[list[_GradientStorage], dict[tuple[int, int], _GradientStorage]]:
         """Return all storages of gradients; and for each tensor and device, the storage of its gradient when
         all readers there have added to it.
@@ -551,7 +599,7 @@ class _StepSimulation:
                 ]
                 if made_there:
                     arrived = (self.returned[number, d] for d in self.copies[number])
-                    made += [(task, new(number, device, tensor.bytes, task)) for task in arrived]
+                    made += [(task, new(number, device, tensor.bytes, room[task])) for task in arrived]
                 if not made:
                     continue
                 made.sort(key=lambda item: rank[item[0]])

@@ -19,9 +19,9 @@ from tensoropt.selftest.checks.fake_steps import ON_THE_CPU
 ROOT = Path(__file__).parents[2]
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}
 """Recurrent layers come apart into cells without cuDNN, which send and keep alive other things."""
-WITHIN, PLACED_TOO_MUCH = 0.01, 0.04
-"""How far memory may be from what is predicted; and how much less a placed plan may take, whose messages
-count from when they are sent, not from when there is room made for them."""
+WITHIN, PLACED = 0.01, 0.015
+"""How far memory may be from what is predicted; of a placed plan, whose gradients from other devices are
+added up when their maker runs, and not, as simulated, when they come."""
 
 
 def case(model: str, dtype: str = "float32", kind: str = "sharded", seed: int = 0) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def wrong(found: dict[str, Any]) -> list[str]:
         return faults
     if not found["alike"]:
         faults.append(f"{name}: other collectives than on the CPU")
-    most = PLACED_TOO_MUCH if found["kind"] == "placed" else WITHIN
-    if not -WITHIN <= found["predicted"] / found["tracked"] - 1 <= most:
+    most = PLACED if found["kind"] == "placed" else WITHIN
+    if abs(found["predicted"] / found["tracked"] - 1) > most:
         faults.append(f"{name}: {found['tracked']} bytes, predicted {found['predicted']}")
     return faults
 
@@ -138,9 +138,9 @@ def test_what_is_wrong_is_noticed() -> None:
     assert "messages" in wrong({**good, "carried": ["cpu", "cuda"]})[0]
     assert "predicted" in wrong({**good, "predicted": 98.0})[0]
     placed = {**good, "kind": "placed"}
-    assert wrong({**placed, "predicted": 103.0}) == []
+    assert wrong({**placed, "predicted": 101.4}) == []
     assert "predicted" in wrong({**placed, "predicted": 98.0})[0]
-    assert "predicted" in wrong({**placed, "predicted": 105.0})[0]
+    assert "predicted" in wrong({**placed, "predicted": 102.0})[0]
     assert "device mismatch" in wrong({**good, "error": "device mismatch"})[0]
 
 

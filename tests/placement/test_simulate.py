@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tensoropt.errors import PlanError
 from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, simulate_placement
+from tensoropt.placement.simulate import holders
 from tests.planners.placed.placements import random_problem
 
 
@@ -132,6 +133,33 @@ def test_what_a_backward_needs_beside_gradients_that_outlast_it() -> None:
     assert alive(residual(**peaks))["c"] == 10 + 7
     own = tuple(replace(t, gradients_in={}) for t in residual().tensors)
     assert alive(residual(tensors=own, **peaks))["c"] == 30 + 1
+
+
+def test_a_backward_may_release_what_it_was_given_before_it_makes_more() -> None:
+    """c has its own gradient's 10 bytes and a's and b's never all at once."""
+    own = tuple(replace(t, gradients_in={}) for t in residual().tensors)
+    peaks = {"backward_peak_bytes": np.array([0, 0, -10.0, 0])}
+    assert alive(residual(tensors=own, **peaks))["c"] == 30 - 10
+    problem = residual(tensors=own, **peaks)
+    simulated = simulate_placement(problem, Placement.in_order((0, 0, 0, 0), 2))
+    timeline, _ = holders(simulated)
+    # The owners add up to the same curve, what is released early among them.
+    for where in ("device 0", "device 1"):
+        totals = [sum(kinds.values()) for _, kinds in simulated.timeline.memory(where)]
+        assert [sum(kinds.values()) for _, kinds in timeline.memory(where)] == totals
+
+
+def test_a_device_makes_room_for_a_message_when_its_order_comes_to_it() -> None:
+    """a's tensor is sent at once, but its reader's device has an operator to run before it comes to that."""
+    a, b, s = residual().tensors
+    forward_s = np.array([[0.1, 0.1], [5.0, 5.0], [1.0, 1.0], [1.0, 1.0]])
+    tensors = (replace(a, readers=(2,)), replace(b, readers=(3,)), replace(s, readers=(3,)))
+    problem = residual(tensors=tensors, forward_s=forward_s)
+    timeline = simulate_placement(problem, Placement((0, 1, 1, 1), ((0,), (1, 2, 3)))).timeline
+    second = next(e for e in timeline.events if e.task.phase == "forward" and e.task.name == "b")
+    running = [kinds for at, kinds in timeline.memory("device 1") if second.start_s <= at < second.end_s]
+    # Only its own result, though the message has long come.
+    assert max(sum(kinds.values()) for kinds in running) == 10
 
 
 def test_a_view_takes_nothing_more_where_it_is_made() -> None:

@@ -1,17 +1,11 @@
 """The ways in which values get from one process to another, and the record of each message.
 
-All operators and transfers of a placed plan have one order, and each process runs its part of it.
-
-Operators wait for the values that they read, for the gradients of their results, and for the previous
-operator on their device. Transfers wait for their value and for the previous transfer in the plan. If any
-order satisfies this, processes that each follow their part of it never wait for each other forever, even if a
-send ends only when it is received.
+All operators and transfers of a placed plan have one order (:mod:`tensoropt.placement.order`), and each
+process runs its part of it.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import queue
 import threading
 from collections.abc import Sequence
@@ -24,6 +18,7 @@ import torch.distributed as dist
 from tensoropt.engine import runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.graph import Value
+from tensoropt.placement.order import Flow, Route, ordered
 from tensoropt.placement.points import PlacedStrategy, ValueTransfer, needed_routes
 
 
@@ -70,26 +65,33 @@ class PlacedSchedule:
 def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
     """Return the order of a step.
 
-    How far devices are ahead of each other is estimated with operators of equal length and messages of none:
-    a message is expected about when it can arrive, so that its receiver neither waits for it nor allocates
-    its buffer too early.
-
     Raises:
         PlanError: the plan's transfers are not those its placement needs, or its orders wait for each other.
     """
-    routes = tuple(strategy.transfers)
+    routes, graph = tuple(strategy.transfers), strategy.graph
     _check(strategy, routes)
-    values = {v.name: v for op in strategy.graph.operators for v in op.writes}
+    values = {value.name: value for op in graph.operators for value in op.writes}
+    number, tensors = {name: n for n, name in enumerate(values)}, graph.groups.atoms.graph.tensors
+    makers = {value.name: n for n, op in enumerate(graph.operators) for value in op.writes}
+    flow = Flow(
+        [op.name for op in graph.operators],
+        [[number[value.name] for value in op.reads] for op in graph.operators],
+        [makers[name] for name in values],
+        [tensors[value.tensor].requires_grad for value in values.values()],
+    )
     transfers = [
         Transfer(i, values[name], source, target, back)
         for i, (name, source, target, back) in enumerate(routes)
     ]
-    training = strategy.graph.groups.atoms.graph.training
-    forward = _Ordering(strategy, [t for t in transfers if not t.backward], backward=False).ordered()
-    backward = (
-        _Ordering(strategy, [t for t in transfers if t.backward], backward=True).ordered() if training else ()
-    )
-    return PlacedSchedule(forward, backward, len(transfers))
+
+    def of(*, backward: bool) -> tuple[_Instruction, ...]:
+        own = [transfer for transfer in transfers if transfer.backward is backward]
+        ways = [Route(number[t.value.name], t.source, t.target) for t in own]
+        order = ordered(flow, strategy.placement, ways, backward=backward)
+        return tuple(n if is_operator else own[n] for is_operator, n in order)
+
+    training = graph.groups.atoms.graph.training
+    return PlacedSchedule(of(backward=False), of(backward=True) if training else (), len(transfers))
 
 
 def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None:
@@ -104,87 +106,6 @@ def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None
             )
     if len(transfers) != len(needed):
         raise PlanError("the plan lists a transfer twice; make the plan again")
-
-
-class _Ordering:
-    """Kahn's algorithm by time: the nodes are operators (by position), followed by transfers."""
-
-    def __init__(self, strategy: PlacedStrategy, transfers: Sequence[Transfer], *, backward: bool):
-        self.strategy, self.transfers = strategy, transfers
-        self.operators = strategy.graph.operators
-        self.device = strategy.placement.device
-        self.first = len(self.operators)
-        self.before: list[set[int]] = [set() for _ in range(self.first + len(transfers))]
-        self.makers = {v: i for i, op in enumerate(self.operators) for v in op.writes}
-        placement = strategy.placement
-        for order in placement.backward_orders if backward else placement.forward:
-            for node, successor in itertools.pairwise(order):
-                self.before[successor].add(node)
-        for i in range(1, len(transfers)):
-            # Transfers keep the plan's order on all ranks, so that sends and receives between two of them
-            # pair up.
-            self.before[self.first + i].add(self.first + i - 1)
-        (self._gradients if backward else self._values)()
-
-    def _values(self) -> None:
-        arrival = {(t.value, t.target): self.first + i for i, t in enumerate(self.transfers)}
-        for i, t in enumerate(self.transfers):
-            self.before[self.first + i].add(self.makers[t.value])
-        for i, op in enumerate(self.operators):
-            for value in op.reads:
-                maker = self.makers[value]
-                local = self.device[maker] == self.device[i]
-                self.before[i].add(maker if local else arrival[value, self.device[i]])
-
-    def _gradients(self) -> None:
-        returned = {(t.value, t.source): self.first + i for i, t in enumerate(self.transfers)}
-        tensors = self.strategy.graph.groups.atoms.graph.tensors
-        for i, op in enumerate(self.operators):
-            # Each value once, as its gradient comes back once however often it is read.
-            for value in dict.fromkeys(op.reads):
-                if not tensors[value.tensor].requires_grad:
-                    continue
-                maker = self.makers[value]
-                if self.device[maker] == self.device[i]:
-                    self.before[maker].add(i)
-                else:
-                    message = returned[value, self.device[i]]
-                    self.before[message].add(i)
-                    self.before[maker].add(message)
-
-    def ordered(self) -> tuple[_Instruction, ...]:
-        """Return all nodes, each after those that it waits for.
-
-        Raises:
-            PlanError: some wait for each other.
-        """
-        waiting = [len(before) for before in self.before]
-        after: list[list[int]] = [[] for _ in self.before]
-        for node, before in enumerate(self.before):
-            for neighbour in before:
-                after[neighbour].append(node)
-        start = [0] * len(waiting)
-        # At one time transfers (False) come before operators, so that a message is on its way while its
-        # device computes on.
-        ready = [(0, node < self.first, node) for node, count in enumerate(waiting) if not count]
-        heapq.heapify(ready)
-        order: list[_Instruction] = []
-        while ready:
-            time_s, is_operator, node = heapq.heappop(ready)
-            order.append(node if is_operator else self.transfers[node - self.first])
-            for neighbour in after[node]:
-                # An operator takes one unit of time, a message none: see schedule_of.
-                start[neighbour] = max(start[neighbour], time_s + is_operator)
-                waiting[neighbour] -= 1
-                if not waiting[neighbour]:
-                    heapq.heappush(ready, (start[neighbour], neighbour < self.first, neighbour))
-        if len(order) < len(waiting):
-            stuck = [op.name for i, op in enumerate(self.operators) if waiting[i]]
-            names = ", ".join(stuck[:3]) or "transfers"
-            raise PlanError(
-                f"the plan's orders wait for each other for ever, among them {names}; make the plan again"
-            )
-        return tuple(order)
 
 
 class Arriving(Protocol):

@@ -1,0 +1,129 @@
+"""The one order of a placed step's operators and transfers, of which every device runs its part.
+
+Operators wait for the values that they read, for the gradients of their results, and for the previous
+operator on their device. Transfers wait for their value and for the previous transfer in the plan. If any
+order satisfies this, processes that each follow their part of it never wait for each other forever, even if a
+send ends only when it is received.
+
+The executor runs this order, and the simulator takes from it where a device makes room for what it receives.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tensoropt.errors import PlanError
+from tensoropt.placement.problem import Placement
+
+
+class Flow(NamedTuple):
+    """The values between the operators of one micro-batch, by number.
+
+    Attributes:
+        names: of the operators.
+        read: the values that each operator reads; a value may be listed several times.
+        makers: the operator that makes each value.
+        gradient: whether each value has a gradient.
+    """
+
+    names: Sequence[str]
+    read: Sequence[Sequence[int]]
+    makers: Sequence[int]
+    gradient: Sequence[bool]
+
+
+class Route(NamedTuple):
+    """A transfer of a value, or of its gradient, between two devices."""
+
+    value: int
+    source: int
+    target: int
+
+
+def ordered(
+    flow: Flow, placement: Placement, routes: Sequence[Route], *, backward: bool
+) -> tuple[tuple[bool, int], ...]:
+    """Return the forward, or the backward, of a step in an order that all devices can follow.
+
+    How far devices are ahead of each other is estimated with operators of equal length and messages of none:
+    a message is expected about when it can arrive, so that its receiver neither waits for it nor allocates
+    its buffer too early.
+
+    Args:
+        routes: the transfers of forward, or those of backward, in the plan's order.
+
+    Returns:
+        (whether it is an operator, its number): an operator, or a transfer by its place in ``routes``.
+
+    Raises:
+        PlanError: the orders of the placement and of the transfers wait for each other.
+    """
+    before = _before(flow, placement, routes, backward=backward)
+    first, waiting = len(flow.names), [len(nodes) for nodes in before]
+    after: list[list[int]] = [[] for _ in before]
+    for node, nodes in enumerate(before):
+        for neighbour in nodes:
+            after[neighbour].append(node)
+    start = [0] * len(waiting)
+    # At one time transfers (False) come before operators, so that a message is on its way while its device
+    # computes on.
+    ready = [(0, node < first, node) for node, count in enumerate(waiting) if not count]
+    heapq.heapify(ready)
+    order: list[tuple[bool, int]] = []
+    while ready:
+        time, is_operator, node = heapq.heappop(ready)
+        order.append((is_operator, node if is_operator else node - first))
+        for neighbour in after[node]:
+            # An operator takes one unit of time, a message none.
+            start[neighbour] = max(start[neighbour], time + is_operator)
+            waiting[neighbour] -= 1
+            if not waiting[neighbour]:
+                heapq.heappush(ready, (start[neighbour], neighbour < first, neighbour))
+    if len(order) < len(waiting):
+        stuck = [name for number, name in enumerate(flow.names) if waiting[number]]
+        names = ", ".join(stuck[:3]) or "transfers"
+        raise PlanError(
+            f"the plan's orders wait for each other for ever, among them {names}; make the plan again"
+        )
+    return tuple(order)
+
+
+def _before(flow: Flow, placement: Placement, routes: Sequence[Route], *, backward: bool) -> list[set[int]]:
+    """Return what each operator, then each transfer, waits for."""
+    first, device = len(flow.names), placement.device
+    before: list[set[int]] = [set() for _ in range(first + len(routes))]
+    for order in placement.backward_orders if backward else placement.forward:
+        for node, successor in itertools.pairwise(order):
+            before[successor].add(node)
+    for number in range(1, len(routes)):
+        # Transfers keep the plan's order on all ranks, so that sends and receives between two of them pair
+        # up.
+        before[first + number].add(first + number - 1)
+    if not backward:
+        arrival = {(route.value, route.target): first + n for n, route in enumerate(routes)}
+        for number, route in enumerate(routes):
+            before[first + number].add(flow.makers[route.value])
+        for reader, values in enumerate(flow.read):
+            for value in values:
+                maker = flow.makers[value]
+                before[reader].add(
+                    maker if device[maker] == device[reader] else arrival[value, device[reader]]
+                )
+        return before
+    returned = {(route.value, route.source): first + n for n, route in enumerate(routes)}
+    for reader, values in enumerate(flow.read):
+        # Each value once, as its gradient comes back once however often it is read.
+        for value in dict.fromkeys(values):
+            if not flow.gradient[value]:
+                continue
+            maker = flow.makers[value]
+            if device[maker] == device[reader]:
+                before[maker].add(reader)
+            else:
+                message = returned[value, device[reader]]
+                before[message].add(reader)
+                before[maker].add(message)
+    return before

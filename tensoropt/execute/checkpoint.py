@@ -170,7 +170,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     parallel = parallel_of(model)
     state = {}
     for key, parameter in parallel.parameter_keys().items():
-        if not parallel.has_local(key):
+        if not parallel.in_state(key):
             continue
         for field, value in optimizer.state.get(parameter, {}).items():
             like = parallel.is_state_of(parameter, field, value)
@@ -184,7 +184,7 @@ def _load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, st
     """Load the state from :func:`optimizer_state`, under this model's plan."""
     parallel = parallel_of(model)
     for key, parameter in parallel.parameter_keys().items():
-        if not parallel.has_local(key):
+        if not parallel.in_state(key):
             continue
         # Keys contain dots, names of fields do not.
         fields = {n[len(key) + 1 :]: v for n, v in state.items() if n.rpartition(".")[0] == key}

@@ -4,7 +4,7 @@ places where strategies are checked: CPU ranks, GPUs, or fake ranks if neither s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,16 +20,15 @@ from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import sent_by_rank
 from tensoropt.placement import Placement, simulate_placement
-from tensoropt.placement.points import PlacedStrategy, ValueTransfer, placed_strategy
 from tensoropt.placement.prices import PricedGraph
+from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.cuda_kernels import has_recurrent
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
@@ -157,20 +156,22 @@ class Prediction:
     of_places: tuple[float, ...] = ()
 
 
-def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
-    """Return a plan file's own prediction."""
+def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> Prediction:
+    """Return a plan file's own prediction, and what no file keeps of what ranks send: the order of
+    collectives, what each rank of a pipeline sends, how ranks of a placed plan get the results."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
-    if plan.placed is not None:
-        rows += _result_rows(placed_strategy(plan, graph))
     peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
     # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
-    return Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)
+    prediction = Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)
+    if strategy.spmd and made_for(plan.cluster) is None:
+        return prediction  # the facts on which the order depends may be those of other devices
+    return _WITH_SENT[strategy.kind](prediction, strategy, costs)
 
 
-def of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
-    """Return the prediction of a plan file with a pipeline, with what each rank sends, which no file keeps:
-    it follows from the facts of the stages' workloads."""
+def _of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
+    """Return the prediction of a plan file with a pipeline, with what each rank sends: it follows from the
+    facts of the stages' workloads."""
     works = stage_works(strategy)
     costs.facts.find(work for of_stage in works for work in of_stage.values())
     sent = [
@@ -183,8 +184,8 @@ def of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: Cos
     )
 
 
-def with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
-    """Return a plan file's own prediction, with the order of its collectives, which no file keeps.
+def _with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
+    """Return a plan file's own prediction, with the order of its collectives.
 
     The order depends on the facts of the strategy's workloads: these come from the profile store, or are
     found now on fake tensors. If they give other collectives than the file names (a file of an earlier
@@ -197,6 +198,18 @@ def with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) ->
     counts = {Collective(row["kind"], tuple(row["axes"]), row["bytes"]): row["count"] for row in rows}
     order = _order(strategy, works, facts, costs)
     return replace(prediction, order=order if order is not None and Counter(order) == counts else None)
+
+
+def _with_results(prediction: Prediction, strategy: PlacedStrategy, costs: CostSource) -> Prediction:
+    """Return a placed plan file's own prediction, with the broadcasts of results."""
+    return replace(prediction, collectives=[*prediction.collectives, *_result_rows(strategy)])
+
+
+_WITH_SENT: dict[str, Callable[[Prediction, Any, CostSource], Prediction]] = {
+    Strategy.kind: _with_order,
+    PipelinedStrategy.kind: _of_each_rank,
+    PlacedStrategy.kind: _with_results,
+}
 
 
 def _order(
@@ -220,7 +233,7 @@ def _result_rows(strategy: PlacedStrategy) -> _Rows:
     """Return how ranks of a placed plan all get new values of buffers that they read, and the model's
     results: from where they are made, those of all micro-batches at once. In training with several
     micro-batches the loss is the only result."""
-    source = strategy.graph.groups.atoms.graph
+    source = strategy.graph.atoms.graph
     names = source.outputs[:1] if strategy.micro_batches > 1 and source.training else source.outputs
     made = [name for name in names if source.tensors[name].kind == "activation"]
     everywhere = (*strategy.sent_buffers, *made) if strategy.devices > 1 else ()

@@ -11,7 +11,6 @@ from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, Predicted
 from tensoropt.question.settings import Settings
-from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.types import Progress
 from tensoropt.verify.predict import place_for, predicted
 from tensoropt.verify.run import predict_and_run, ranks_with
@@ -37,7 +36,7 @@ def unsplit_plan(like: Plan, findings: Mapping[str, Any]) -> Plan:
         like: a plan of the same model.
         findings: the result of :func:`verify_unsplit`.
     """
-    data = strategy_to_dict(unsplit_strategy(load_model(ModelSpec.of(like)).graph))
+    data = unsplit_strategy(load_model(ModelSpec.of(like)).graph).to_data()
     return like.model_copy(
         update={
             "planner": "unsplit",

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from tensoropt.engine import runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.graph import Value
-from tensoropt.placement.points import PlacedStrategy, ValueTransfer, needed_routes
+from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
     """
     routes = tuple(strategy.transfers)
     _check(strategy, routes)
-    values = {v.name: v for op in strategy.graph.operators for v in op.writes}
+    values = {v.name: v for op in strategy.placed_graph.operators for v in op.writes}
     transfers = [
         Transfer(i, values[name], source, target, back)
         for i, (name, source, target, back) in enumerate(routes)
     ]
-    training = strategy.graph.groups.atoms.graph.training
+    training = strategy.graph.atoms.graph.training
     forward = _Ordering(strategy, [t for t in transfers if not t.backward], backward=False).ordered()
     backward = (
         _Ordering(strategy, [t for t in transfers if t.backward], backward=True).ordered() if training else ()
@@ -93,7 +93,7 @@ def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
 
 
 def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None:
-    needed = needed_routes(strategy.graph, strategy.placement)
+    needed = needed_routes(strategy.placed_graph, strategy.placement)
     missing, more = set(needed) - set(transfers), set(transfers) - set(needed)
     for routes, words in ((missing, "lacks"), (more, "has a needless")):
         for name, source, target, back in sorted(routes):
@@ -111,7 +111,7 @@ class _Ordering:
 
     def __init__(self, strategy: PlacedStrategy, transfers: Sequence[Transfer], *, backward: bool):
         self.strategy, self.transfers = strategy, transfers
-        self.operators = strategy.graph.operators
+        self.operators = strategy.placed_graph.operators
         self.device = strategy.placement.device
         self.first = len(self.operators)
         self.before: list[set[int]] = [set() for _ in range(self.first + len(transfers))]
@@ -138,7 +138,7 @@ class _Ordering:
 
     def _gradients(self) -> None:
         returned = {(t.value, t.source): self.first + i for i, t in enumerate(self.transfers)}
-        tensors = self.strategy.graph.groups.atoms.graph.tensors
+        tensors = self.strategy.graph.atoms.graph.tensors
         for i, op in enumerate(self.operators):
             # Each value once, as its gradient comes back once however often it is read.
             for value in dict.fromkeys(op.reads):
@@ -211,7 +211,7 @@ class Transport(Protocol):
         ...
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        """Give the value of ``source`` to all processes, in place."""
+        """Return the value of ``source`` on all processes, in place where the value is contiguous."""
         ...
 
     def finish(self) -> None:
@@ -306,6 +306,7 @@ class Job:
         return _Received(dist.irecv(value, transfer.source, tag=transfer.number), value, device)
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
+        value = value.contiguous()
         dist.broadcast(value, source)
         return value
 

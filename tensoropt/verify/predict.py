@@ -25,7 +25,7 @@ from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.cuda_kernels import has_recurrent
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload, workload
+from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
@@ -134,6 +134,8 @@ def _check_room(devices: int) -> None:
 
 
 _Rows = list[dict[str, Any]]
+_Works = Sequence[Mapping[str, Workload]]
+"""The workloads of each stage of a strategy, by group."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def _with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) -
     found now on fake tensors. If they give other collectives than the file names (a file of an earlier
     version, or made beside a GPU whose facts are not in the store), nothing is said about the order.
     """
-    works = _works_of(strategy)
+    (works,) = stage_works(strategy)
     costs.facts.find(works.values())
     facts = {name: costs.facts.of(work) for name, work in works.items()}
     rows = prediction.collectives
@@ -222,13 +224,6 @@ def _order(
     return collectives_in_order(strategy, facts)
 
 
-def _works_of(strategy: Strategy) -> dict[str, Workload]:
-    return {
-        name: workload(strategy.graph, configuration, strategy.mesh)
-        for name, configuration in strategy.configurations.items()
-    }
-
-
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
     """Return how ranks of a placed plan all get new values of buffers that they read, and the model's
     results: from where they are made, those of all micro-batches at once. In training with several
@@ -257,73 +252,85 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
     return strategy, Prediction(rows, simulated.memory_bytes + constants, simulated.time_s)
 
 
-def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[Prediction]:
-    """Price strategies as the cost tables do, measuring only what these strategies need."""
-    works = [_works_of(strategy) for strategy, _ in drawn]
-    # All strategies' work at once, by key: what several of them share is measured once.
-    costs.timings.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
-    models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
-    compute, overheads = costs.compute(), costs.overheads()
-    predictions = []
-    for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
-        facts = {name: costs.facts.of(w) for name, w in of_strategy.items()}
-        counts = predicted_collectives(strategy, facts)
-        optimizer = costs.settings.optimizer
-        prices = Prices(
-            strategy.graph,
-            strategy.mesh,
-            compute,
-            models[mesh.label],
-            optimizer,
-            overheads,
-            packs=costs.cluster.device_type == "cpu",
-        )
-        overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
-        simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
-        rows = rows_of(counts)
-        seconds = float(simulated.time_s[0]), float(simulated.communication_s[0])
-        order = _order(strategy, of_strategy, facts, costs)
-        memory = float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes
-        predictions.append(Prediction(rows, memory, *seconds, order))
-    return predictions
-
-
 def rows_of(counts: Mapping[Collective, int]) -> _Rows:
     """Return collectives as the rows that are shown for them."""
     return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(counts.items())]
 
 
-def predict_pipelines(
-    drawn: Sequence[tuple[PipelinedStrategy, Mesh]], costs: CostSource
-) -> list[tuple[PipelinedStrategy, Prediction]]:
-    """Return pipelined strategies, each with the mesh of its job, and their predictions by the simulator."""
+def predict(
+    drawn: Sequence[tuple[ParallelStrategy, Mesh]], costs: CostSource
+) -> list[tuple[ParallelStrategy, Prediction]]:
+    """Return sharded and pipelined strategies with their predictions, priced as the cost tables do; only what
+    these strategies need is measured.
+
+    Args:
+        drawn: the strategies, each with the mesh of its job.
+    """
     works = [stage_works(strategy) for strategy, _ in drawn]
+    # All strategies' work at once, by key: what several of them share is measured once.
     every = {w.key: w for of_strategy in works for of_stage in of_strategy for w in of_stage.values()}
     costs.facts.find(every.values())
     costs.timings.measure(every)
-    prices = {mesh: PipelinePrices.of(costs, mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
-    predictions = []
-    for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
+    prices = {key: _PRICED[key[0]](costs, key[1]) for key in dict.fromkeys((s.kind, m) for s, m in drawn)}
+    return [
+        (strategy, prices[strategy.kind, mesh](strategy, of_strategy))
+        for (strategy, mesh), of_strategy in zip(drawn, works, strict=True)
+    ]
+
+
+def _sharded_on(costs: CostSource, mesh: Mesh) -> Callable[[Strategy, _Works], Prediction]:
+    """Return the function that predicts sharded strategies on a mesh, by the simulator."""
+    compute, overheads, communication = costs.compute(), costs.overheads(), costs.communication(mesh)
+    overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
+
+    def predicted(strategy: Strategy, works: _Works) -> Prediction:
+        facts = {name: costs.facts.of(work) for name, work in works[0].items()}
+        prices = Prices(
+            strategy.graph,
+            strategy.mesh,
+            compute,
+            communication,
+            costs.settings.optimizer,
+            overheads,
+            packs=costs.cluster.device_type == "cpu",
+        )
+        simulated = evaluate_strategy(strategy, works[0], facts, prices, overlap).metrics
+        return Prediction(
+            rows_of(predicted_collectives(strategy, facts)),
+            float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes,
+            float(simulated.time_s[0]),
+            float(simulated.communication_s[0]),
+            _order(strategy, works[0], facts, costs),
+        )
+
+    return predicted
+
+
+def _pipelined_on(costs: CostSource, mesh: Mesh) -> Callable[[PipelinedStrategy, _Works], Prediction]:
+    """Return the function that predicts pipelines on the mesh of a job, by the simulator."""
+    prices = PipelinePrices.of(costs, mesh)
+
+    def predicted(strategy: PipelinedStrategy, works: _Works) -> Prediction:
         sources = sources_at(costs, strategy.places)
         facts = [
             {name: sources[strategy.place_of(stage)].facts.of(w) for name, w in of_stage.items()}
-            for stage, of_stage in enumerate(of_strategy)
+            for stage, of_stage in enumerate(works)
         ]
-        evaluated = evaluate_pipeline(strategy, of_strategy, facts, prices[mesh])
+        evaluated = evaluate_pipeline(strategy, works, facts, prices)
         sent = [evaluated.sent_by(rank) for rank in range(strategy.devices)]
-        predictions.append(
-            Prediction(
-                rows_of(sum(sent, Counter())),
-                evaluated.memory_bytes,
-                evaluated.time_s,
-                evaluated.busiest.communication_s,
-                of_ranks=tuple(map(rows_of, sent)),
-                of_places=tuple(evaluated.peaks.tolist()),
-            )
+        return Prediction(
+            rows_of(sum(sent, Counter())),
+            evaluated.memory_bytes,
+            evaluated.time_s,
+            evaluated.busiest.communication_s,
+            of_ranks=tuple(map(rows_of, sent)),
+            of_places=tuple(evaluated.peaks.tolist()),
         )
-    return [(strategy, prediction) for (strategy, _), prediction in zip(drawn, predictions, strict=True)]
+
+    return predicted
 
 
-def predicted(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[tuple[Strategy, Prediction]]:
-    """Return strategies with their predictions from :func:`predict`."""
-    return [(strategy, p) for (strategy, _), p in zip(drawn, predict(drawn, costs), strict=True)]
+_PRICED: dict[str, Callable[[CostSource, Mesh], Callable[[Any, _Works], Prediction]]] = {
+    Strategy.kind: _sharded_on,
+    PipelinedStrategy.kind: _pipelined_on,
+}

@@ -68,17 +68,22 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         device: torch.device | None = None,
     ):
         self.schedule = schedule_of(strategy)
-        base = device or device_of(values)
-        if devices is None and transport is None and not dist.is_initialized():
-            devices = _all_devices(strategy, base)
-        if devices is not None:
-            self.local, runtime, self.transport = _in_one_process(strategy, devices, seed)
-        elif transport is not None:
+        self.transport: Transport
+        base, count = device or device_of(values), strategy.devices
+        if transport is not None:
             assert rank is not None
-            self.local = LocalDevices((rank,), (base,) * strategy.devices)
+            self.local = LocalDevices((rank,), (base,) * count)
             runtime, self.transport = Runtime((1,), rank=rank, seed=seed, device=base), transport
+        elif devices is None and dist.is_initialized():
+            runtime = Runtime((1, count), seed=seed, device=base)
+            self.local = LocalDevices((runtime.rank,), (base,) * count)
+            self.transport = Job() if runtime.distributed else Alone()
         else:
-            self.local, runtime, self.transport = _in_a_job(strategy, base, seed)
+            where = _all_devices(strategy, base) if devices is None else tuple(map(torch.device, devices))
+            if len(where) != count:
+                raise PlanError(f"the plan is for {count} devices, but {len(where)} are given")
+            self.local = LocalDevices(tuple(range(count)), where)
+            runtime, self.transport = Runtime((1,), seed=seed, device=self.local.first), Alone()
         super().__init__(strategy, values, runtime)
         self.context = StepContext(self.transport, self.regathered)
         self.shards = PlacedParameters(strategy, self.local, runtime, self.transport, values)
@@ -240,14 +245,14 @@ def _take_in(tape: Tape, messages: Sequence[tuple[Place, Arriving]]) -> None:
         tape.add(place, message.wait())
 
 
-def _all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device]:
+def _all_devices(strategy: PlacedStrategy, like: torch.device) -> tuple[torch.device, ...]:
     """Return the devices on which one process runs all devices of a plan.
 
     Raises:
         PlanError: the model is to run on a GPU, and there are fewer of them than the plan needs.
     """
     if like.type != "cuda" or strategy.devices == 1:
-        return [like] * strategy.devices
+        return (like,) * strategy.devices
     gpu_count = torch.cuda.device_count()
     if gpu_count < strategy.devices:
         raise PlanError(
@@ -255,24 +260,4 @@ def _all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.dev
             f"{'GPU' if gpu_count == 1 else 'GPUs'}; start one process per device with torchrun "
             f'--nproc-per-node {strategy.devices}, or run it on the CPU (device="cpu")'
         )
-    return [torch.device("cuda", i) for i in range(strategy.devices)]
-
-
-def _in_one_process(
-    strategy: PlacedStrategy, devices: Sequence[torch.device | str], seed: int
-) -> tuple[LocalDevices, Runtime, Transport]:
-    """Set up all devices of a plan in this process."""
-    count = strategy.devices
-    if len(devices) != count:
-        raise PlanError(f"the plan is for {count} devices, but {len(devices)} are given")
-    local = LocalDevices(tuple(range(count)), tuple(torch.device(d) for d in devices))
-    return local, Runtime((1,), seed=seed, device=local.first), Alone()
-
-
-def _in_a_job(
-    strategy: PlacedStrategy, device: torch.device, seed: int
-) -> tuple[LocalDevices, Runtime, Transport]:
-    """Set up this rank's device, in a job with one process per device."""
-    runtime = Runtime((1, strategy.devices), seed=seed, device=device)
-    local = LocalDevices((runtime.rank,), (device,) * strategy.devices)
-    return local, runtime, Job() if runtime.distributed else Alone()
+    return tuple(torch.device("cuda", i) for i in range(strategy.devices))

@@ -57,12 +57,12 @@ def _retarget_optimizers(
         for old in olds:
             state = optimizer.state.pop(old)
             optimizer.state[new[id(old)]] = {
-                field: stored(old, value) if _is_state_of(old, field, value) else value
+                field: stored(old, value) if is_state_of(old, field, value) else value
                 for field, value in state.items()
             }
 
 
-def _is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
+def is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
     """Return whether a field of an optimizer's state is laid out like its parameter; a step counter has the
     shape of a scalar parameter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and field != "step"
@@ -243,10 +243,6 @@ class ParallelModel:
         """Return whether this rank's state dict has a parameter; every rank's has all of them, except for
         plans in which ranks have different ones."""
         return self.engine.shards.in_state(self.names[key])
-
-    def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
-        """Return whether a field of an optimizer's state is laid out like its parameter."""
-        return _is_state_of(parameter, field, value)
 
     # -- parameters and buffers -------------------------------------------------------------------
 

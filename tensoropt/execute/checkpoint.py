@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from tensoropt.engine.parallel_model import parallel_of
+from tensoropt.engine.parallel_model import is_state_of, parallel_of
 from tensoropt.errors import PlanError
 
 _SETTINGS = "settings.pt"
@@ -173,7 +173,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
         if not parallel.in_state(key):
             continue
         for field, value in optimizer.state.get(parameter, {}).items():
-            like = parallel.is_state_of(parameter, field, value)
+            like = is_state_of(parameter, field, value)
             # State that is not laid out like its parameter (Adam's step count) is the same on every rank and
             # saved as it is.
             state[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value

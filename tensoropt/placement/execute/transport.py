@@ -116,9 +116,8 @@ class _Ordering:
         self.first = len(self.operators)
         self.before: list[set[int]] = [set() for _ in range(self.first + len(transfers))]
         self.makers = {v: i for i, op in enumerate(self.operators) for v in op.writes}
-        placement = strategy.placement
-        for order in placement.backward_orders if backward else placement.forward:
-            for node, successor in itertools.pairwise(order):
+        for stage in strategy.stages:
+            for node, successor in itertools.pairwise(stage.backward if backward else stage.forward):
                 self.before[successor].add(node)
         for i in range(1, len(transfers)):
             # Transfers keep the plan's order on all ranks, so that sends and receives between two of them

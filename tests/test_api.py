@@ -20,7 +20,7 @@ from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.evaluation.problem import prepare
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.sharding.strategy import strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
 from tests.costs.models import gates, two_layers
 from tests.lent_ranks import lend_ranks
 
@@ -84,8 +84,8 @@ def test_every_point_is_a_plan_that_comes_back(exploration, tmp_path):
     for i, point in enumerate(exploration.frontier):
         plan = exploration.plan(i)
         data = plan.strategy_data()
-        strategy = strategy_from_dict(data, graph)
-        assert strategy_to_dict(strategy) == data
+        strategy = Strategy.from_data(data, graph)
+        assert strategy.to_data() == data
         assert plan.strategy(graph).stored == strategy.stored
         assert plan.predicted.memory_bytes == point.memory_bytes
         plan.save(tmp_path / "plan.json")

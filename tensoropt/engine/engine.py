@@ -10,8 +10,8 @@ makes the targets is run unsplit, without communication.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -21,14 +21,14 @@ from tensoropt.engine.parameters import LocalParameters
 from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
-from tensoropt.graph import Operator, OperatorGraph
+from tensoropt.graph import Operator
 from tensoropt.ops.families.losses import is_mean, target_mass
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.ops.registry import spec_of
 from tensoropt.ranks.worker import keep_freed_memory
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 
 
 def unsplit_strategy(graph: GroupGraph) -> Strategy:
@@ -125,26 +125,37 @@ class Engine(ABC, Generic[L, S]):
     and checks use a running plan only through this class.
 
     Args:
-        source: the captured graph.
+        strategy: the plan.
+        values: the model's parameters and buffers by graph name, whole, on any device.
         runtime: this rank's position in the job.
 
     Attributes:
+        uncompiled: the reason for people why a compiler is kept out of the plan; "" if it is not.
+        source: the captured graph.
         training: whether the graph is a training graph.
         regathered: keeps autograd from saving gathered and cast parameters.
+        buffers: the buffers; every rank has all of them, up to date at least where it reads them.
+        after_backward: called when a deferred backward has made all gradients.
         shards: the parameters of this rank and their gradients; set by the subclass.
-        buffers: the buffers; every rank has all of them, up to date at least where it reads them; set by the
-            subclass.
         counts: the counts of mean losses, if the step needs them before it begins; set by the subclass.
     """
 
+    uncompiled: ClassVar[str] = ""
+
     shards: LocalParameters
-    buffers: dict[str, torch.Tensor]
     counts: TargetCounts | None
 
-    def __init__(self, source: OperatorGraph, runtime: Runtime):
-        self.source = source
-        self.training = source.training
+    def __init__(self, strategy: ParallelStrategy, values: Mapping[str, torch.Tensor], runtime: Runtime):
+        self.strategy = strategy
+        self.source = strategy.graph.atoms.graph
+        self.training = self.source.training
         self.runtime = runtime
+        self.buffers = {
+            tensor.name: values[tensor.name].detach().to(runtime.device, copy=True)
+            for tensor in self.source.tensors.values()
+            if tensor.kind == "buffer"
+        }
+        self.after_backward: Callable[[], None] = lambda: None
         # glibc gives freed memory back and maps it again at every step: 8 % of a GPT-2's step on one rank
         # (README).
         if runtime.device.type == "cpu":
@@ -168,8 +179,20 @@ class Engine(ABC, Generic[L, S]):
     ) -> tuple[torch.Tensor, ...]:
         """Return the model's results on a global batch, with a backward if ``training``."""
 
-    def sync_buffers(self) -> None:
-        """Bring buffers up to date on every rank. All ranks must call it; many plans have nothing to do."""
+    def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
+        """Return the value that the ranks of a place have: in place if ``value`` is contiguous, as
+        collectives require; with one place, ``value`` itself."""
+        return value
+
+    def _make_counts(self) -> TargetCounts | None:
+        # With one micro-batch the loss's own kernel counts, by a collective where rows are split.
+        several = self.strategy.micro_batches > 1
+        return TargetCounts(self.strategy.graph, self.runtime.device) if several else None
+
+    def shown_otherwise(self) -> str:
+        """Return a note for scripts about parameters that are shown in another shape than the model's; empty
+        if there are none."""
+        return ""
 
     def lowered_modules(self) -> list[torch.fx.GraphModule]:
         """Return every module that runs on this rank, each called with all of the model's inputs first."""
@@ -220,7 +243,11 @@ class Engine(ABC, Generic[L, S]):
 
     def _defer(self, loss: torch.Tensor, step: S) -> torch.Tensor:
         """Return the loss that the script gets, whose backward is :meth:`_finish_backward`."""
-        return defer_backward(self._anchor, loss, step, self._finish_backward)
+        return defer_backward(self._anchor, loss, step, self._end_backward)
+
+    def _end_backward(self, step: S, gradient: torch.Tensor) -> None:
+        self._finish_backward(step, gradient)
+        self.after_backward()
 
     @abstractmethod
     def _finish_backward(self, step: S, gradient: torch.Tensor) -> None:
@@ -229,6 +256,41 @@ class Engine(ABC, Generic[L, S]):
         Args:
             gradient: the gradient of the loss, from whatever the script did with it.
         """
+
+    # -- results and buffers -----------------------------------------------------------------------
+
+    def _of_batch(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a result of the global batch, from those of its micro-batches."""
+        # Inference: outputs have the batch in front, or micro-batches would have been refused
+        # (configurations.py). In training each micro-batch's mean divides by the whole batch's count, so
+        # losses add up.
+        return torch.stack(list(parts)).sum(0) if self.training else torch.cat(list(parts))
+
+    def _on_all_ranks(self, name: str, value: torch.Tensor | None, place: int) -> torch.Tensor:
+        """Return a result of the model, which is made at one place: a script computes with it on each
+        rank.
+
+        Args:
+            value: the result at that place; None elsewhere.
+        """
+        if value is None:
+            tensor = self.source.tensors[name]
+            value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device)
+        return self._broadcast(value, place)
+
+    @torch.no_grad()
+    def _send_buffer(self, name: str, place: int) -> None:
+        """Bring a buffer up to date on all ranks, in its memory."""
+        value = self.buffers[name]
+        sent = self._broadcast(value, place)
+        if sent is not value:
+            value.copy_(sent)
+
+    def sync_buffers(self) -> None:
+        """Bring the buffers that steps change up to date on all ranks; every rank must call it."""
+        for name, new in self.source.mutations.items():
+            if (maker := self.strategy.maker(new)) is not None:
+                self._send_buffer(name, self.strategy.place_of(maker))
 
     # -- lowered modules ---------------------------------------------------------------------------
 
@@ -263,7 +325,7 @@ class Engine(ABC, Generic[L, S]):
 
     def gradient_tensors(self) -> list[torch.Tensor]:
         """Return all tensors that hold gradients on this rank between two steps."""
-        return self.shards.accumulated.tensors
+        return self.shards.gradient_tensors()
 
 
 def device_of(values: Mapping[str, torch.Tensor]) -> torch.device:

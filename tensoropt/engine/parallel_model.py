@@ -9,26 +9,25 @@ A compiler is kept out of models whose plan itself decides the order of executio
 
 from __future__ import annotations
 
+import functools
 import gc
 import warnings
 import weakref
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from tensoropt.capture import Capture
 from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.runtime import SameCalls, mode_of
-from tensoropt.engine.script_values import JobRanks, SpreadValue
+from tensoropt.engine.script_values import JobRanks, SpreadValue, read_whole, spread, spread_value
 from tensoropt.errors import PlanError
 
 _LISTED = 3
@@ -58,12 +57,12 @@ def _retarget_optimizers(
         for old in olds:
             state = optimizer.state.pop(old)
             optimizer.state[new[id(old)]] = {
-                field: stored(old, value) if _is_state_of(old, field, value) else value
+                field: stored(old, value) if is_state_of(old, field, value) else value
                 for field, value in state.items()
             }
 
 
-def _is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
+def is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
     """Return whether a field of an optimizer's state is laid out like its parameter; a step counter has the
     shape of a scalar parameter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and field != "step"
@@ -104,39 +103,40 @@ class _StaleParameters:
 ATTRIBUTE = "_tensoropt"
 _SHAPE = "_tensoropt_shape"
 
-E = TypeVar("E", bound=Engine)
 
-
-class ParallelModel(ABC, Generic[E]):
+class ParallelModel:
     """The connection between a user's model and its engine; found at ``model._tensoropt``.
 
     The model stays the object it was. Its parameters, buffers and forward are replaced by the engine's
-    (:meth:`install`). A subclass says how this rank's part of a parameter is shown to optimizers and
-    checkpoints.
+    (:meth:`install`). If all ranks run one program, each has a shard of every parameter, and parameters are
+    DTensors. Otherwise a rank keeps its parts of some parameters as plain tensors; each other parameter
+    becomes an empty tensor, so that optimizers and gradient clipping do the same on all ranks.
 
     Attributes:
         engine: the engine, which runs the plan.
-        mesh: the mesh of the job's ranks; None for one process.
         device: the device to which a call's inputs are moved.
         names, shapes: state-dict key -> the graph's name, and the model's own shape.
         parameters: graph name -> the parameter that represents it in the model.
     """
 
-    def __init__(self, model: nn.Module, captured: Capture, engine: E, mesh: DeviceMesh | None):
+    def __init__(self, model: nn.Module, captured: Capture, engine: Engine):
         self.model = model
         self.captured = captured
         self.engine = engine
         self.source = engine.source
-        self.mesh = mesh
         self.device = engine.runtime.device
+        mesh = engine.runtime.device_mesh
         self.convention = CallingConvention(model.forward, captured)
         if captured.returned is not None:  # refused here, and not by the first call
             captured.returned.rebuild(torch.zeros(()))
         self.guard = Guard(model)
         self.together = JobRanks() if engine.runtime.distributed else None
+        if mesh is not None and self.together is not None:
+            read_whole(mesh, self.together)
         self.names: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.parameters: dict[str, nn.Parameter] = {}
+        self._compiled = self._warned = False
 
     def install(self, *, compare_ranks: bool = True) -> None:
         """Make the model run by the engine, in place.
@@ -152,11 +152,14 @@ class ParallelModel(ABC, Generic[E]):
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
         # Before gradients are shown, which need the new parameters as owners.
         self._replace_parameters()
-        self.engine.shards.accumulated.show_as(self.parameters, self.shown_gradient)
+        self.engine.shards.show_gradients(self.parameters, self.shown_gradient)
+        if any(tensor.name not in self.engine.shards.leaves for tensor in self.source.parameters):
+            self.engine.after_backward = self._show_absent_gradients
         self._replace_buffers()
         # On the instance, so that hooks of the module and torch.compile(model) still go around it.
-        self.model.forward = self.forward
+        self.model.forward = self._uncompiled_forward() if self.engine.uncompiled else self.forward
         self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state())
+        self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers())
         self.model.register_state_dict_post_hook(lambda *arguments: self._to_own_shapes(*arguments))
         # PyTorch's public hooks cannot replace the dict.
         self.model._register_state_dict_hook(lambda _, state, prefix, __: self._with_warning(state, prefix))
@@ -164,74 +167,82 @@ class ParallelModel(ABC, Generic[E]):
         # Bypasses nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
         self._watch()
-        if (words := self.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
+        if (words := self.engine.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
             warnings.warn(words, stacklevel=4)
 
-    # -- hooks for subclasses -----------------------------------------------------------------------
+    # -- this rank's parts ------------------------------------------------------------------------
 
-    @abstractmethod
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter as a script sees it."""
+        value = self.engine.shards.distributed(name, local)
+        # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.
+        if self.together is None or isinstance(value, DTensor):
+            return value
+        tensor, cut = self.source.tensors[name], functools.partial(self._part, name)
+        copies = self.engine.shards.copies(name)
+        return spread_value(local, self.together, copies, str(tensor.key), tensor.shape, cut)
+
+    def _part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a tensor that is laid out like a parameter, in its own type."""
+        if name not in self.engine.shards.leaves:
+            return self._absent(name).to(whole.dtype)
+        return self.engine.shards.shard(name, whole).to(whole.dtype)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a gradient as a script sees it."""
-        return self.shown(name, local)
+        value = self.engine.shards.distributed(name, local)
+        if self.together is None or isinstance(value, DTensor):
+            return value
+        return spread(local, self.engine.shards.copies(name))
 
     def local(self, name: str) -> torch.Tensor:
         """Return this rank's part of a parameter."""
-        return self.engine.shards.leaves[name].detach()
-
-    @abstractmethod
-    def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a value that is laid out like the parameter ``key``, in the model's own shape."""
-
-    @abstractmethod
-    def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a whole value, or any DTensor of it, laid out like the parameter ``key``."""
-
-    @abstractmethod
-    def lies_right(self, key: str, value: torch.Tensor) -> bool:
-        """Return whether a value in a state dict is already laid out like the parameter ``key``."""
-
-    def shown_otherwise(self) -> str:
-        """Return a note for scripts about parameters that are shown in another shape than the model's; empty
-        if there are none."""
-        keys = [k for k, p in self.parameter_keys().items() if tuple(p.shape) != self.shapes[k]]
-        if not keys:
-            return ""
-        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-        return (
-            f"{', '.join(keys[:3])}{more} are shown in other shapes than the model's, because PyTorch "
-            "cannot express how this plan splits them: where an optimizer's groups depend on p.dim() or "
-            "p.ndim, use len(tensoropt.original_shape(p))"
-        )
-
-    def has_local(self, key: str) -> bool:
-        """Return whether this rank's state dict has a parameter; every rank's has all of them, except for
-        plans in which ranks have different ones."""
-        return True
-
-    def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
-        """Return whether a field of an optimizer's state is laid out like its parameter."""
-        return _is_state_of(parameter, field, value)
-
-    def _whole(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a value of a state dict, whole and in the model's own shape."""
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        return whole.detach().reshape(self.shapes[key])
-
-    @staticmethod
-    def _replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-        """Return a value that every rank has in the form that distributed checkpoints need: one rank writes
-        it."""
-        # run_check would broadcast what is the same everywhere.
-        return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        leaves = self.engine.shards.leaves
+        return leaves[name].detach() if name in leaves else self._absent(name)
 
     def _absent(self, name: str) -> torch.Tensor:
         """Return the stand-in for a parameter of other ranks: an empty tensor with as many dims."""
         tensor = self.source.tensors[name]
         shape = (0, *tensor.shape[1:])
         return torch.empty(shape, dtype=getattr(torch, tensor.stored_dtype), device=self.device)
+
+    def _show_absent_gradients(self) -> None:
+        """Give the parameters of other ranks an empty gradient, so that they are treated like the rest."""
+        for tensor in self.source.parameters:
+            if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
+                parameter = self.parameters[tensor.name]
+                # Optimizers skip parameters without a gradient, so their states would differ between ranks.
+                parameter.grad = spread(torch.empty_like(parameter))
+
+    def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a value that is laid out like the parameter ``key``, in the model's own shape."""
+        return self.engine.shards.in_own_shape(self.names[key], value)
+
+    def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a whole value, or any DTensor of it, laid out like the parameter ``key``."""
+        name = self.names[key]
+        # All ranks take part in it, those that drop the result too.
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        whole = whole.detach().reshape(self.shapes[key])
+        if name not in self.engine.shards.leaves:
+            return self._absent(name).to(whole.dtype)
+        return self.engine.shards.distributed(name, self.engine.shards.shard(name, whole))
+
+    def _is_stored(self, key: str, value: torch.Tensor) -> bool:
+        """Return whether a value in a state dict is already laid out like the parameter ``key``."""
+        parameter = self.parameters[self.names[key]]
+        return (
+            isinstance(value, DTensor)
+            and isinstance(parameter, DTensor)
+            and value.shape == parameter.shape
+            and value.placements == parameter.placements
+            and value.device_mesh == parameter.device_mesh
+        )
+
+    def in_state(self, key: str) -> bool:
+        """Return whether this rank's state dict has a parameter; every rank's has all of them, except for
+        plans in which ranks have different ones."""
+        return self.engine.shards.in_state(self.names[key])
 
     # -- parameters and buffers -------------------------------------------------------------------
 
@@ -281,6 +292,27 @@ class ParallelModel(ABC, Generic[E]):
 
     # -- calls ------------------------------------------------------------------------------------
 
+    def _uncompiled_forward(self) -> Callable[..., Any]:
+        """Return :meth:`forward` with a compiler kept out, which would reorder what the plan orders; the
+        script gets a warning, once."""
+        rest = "which a compiler would undo; the model runs as it is, so leave torch.compile out"
+        words = f"{self.engine.uncompiled}, {rest}"
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._compiled and not self._warned:
+                self._warned = True
+                warnings.warn(f"torch.compile changes nothing here: {words}", stacklevel=2)
+            return self.forward(*args, **kwargs)
+
+        outside = torch.compiler.disable(run, reason=words)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            # Checked outside of the part that the compiler leaves alone, in which it is always False.
+            self._compiled = torch.compiler.is_compiling()
+            return outside(*args, **kwargs)
+
+        return forward
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns; in training its loss, with None in place of all else."""
         inputs = self._inputs_of_call(args, kwargs)
@@ -322,12 +354,8 @@ class ParallelModel(ABC, Generic[E]):
         """Return the trained parameters by state-dict key, without aliases."""
         return {str(tensor.key): self.parameters[tensor.name] for tensor in self.source.parameters}
 
-    def gathers_state(self) -> bool:
-        """Return whether a state dict takes all ranks, as parts of it come from others."""
-        return any(tuple(p.shape) != self.shapes[k] for k, p in self.parameter_keys().items())
-
     def _meet_for_state(self) -> None:
-        if self.together is not None and self.gathers_state():
+        if self.together is not None and self.engine.shards.gathers_state:
             self.together.meet(
                 "model.state_dict(), which under this plan sends parts from rank to rank; call it on every "
                 "rank, and write its result on one (or use tensoropt.save_checkpoint on every rank)"
@@ -337,7 +365,9 @@ class ParallelModel(ABC, Generic[E]):
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
     ) -> None:
         for key in self.names:
-            if prefix + key in state:
+            if not self.in_state(key):
+                state.pop(prefix + key, None)
+            elif prefix + key in state:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
     def _with_warning(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
@@ -359,12 +389,15 @@ class ParallelModel(ABC, Generic[E]):
         return partial
 
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        for key in self.names:
+        for key, name in self.names.items():
+            if not self.in_state(key):
+                state[prefix + key] = self.local(name)  # other ranks load this parameter
+                continue
             value = state.get(prefix + key)
             # Left alone, so that `load_state_dict` itself refuses it in its own words.
             if not isinstance(value, torch.Tensor) or tuple(value.shape) != self.shapes[key]:
                 continue
-            if not self.lies_right(key, value):
+            if not self._is_stored(key, value):
                 state[prefix + key] = self.stored(key, value)
 
 
@@ -427,36 +460,3 @@ def parallel_of(model: nn.Module) -> ParallelModel:
     if not isinstance(parallel, ParallelModel):
         raise PlanError("this model is not parallelized; call tensoropt.parallelize(model, plan) first")
     return parallel
-
-
-class UncompiledModel(ParallelModel[E]):
-    """A user's model whose plan orders more than a compiler would keep.
-
-    Attributes:
-        uncompiled: the reason, for people.
-    """
-
-    uncompiled: ClassVar[str]
-
-    def install(self, *, compare_ranks: bool = True) -> None:
-        super().install(compare_ranks=compare_ranks)
-        # A compiler would reorder what the plan orders, so it is kept out; the script gets a warning, once.
-        self._compiled = self._warned = False
-        self._run = torch.compiler.disable(self._uncompiled, reason=self._words)
-        self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers())
-
-    @property
-    def _words(self) -> str:
-        rest = "which a compiler would undo; the model runs as it is, so leave torch.compile out"
-        return f"{self.uncompiled}, {rest}"
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # Checked outside of the part that the compiler leaves alone, in which it is always False.
-        self._compiled = torch.compiler.is_compiling()
-        return self._run(*args, **kwargs)
-
-    def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compiled and not self._warned:
-            self._warned = True
-            warnings.warn(f"torch.compile changes nothing here: {self._words}", stacklevel=2)
-        return super().forward(*args, **kwargs)

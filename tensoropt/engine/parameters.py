@@ -36,7 +36,7 @@ from tensoropt.engine.gradients import Gradients, storage_key
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import REPLICATE, Atoms, Layout, local_atoms, local_shape
-from tensoropt.sharding.buckets import Bucket, gradient_buckets
+from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, take_shard
 from tensoropt.sharding.strategy import Strategy
 
@@ -44,38 +44,22 @@ from tensoropt.sharding.strategy import Strategy
 class LocalParameters(ABC):
     """This rank's part of the parameters, and the gradients of those that are trained.
 
-    A subclass says what this rank's part of a whole parameter is (:meth:`shard`) and how gradients are
-    combined for reduction (:meth:`_buckets`).
-
-    Args:
-        tensors: the parameters that this rank has a part of, in the graph's order.
-        values: whole parameters by graph name, read in the mapping's own order, one at a time: if it makes
-            them on demand, no more than one exists at once. They are copied.
-
     Attributes:
-        leaves: this rank's part of each parameter, a leaf that requires a gradient if the parameter is
-            trained.
-        accumulated: the buckets in which gradients accumulate.
+        leaves: this rank's part of each parameter that it has a part of, a leaf that requires a gradient if
+            the parameter is trained.
+        buckets: the buckets in which gradients accumulate, one set for each stage of this rank.
     """
 
-    def __init__(self, runtime: Runtime, tensors: Iterable[Tensor], values: Mapping[str, torch.Tensor]):
-        self.runtime = runtime
-        trained = {tensor.name: tensor.requires_grad for tensor in tensors}
-        # In one expression: a name for the whole value would keep it alive while the next one is made.
-        parts = {name: self.shard(name, values[name].detach()) for name in values if name in trained}
-        self.leaves: dict[str, torch.Tensor] = {
-            name: parts[name].requires_grad_(grad) for name, grad in trained.items()
-        }
-        # After the leaves: the buckets put hooks on them.
-        self.accumulated = Gradients(runtime, self._buckets(), self.leaves)
+    leaves: dict[str, torch.Tensor]
+    buckets: Sequence[Gradients]
 
     @abstractmethod
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return a copy of this rank's part of a whole parameter, in the type in which it is stored."""
 
     @abstractmethod
-    def _buckets(self) -> tuple[Bucket, ...]:
-        """Return the gradient buckets of :attr:`leaves`."""
+    def copies(self, name: str) -> int:
+        """Return the number of ranks that have the same part of a parameter as this one."""
 
     def shard_index(self, name: str) -> tuple[int, ...]:
         """Return the index of this rank's part of a parameter: ranks with equal indices have equal values."""
@@ -91,14 +75,75 @@ class LocalParameters(ABC):
         for name, leaf in self.leaves.items():
             leaf.copy_(self.shard(name, values[name]))
 
+    # -- gradients --------------------------------------------------------------------------------
+
     @property
-    def gradients(self) -> Mapping[str, torch.Tensor]:
+    def gradients(self) -> dict[str, torch.Tensor]:
         """The gradient of each trained parameter."""
-        return self.accumulated.views
+        return {name: view for part in self.buckets for name, view in part.views.items()}
+
+    def gradient_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that hold the gradients."""
+        return [tensor for part in self.buckets for tensor in part.tensors]
 
     def clear(self) -> None:
         """Forget all gradients, as ``zero_grad`` does."""
-        self.accumulated.clear()
+        for part in self.buckets:
+            part.clear()
+
+    def show_gradients(
+        self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Show gradients on ``owners`` from now on, each as ``wrap(name, view)``."""
+        for part in self.buckets:
+            part.show_as(owners, wrap)
+
+    # -- as scripts and state dicts see them ------------------------------------------------------
+
+    def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a parameter as a DTensor, if every rank of a job has a shard of it;
+        otherwise as it is."""
+        return part
+
+    def in_state(self, name: str) -> bool:
+        """Return whether this rank's state dict has a parameter."""
+        return name in self.leaves
+
+    @property
+    @abstractmethod
+    def gathers_state(self) -> bool:
+        """Whether a state dict takes all ranks, as parts of it come from others; the same on each rank."""
+
+    @abstractmethod
+    def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a value that is laid out like a parameter of this rank's state dict, in the model's own
+        shape: with several ranks, as a DTensor."""
+
+
+def local_leaves(
+    tensors: Iterable[Tensor],
+    values: Mapping[str, torch.Tensor],
+    shard: Callable[[str, torch.Tensor], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Return a rank's part of each of some parameters, as leaves.
+
+    Args:
+        tensors: the parameters that the rank has a part of, in the graph's order.
+        values: whole parameters by graph name, read in the mapping's own order, one at a time: if it makes
+            them on demand, no more than one exists at once. They are copied.
+        shard: as :meth:`LocalParameters.shard`.
+    """
+    trained = {tensor.name: tensor.requires_grad for tensor in tensors}
+    # In one expression: a name for the whole value would keep it alive while the next one is made.
+    parts = {name: shard(name, values[name].detach()) for name in values if name in trained}
+    return {name: parts[name].requires_grad_(grad) for name, grad in trained.items()}
+
+
+def replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return a value that every rank of a mesh has in the form that distributed checkpoints need: one rank
+    writes it."""
+    # run_check would broadcast what is the same everywhere.
+    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 _Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -278,8 +323,11 @@ class ParameterShards(LocalParameters):
     """The shards of a sharded plan's parameters, as the plan stores them."""
 
     def __init__(self, strategy: Strategy, runtime: Runtime, values: Mapping[str, torch.Tensor]):
-        self.strategy = strategy
-        super().__init__(runtime, strategy.graph.atoms.graph.parameters, values)
+        self.strategy, self.runtime = strategy, runtime
+        self.leaves = local_leaves(strategy.graph.atoms.graph.parameters, values, self.shard)
+        # After the leaves: the buckets put hooks on them.
+        self.accumulated = Gradients(runtime, gradient_buckets(strategy), self.leaves)
+        self.buckets = (self.accumulated,)
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return a copy of this rank's shard of a whole parameter, in the type in which it is stored."""
@@ -296,8 +344,39 @@ class ParameterShards(LocalParameters):
         """Return the mesh axes that do not shard a parameter."""
         return tuple(a for a, code in enumerate(self.strategy.stored[name]) if a > 0 and code <= REPLICATE)
 
-    def _buckets(self) -> tuple[Bucket, ...]:
-        return gradient_buckets(self.strategy)
+    def copies(self, name: str) -> int:
+        """Return the number of ranks that have the same shard."""
+        return prod(self.runtime.mesh[axis] for axis in self.replica_axes(name))
+
+    def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """Return the DTensor that a shard is part of, over this runtime's mesh; in one process the shard."""
+        mesh, layout = self.runtime.device_mesh, self.strategy.stored[name]
+        if mesh is None:
+            return part
+        return as_dtensor(part, self.strategy.atoms(name), layout, mesh, self.runtime)
+
+    @property
+    def gathers_state(self) -> bool:
+        """Whether PyTorch cannot express the layout of some parameter in the parameter's own shape."""
+        return gathers_state(self.strategy)
+
+    def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a DTensor that is laid out like a parameter, gathered if it does not have the model's own
+        shape; any other value as it is."""
+        shape = self.strategy.tensor(name).shape
+        if tuple(value.shape) == shape or not isinstance(value, DTensor):
+            return value
+        return replicated(value.full_tensor().detach().view(shape), value.device_mesh)
+
+
+def has_own_shape(strategy: Strategy, name: str) -> bool:
+    """Return whether PyTorch can express the layout of a stored parameter in the parameter's own shape."""
+    return own_placements(strategy.atoms(name), strategy.stored[name], strategy.mesh) is not None
+
+
+def gathers_state(*stages: Strategy) -> bool:
+    """Return whether state dicts of a plan of these stages gather some of its parameters."""
+    return any(not has_own_shape(stage, name) for stage in stages for name in stage.stored)
 
 
 def _view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:

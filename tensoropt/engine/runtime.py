@@ -20,6 +20,7 @@ from math import prod
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tensoropt.errors import PlanError
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
@@ -253,6 +254,7 @@ class Runtime:
         self.unsharded: dict[str, torch.Tensor] = {}
         self.routes: dict[object, Route] = {}
         self.ahead: Ahead = AT_THE_USE
+        self._job = job
         # Without axis 0: micro-batches take time, not devices.
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1
@@ -333,6 +335,20 @@ class Runtime:
             key = tuple(c for axis, c in enumerate(place, start=1) if axis not in subset)
             members.setdefault(key, []).append(rank)
         return list(members.values())
+
+    @functools.cached_property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The ranks as PyTorch's mesh, without the micro-batches; None for one process, and for a place of
+        one device. It is made here, which takes all ranks."""
+        axes = range(1, len(self.mesh))
+        if self._job is not None:
+            whole = self._job.device_mesh
+            assert whole is not None
+            return whole[tuple(f"axis{axis + 1}" for axis in axes)] if axes else None
+        if not self.distributed:
+            return None
+        names = tuple(f"axis{axis}" for axis in axes)
+        return init_device_mesh(self.device.type, self.mesh[1:], mesh_dim_names=names)
 
     # -- coordinates ------------------------------------------------------------------------------
 

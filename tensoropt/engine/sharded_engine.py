@@ -3,9 +3,6 @@
 With one micro-batch, a call builds an ordinary autograd graph. With several, forward *and* backward of each
 happen inside the call (that is what saves the memory), the last backward starts the reductions, and the
 script's ``loss.backward()`` waits for them and scales their results: the calling convention is kept.
-
-:class:`ShardedModel` is a user's model run by a sharded plan: its parameters are DTensors over the engine's
-shards.
 """
 
 from __future__ import annotations
@@ -14,20 +11,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
-from tensoropt.capture import Capture
-from tensoropt.engine.engine import Engine, TargetCounts, device_of
+from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gathering import CallAhead, UnshardedParameters
 from tensoropt.engine.gradients import Pending, whole_gradient
 from tensoropt.engine.lower import LoweredStrategy, lower
-from tensoropt.engine.parallel_model import ParallelModel
-from tensoropt.engine.parameters import ParameterShards, as_dtensor
+from tensoropt.engine.parameters import ParameterShards, has_own_shape
 from tensoropt.engine.runtime import Runtime
-from tensoropt.engine.script_values import read_whole
 from tensoropt.sharding.strategy import Strategy
 
 
@@ -46,6 +37,9 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         unsharded: parameters that are gathered once per step.
     """
 
+    strategy: Strategy
+    shards: ParameterShards
+
     def __init__(
         self,
         strategy: Strategy,
@@ -55,11 +49,8 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         seed: int = 0,
         device: torch.device | None = None,
     ):
-        super().__init__(
-            strategy.graph.atoms.graph,
-            runtime or Runtime(strategy.mesh, seed=seed, device=device or device_of(values)),
-        )
-        self.strategy = strategy
+        job = runtime or Runtime(strategy.mesh, seed=seed, device=device or device_of(values))
+        super().__init__(strategy, values, job)
         edges = [node.meta["edge"] for node in self.module.graph.nodes if "edge" in node.meta]
         # Without an edge of a parameter there is nothing to regather, and hooks cost time for every saved
         # tensor.
@@ -67,9 +58,6 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
         self.shards.accumulated.delivered = strategy.scattered
-        self.buffers = {
-            name: values[name].detach().to(self.runtime.device, copy=True) for name in self.lowered.buffers
-        }
         # The new values from the last micro-batch, until the step is over.
         self._new_buffers: dict[str, torch.Tensor] = {}
         self.counts = self._make_counts()
@@ -78,14 +66,20 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._calls: list[CallAhead] = []
         self._waiting = 0
 
-    def _make_counts(self) -> TargetCounts | None:
-        # With one micro-batch the loss's own kernel counts, by a collective where rows are split.
-        if self.strategy.micro_batches == 1:
-            return None
-        return TargetCounts(self.strategy.graph, self.runtime.device)
-
     def _lower(self, *, evaluating: bool) -> LoweredStrategy:
         return lower(self.strategy, self.runtime, evaluating=evaluating)
+
+    def shown_otherwise(self) -> str:
+        parameters = self.source.parameters
+        keys = [str(tensor.key) for tensor in parameters if not has_own_shape(self.strategy, tensor.name)]
+        if not keys:
+            return ""
+        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+        return (
+            f"{', '.join(keys[:3])}{more} are shown in other shapes than the model's, because PyTorch "
+            "cannot express how this plan splits them: where an optimizer's groups depend on p.dim() or "
+            "p.ndim, use len(tensoropt.original_shape(p))"
+        )
 
     def parameter_tensors(self) -> list[torch.Tensor]:
         return [*super().parameter_tensors(), *self.unsharded.values.values()]
@@ -190,17 +184,14 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             parts.append(outputs)
         self.runtime.micro_batch = 0
         self._take_buffers()
-        if not self.training:
-            # Inference: outputs have the batch in front, or micro-batches would have been refused
-            # (configurations.py).
-            return tuple(torch.cat(values) for values in zip(*parts, strict=True))
-        # Each micro-batch's mean divides by the whole batch's count, so losses and gradients add up.
-        loss = torch.stack([p[0] for p in parts]).sum(0)
+        # Of a training graph only the loss is handed out, with gradients or without.
+        results = zip(*(each[:1] if self.training else each for each in parts), strict=True)
+        outputs = tuple(map(self._of_batch, results))
         if not training:
-            return (loss,)
+            return outputs
         self.unsharded.reduce_last(self.shards.accumulated)
         self.shards.accumulated.hide()
-        return (self._defer(loss, step),)
+        return (self._defer(outputs[0], step),)
 
     # -- backward ---------------------------------------------------------------------------------
 
@@ -243,57 +234,3 @@ def _is_one(grad: torch.Tensor) -> bool:
     """Return whether a loss's gradient is 1; a fake one has no value, and occurs only in checks, which do not
     scale it."""
     return isinstance(grad, FakeTensor) or float(grad) == 1.0
-
-
-class ShardedModel(ParallelModel[ShardedEngine]):
-    """The connection between a model and its sharded plan."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        captured: Capture,
-        strategy: Strategy,
-        values: Mapping[str, torch.Tensor],
-        device: torch.device,
-        seed: int,
-    ):
-        self.strategy = strategy
-        engine = ShardedEngine(strategy, values, seed=seed, device=device)
-        mesh: DeviceMesh | None = None
-        if engine.runtime.distributed:
-            names = tuple(f"axis{i}" for i in range(1, len(strategy.mesh)))
-            mesh = init_device_mesh(engine.runtime.device.type, strategy.mesh[1:], mesh_dim_names=names)
-        super().__init__(model, captured, engine, mesh)
-        if mesh is not None and self.together is not None:
-            read_whole(mesh, self.together)
-
-    def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.
-        if self.mesh is None:
-            return local
-        layout = self.strategy.stored[name]
-        return as_dtensor(local, self.strategy.atoms(name), layout, self.mesh, self.engine.runtime)
-
-    def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a value that is laid out like the parameter ``key``, in the model's own shape.
-
-        It already has that shape, unless PyTorch cannot express the layout in it; then it is gathered.
-        """
-        shape = self.shapes[key]
-        if tuple(value.shape) == shape or not isinstance(value, DTensor):
-            return value
-        return self._replicated(value.full_tensor().detach().view(shape), value.device_mesh)
-
-    def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        name = self.names[key]
-        return self.shown(name, self.engine.shards.shard(name, self._whole(key, value)))
-
-    def lies_right(self, key: str, value: torch.Tensor) -> bool:
-        parameter = self.parameters[self.names[key]]
-        return (
-            isinstance(value, DTensor)
-            and isinstance(parameter, DTensor)
-            and value.shape == parameter.shape
-            and value.placements == parameter.placements
-            and value.device_mesh == parameter.device_mesh
-        )

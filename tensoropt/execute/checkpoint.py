@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from tensoropt.engine.parallel_model import parallel_of
+from tensoropt.engine.parallel_model import is_state_of, parallel_of
 from tensoropt.errors import PlanError
 
 _SETTINGS = "settings.pt"
@@ -170,10 +170,10 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     parallel = parallel_of(model)
     state = {}
     for key, parameter in parallel.parameter_keys().items():
-        if not parallel.has_local(key):
+        if not parallel.in_state(key):
             continue
         for field, value in optimizer.state.get(parameter, {}).items():
-            like = parallel.is_state_of(parameter, field, value)
+            like = is_state_of(parameter, field, value)
             # State that is not laid out like its parameter (Adam's step count) is the same on every rank and
             # saved as it is.
             state[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value
@@ -184,7 +184,7 @@ def _load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, st
     """Load the state from :func:`optimizer_state`, under this model's plan."""
     parallel = parallel_of(model)
     for key, parameter in parallel.parameter_keys().items():
-        if not parallel.has_local(key):
+        if not parallel.in_state(key):
             continue
         # Keys contain dots, names of fields do not.
         fields = {n[len(key) + 1 :]: v for n, v in state.items() if n.rpartition(".")[0] == key}

@@ -24,15 +24,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tensoropt.engine.parallel_model import ATTRIBUTE
+from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel
 from tensoropt.engine.runtime import content_hash, first_differing, gathered, leave_job, text_hash
 from tensoropt.engine.script_values import leave
 from tensoropt.errors import PlanError
-from tensoropt.execute.executable import AnyStrategy, Prepared, ResolvedPlan, resolve_plan
+from tensoropt.execute.executable import Prepared, ResolvedPlan, engine_of, resolve_plan
 from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.weights import WeightSource, fill_unused
 from tensoropt.plan.plan import Plan
 from tensoropt.ranks.local_hardware import pin_process, unpin_process, why_no_gpu
+from tensoropt.sharding.strategy import ParallelStrategy
 
 _FACTS = ("model", "plan", "seed", "sync_weights")
 """The properties that ranks compare before their weights."""
@@ -59,7 +60,7 @@ def _with_common_weights(
         PlanError: ranks have different weights, another model or another plan than rank 0.
     """
     own = weights.own()
-    plan = json.dumps(prepared.executable.to_dict(), sort_keys=True, default=str)
+    plan = json.dumps(prepared.strategy.to_data(), sort_keys=True, default=str)
     _compare_facts([_tensors_of(weights.model), plan, str(seed), str(sync)], device)
     differing = first_differing(_hashes(own.items()), device)
     if differing is not None and not sync:
@@ -214,7 +215,7 @@ M = TypeVar("M", bound=nn.Module)
 
 def parallelize(
     model: M,
-    plan: str | os.PathLike[str] | Plan | AnyStrategy,
+    plan: str | os.PathLike[str] | Plan | ParallelStrategy,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -303,11 +304,12 @@ def parallelize(
     if as_measured:
         pin_process(where.type)  # before gloo or NCCL start threads, which take it over
     _join_job(where)
-    if prepared.executable.devices > 1 and dist.is_initialized() and compares:
+    if prepared.strategy.devices > 1 and dist.is_initialized() and compares:
         prepared = _with_common_weights(prepared, prepare, weights, where, seed, sync=sync_weights)
     # After joining the job, as engines make their process groups when they are built.
     captured = prepared.captured
-    parallel = prepared.executable.parallel_model(model, captured, prepared.values, where, seed)
+    engine = engine_of(prepared.strategy, prepared.values, seed=seed, device=where)
+    parallel = ParallelModel(model, captured, engine)
     # Before the model is watched for changes.
     fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))
     parallel.install(compare_ranks=compare_ranks)

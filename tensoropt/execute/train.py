@@ -26,7 +26,7 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import ModelSpec
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, TensorOptError
-from tensoropt.execute.executable import resolve_plan
+from tensoropt.execute.executable import engine_of, resolve_plan
 from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.parallel import rank_device, start_group
 from tensoropt.execute.weights import WeightSource
@@ -248,7 +248,7 @@ def start(
     model, args, kwargs = spec.build()
     source = WeightSource(model, weights.checkpoint, weights.init_weights, plan.seed)
     prepared = resolve_plan(plan).prepare(source, args, kwargs)
-    engine = prepared.executable.engine(prepared.values, seed=plan.seed, device=device)
+    engine = engine_of(prepared.strategy, prepared.values, seed=plan.seed, device=device)
     leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     generator = torch.Generator().manual_seed(plan.seed)
 

@@ -27,6 +27,7 @@ from tensoropt.pipeline.timing import (
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import Owned
@@ -135,8 +136,8 @@ class PipelineEvaluation:
         return sent_by_rank(self.strategy, rank, [stage.collectives(0) for stage in self.stages])
 
 
-def stage_works(strategy: PipelinedStrategy) -> list[dict[str, Workload]]:
-    """Return, for each stage, the workload of each group's configuration."""
+def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
+    """Return, for each stage on a mesh, the workload of each group's configuration."""
     return [
         {
             name: workload(stage.graph, configuration, stage.mesh)

@@ -19,7 +19,7 @@ from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import layout_names
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.stages import is_crossing
-from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict
+from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import NO_MICRO_BATCH
 from tensoropt.plan.plan import (
     MeshInfo,
@@ -34,7 +34,6 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import PipelineRecord
 from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.simulate.collectives import sent_bytes
 from tensoropt.simulate.recording import OperatorRow, Recording
 from tensoropt.types import SOURCES
@@ -59,7 +58,7 @@ def plan_part(
     parameters: dict[str, ParameterPlan] = {}
     stages, recomputed = [], []
     for begin, of_stage in zip(begins, strategy.stages, strict=True):
-        data = strategy_to_dict(of_stage)
+        data = of_stage.to_data()
         stages.append(
             StagePlan(
                 begins=begin,
@@ -112,7 +111,7 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
     }
     # This comes before the fingerprint check: its errors name what differs; a fingerprint only says that
     # something does.
-    strategy = pipelined_from_dict(data, graph)
+    strategy = PipelinedStrategy.from_data(data, graph)
     plan.check_model(graph)
     return strategy
 

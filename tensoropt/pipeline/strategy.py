@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -44,7 +44,7 @@ from tensoropt.ops.registry import bind
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
 
 
 class Action(NamedTuple):
@@ -469,6 +469,9 @@ class PipelinedStrategy:
         PlanError: the strategies do not form one step; the message says where.
     """
 
+    kind: ClassVar[str] = "pipelined"
+    spmd: ClassVar[bool] = False
+
     graph: GroupGraph
     cuts: tuple[int, ...]
     duplicated: frozenset[str]
@@ -559,9 +562,20 @@ class PipelinedStrategy:
         """The number of devices altogether."""
         return self.places * self.devices_per_place
 
+    @property
+    def mesh_text(self) -> str:
+        """The number of places, and the sizes of the axes of a stage's mesh that cut anything."""
+        axes = [str(size) for size in self.mesh[2:] if size > 1]
+        return "x".join([f"pp{self.places}", *axes])
+
     def place_of(self, stage: int) -> int:
         """Return the part of the devices that has a stage."""
         return stage_place(self.schedule, self.places, stage)
+
+    def maker(self, name: str) -> int:
+        """Return the stage that makes a result of the model, or a buffer's new value."""
+        producing = (s for s, part in enumerate(self.parts) if name in part.graph.atoms.graph.producer)
+        return next(producing, len(self.parts) - 1)
 
     def stages_at(self, place: int) -> tuple[int, ...]:
         """Return the stages that a part of the devices has, in order."""
@@ -580,9 +594,9 @@ class PipelinedStrategy:
         """
         makers = {}
         for name, new in self.graph.atoms.graph.mutations.items():
-            graphs = [part.graph.atoms.graph for part in self.parts]
-            maker = next(self.place_of(s) for s, graph in enumerate(graphs) if new in graph.producer)
-            readers = {self.place_of(s) for s, graph in enumerate(graphs) if name in graph.consumers}
+            consumers = (part.graph.atoms.graph.consumers for part in self.parts)
+            readers = {self.place_of(s) for s, read in enumerate(consumers) if name in read}
+            maker = self.place_of(self.maker(new))
             if readers - {maker}:
                 makers[name] = maker
         return makers
@@ -591,38 +605,46 @@ class PipelinedStrategy:
         """Return the stages that use a parameter."""
         return tuple(s for s, strategy in enumerate(self.stages) if name in strategy.stored)
 
+    def to_data(self) -> dict[str, Any]:
+        """Return the strategy as plain data: the schedule, the first group of each stage, the strategy of
+        each stage."""
+        return {
+            "kind": self.kind,
+            "schedule": self.schedule,
+            "places": self.places,
+            "begins": [self.graph.groups[cut].name for cut in self.cuts],
+            "again": sorted(self.duplicated),
+            "stages": [stage.to_data() for stage in self.stages],
+        }
 
-def pipelined_to_dict(strategy: PipelinedStrategy) -> dict[str, Any]:
-    """Return a strategy as plain data: the schedule, the first group of each stage, the strategy of each
-    stage.
-    """
-    return {
-        "schedule": strategy.schedule,
-        "places": strategy.places,
-        "begins": [strategy.graph.groups[cut].name for cut in strategy.cuts],
-        "again": sorted(strategy.duplicated),
-        "stages": [strategy_to_dict(stage) for stage in strategy.stages],
-    }
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> PipelinedStrategy:
+        """Return the strategy of this model that :meth:`to_data` wrote; its inverse.
 
+        Raises:
+            PlanError: the data do not describe a pipelined strategy of this graph; the message names the
+                first difference.
+        """
+        cutter = Cutter(graph)
+        begins, stages = data.get("begins"), data.get("stages")
+        if (
+            not isinstance(begins, Sequence)
+            or not isinstance(stages, Sequence)
+            or len(stages) != len(begins) + 1
+        ):
+            raise PlanError("the plan's pipeline does not say with which operators its stages begin")
+        cuts, duplicated = tuple(map(cutter.beginning, begins)), frozenset(data.get("again", ()))
+        parts = cutter.stages(cuts, duplicated)
+        return cls(
+            graph,
+            cuts,
+            duplicated,
+            tuple(Strategy.from_data(stage, part.graph) for stage, part in zip(stages, parts, strict=True)),
+            str(data.get("schedule")),
+            int(data.get("places", len(stages))),
+        )
 
-def pipelined_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> PipelinedStrategy:
-    """Return the strategy of this model that :func:`pipelined_to_dict` wrote; its inverse.
-
-    Raises:
-        PlanError: the data do not describe a pipelined strategy of this graph; the message names the first
-            difference.
-    """
-    cutter = Cutter(graph)
-    begins, stages = data.get("begins"), data.get("stages")
-    if not isinstance(begins, Sequence) or not isinstance(stages, Sequence) or len(stages) != len(begins) + 1:
-        raise PlanError("the plan's pipeline does not say with which operators its stages begin")
-    cuts, duplicated = tuple(map(cutter.beginning, begins)), frozenset(data.get("again", ()))
-    parts = cutter.stages(cuts, duplicated)
-    return PipelinedStrategy(
-        graph,
-        cuts,
-        duplicated,
-        tuple(strategy_from_dict(stage, part.graph) for stage, part in zip(stages, parts, strict=True)),
-        str(data.get("schedule")),
-        int(data.get("places", len(stages))),
-    )
+    @staticmethod
+    def devices_in(data: Mapping[str, Any]) -> int:
+        """Return the number of ranks of a pipelined strategy in plain data."""
+        return int(data["places"]) * Strategy.devices_in(data["stages"][0])

@@ -2,7 +2,8 @@
 
 This package exports everything that a placing planner needs, which is numbers only: the problem, the
 placement, and the simulator for both. :mod:`.graph` and :mod:`.prices` turn a model into such a problem,
-:mod:`.points` turns a placement into a plan, and :mod:`.execute` runs it.
+:mod:`.strategy` says what every device runs, :mod:`.points` turns a placement into a plan, and
+:mod:`.execute` runs it.
 """
 
 from tensoropt.placement.problem import DeviceSet, PlacedTensor, Placement, PlacementProblem

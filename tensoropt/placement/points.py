@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError
-from tensoropt.placement.graph import PlacedGraph, PlacedOperator, Value, placed_graph
+from tensoropt.placement.graph import PlacedGraph, placed_graph
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
 from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
+from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, PlacedInfo, Plan, TransferPlan
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import PlacedRecord
@@ -29,116 +29,6 @@ from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, Recording
 from tensoropt.simulate.timeline import Timeline, joined, length_s
-
-
-class ValueTransfer(NamedTuple):
-    """A message: a value, given by name, or with ``backward`` its gradient, that goes from one device to
-    another."""
-
-    value: str
-    source: int
-    target: int
-    backward: bool
-
-
-@dataclass(frozen=True)
-class PlacedStrategy:
-    """A placement of a model's operators.
-
-    Attributes:
-        graph: the operators and the values between them.
-        placement: the placement; operator ``i`` of the graph is operator ``i`` here.
-        transfers: the transfers of one micro-batch, in an order that agrees with the orders of all devices.
-    """
-
-    graph: PlacedGraph
-    placement: Placement
-    transfers: tuple[ValueTransfer, ...]
-
-    @property
-    def devices(self) -> int:
-        """The number of devices that the placement is for."""
-        return len(self.placement.forward)
-
-    @property
-    def micro_batches(self) -> int:
-        """The number of pieces in which the batch is run, one after another."""
-        return self.graph.micro_batches
-
-    def device_of(self, operator: PlacedOperator) -> int:
-        """Return the device that an operator lies on."""
-        return self.placement.device[self.graph.operators.index(operator)]
-
-    @cached_property
-    def sent_buffers(self) -> Mapping[str, int]:
-        """The buffers that a step changes on one device and others read, each with the device that makes its
-        new value, which the step sends to all."""
-        mutations = self.graph.groups.atoms.graph.mutations
-        made: dict[tuple[str, int], set[Value]] = {}
-        device_of: dict[Value, int] = {}
-        for op, device in zip(self.graph.operators, self.placement.device, strict=True):
-            for value in op.writes:
-                made.setdefault((value.tensor, device), set()).add(value)
-                device_of[value] = device
-        makers = {}
-        for op, device in zip(self.graph.operators, self.placement.device, strict=True):
-            for name in op.group.free if op.group is not None else ():
-                if name not in mutations:
-                    continue
-                assert op.configuration is not None
-                new = mutations[name]
-                # A piece of an operator needs no more of the new value than its own piece.
-                part = Value(new, op.configuration.layout(name)[1], op.count, op.index)
-                if made.get((new, device), set()).isdisjoint({Value(new), part}):
-                    makers[name] = device_of[Value(new)]
-        return makers
-
-
-def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
-    """Return the transfers that a placement needs, in no particular order: each value once to every other
-    device that reads it, and its gradient once back from there.
-    """
-    source, device = graph.groups.atoms.graph, placement.device
-    readers: dict[str, dict[int, None]] = {}
-    for number, op in enumerate(graph.operators):
-        for value in op.reads:
-            readers.setdefault(value.name, {})[device[number]] = None
-    routes: list[ValueTransfer] = []
-    for number, op in enumerate(graph.operators):
-        for value in op.writes:
-            for target in readers.get(value.name, ()):
-                if target != device[number]:
-                    routes.append(ValueTransfer(value.name, device[number], target, False))
-                    if source.training and source.tensors[value.tensor].requires_grad:
-                        routes.append(ValueTransfer(value.name, target, device[number], True))
-    return tuple(routes)
-
-
-def placed_to_dict(strategy: PlacedStrategy) -> dict[str, Any]:
-    """Return the strategy as plain data, for other processes."""
-    placement = strategy.placement
-    return {
-        "micro_batches": strategy.micro_batches,
-        "splits": {name: list(how) for name, how in strategy.graph.splits.items()},
-        "device": list(placement.device),
-        "forward": [list(order) for order in placement.forward],
-        "backward": None if placement.backward is None else [list(order) for order in placement.backward],
-        "transfers": [list(route) for route in strategy.transfers],
-    }
-
-
-def placed_from_dict(data: Mapping[str, Any], groups: GroupGraph) -> PlacedStrategy:
-    """Return the strategy that :func:`placed_to_dict` wrote; its inverse."""
-    backward = data["backward"]
-    placement = Placement(
-        tuple(data["device"]),
-        tuple(map(tuple, data["forward"])),
-        None if backward is None else tuple(map(tuple, backward)),
-    )
-    splits = {name: (label, int(count)) for name, (label, count) in data["splits"].items()}
-    transfers = tuple(ValueTransfer(*transfer) for transfer in data["transfers"])
-    graph = placed_graph(groups, splits, int(data["micro_batches"]))
-    return PlacedStrategy(graph, placement, transfers)
 
 
 def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord:

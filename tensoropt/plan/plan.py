@@ -314,7 +314,7 @@ class PlacedInfo(_Strict):
 
 
 class StagePlan(_Strict):
-    """The strategy of one stage, as :func:`tensoropt.sharding.strategy.strategy_to_dict` writes it, without
+    """The strategy of one stage, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes it, without
     its mesh.
 
     Attributes:
@@ -452,7 +452,7 @@ class Plan(Shown, _Strict):
         return str(self.settings.get("dtype", "float32"))
 
     def strategy_data(self) -> dict[str, Any]:
-        """Return the strategy as :func:`tensoropt.sharding.strategy.strategy_from_dict` reads it.
+        """Return the strategy as :meth:`tensoropt.sharding.strategy.Strategy.from_data` reads it.
 
         Raises:
             PlanError: the plan is placed or has a pipeline, so it has no single strategy on a mesh.
@@ -475,11 +475,12 @@ class Plan(Shown, _Strict):
         Raises:
             PlanError: the plan is for another model; names the first difference.
         """
-        from tensoropt.sharding.strategy import strategy_from_dict
+
+        from tensoropt.sharding.strategy import Strategy
 
         # Before the fingerprint: its errors name the operator that differs, a fingerprint only says that one
         # does.
-        strategy = strategy_from_dict(self.strategy_data(), graph)
+        strategy = Strategy.from_data(self.strategy_data(), graph)
         self.check_model(graph)
         return strategy
 

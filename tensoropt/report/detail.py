@@ -47,7 +47,7 @@ from tensoropt.report.step_parts import (
 )
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
-from tensoropt.sharding.strategy import Edge, Strategy, strategy_from_dict
+from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, overlap_of
 from tensoropt.simulate.recorder import StepRecorder
@@ -248,7 +248,7 @@ def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt
         TensorOptError: the costs of its workloads were not saved.
     """
     space = exploration.spaces[exploration.all_points[index].space]
-    strategy = strategy_from_dict(exploration.plan(index).strategy_data(), recorded.grouped)
+    strategy = Strategy.from_data(exploration.plan(index).strategy_data(), recorded.grouped)
     cluster = Cluster.from_dict(exploration.cluster)
     works = {
         name: workload(recorded.grouped, configuration, strategy.mesh)

@@ -24,7 +24,7 @@ from tensoropt.session.evaluation import certified, only_used_spaces, record_use
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
-from tensoropt.sharding.strategy import strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import overlap_of
 
 
@@ -41,7 +41,7 @@ def recost_point(session: Session, searched: Searched, old: Exploration, index: 
         reason = f"mesh {plan.mesh.label} is not one of {session.cluster.name}'s"
         return Recosted(index, None, None, reason)
     graph = searched.problem.graph
-    strategy = strategy_from_dict(plan.strategy_data(), graph)
+    strategy = Strategy.from_data(plan.strategy_data(), graph)
     works = {n: workload(graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     # From the source and not from the tables: an old strategy need not be among today's configurations.
     facts = {n: searched.costs.facts.of(work) for n, work in works.items()}

@@ -3,6 +3,9 @@
 This is where search and executor meet: the search picks a strategy, the cost tables price its
 :meth:`Strategy.edges`, and the executor issues them.
 
+:class:`ParallelStrategy` is what strategies of every kind answer: they are stages and a schedule. A
+:class:`Strategy` is a whole plan of one stage, or one stage of a pipeline.
+
 As plain data, a strategy consists of labels and placement names, ready for JSON or for another process. Only
 names are written; their meaning comes from the model's graph on the reading side, so a plan for another model
 is refused at the first name that does not fit.
@@ -14,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from tensoropt.errors import PlanError, closest
 from tensoropt.graph import Tensor
@@ -39,6 +42,86 @@ from tensoropt.sharding.groups import (
 from tensoropt.sharding.regions import Blocks, Region, find_blocks, find_regions, region_of
 from tensoropt.sharding.reshard.steps import Step, edge_steps
 from tensoropt.sharding.storage import Gather, Storage, Way, way
+
+
+class ParallelStrategy(Protocol):
+    """What strategies of every kind answer: a training step is stages, and the schedule in which
+    micro-batches pass through them.
+
+    A place is an equal part of the devices, and runs the stages that the schedule assigns to it. A stage on a
+    mesh is a :class:`Strategy`; one on a single device may instead say in which orders it runs its operators.
+
+    Attributes:
+        kind: the name of this kind of strategies in plain data.
+        spmd: whether all ranks run the same program, so that what one rank sends and keeps represents all of
+            them.
+    """
+
+    kind: ClassVar[str]
+    spmd: ClassVar[bool]
+
+    @property
+    def graph(self) -> GroupGraph:
+        """The grouped graph of the model that the strategy is for."""
+
+    @property
+    def stages(self) -> Sequence[Any]:
+        """The stages, in the order in which a micro-batch passes through them."""
+
+    @property
+    def schedule(self) -> str:
+        """The order in which stages run micro-batches; "" if each follows from the stages themselves."""
+
+    @property
+    def places(self) -> int:
+        """The number of parts of the devices."""
+
+    @property
+    def devices(self) -> int:
+        """The number of ranks that it takes."""
+
+    @property
+    def micro_batches(self) -> int:
+        """The number of pieces in which the global batch is run, one after another."""
+
+    @property
+    def mesh_text(self) -> str:
+        """The shape of its devices in words."""
+
+    @property
+    def sent_buffers(self) -> Mapping[str, int]:
+        """The buffers that a step changes at one place and other places read, each with the place that makes
+        its new value, which the step sends to all."""
+
+    def place_of(self, stage: int) -> int:
+        """Return the place that has a stage."""
+
+    def maker(self, name: str) -> int | None:
+        """Return the stage that makes a result of the model, or a buffer's new value; None if no stage makes
+        all of it."""
+
+    def holders(self, name: str) -> tuple[int, ...]:
+        """Return the stages that hold a parameter."""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the strategy as plain data, for other processes; :meth:`from_data` reads it."""
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> Self:
+        """Return the strategy of this model that :meth:`to_data` wrote; its inverse.
+
+        Raises:
+            PlanError: the data do not describe a strategy of this graph; the message names the first
+                difference.
+        """
+
+    @staticmethod
+    def devices_in(data: Mapping[str, Any]) -> int:
+        """Return :attr:`devices` from plain data alone.
+
+        Raises:
+            PlanError: the data do not say.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +183,9 @@ class Strategy:
         recomputed: the regions whose forward runs a second time in backward.
     """
 
+    kind: ClassVar[str] = "sharded"
+    spmd: ClassVar[bool] = True
+
     graph: GroupGraph
     mesh: AxisSizes
     configurations: Mapping[str, Configuration]
@@ -108,9 +194,44 @@ class Strategy:
     recomputed: tuple[Region, ...] = ()
 
     @property
+    def stages(self) -> tuple[Strategy, ...]:
+        """The strategy itself, as the only stage."""
+        return (self,)
+
+    schedule = ""
+    places = 1
+
+    @property
+    def sent_buffers(self) -> Mapping[str, int]:
+        """No buffers: the only place makes the new values of all of them."""
+        return {}
+
+    @property
+    def devices(self) -> int:
+        """The number of ranks that it takes."""
+        return prod(self.mesh[1:])
+
+    @property
     def micro_batches(self) -> int:
         """The number of pieces in which the batch is run."""
         return self.mesh[0]
+
+    @property
+    def mesh_text(self) -> str:
+        """The sizes of the mesh's axes."""
+        return "x".join(map(str, self.mesh[1:])) or "1"
+
+    def place_of(self, stage: int) -> int:
+        """Return 0: all devices are one place."""
+        return 0
+
+    def maker(self, name: str) -> int:
+        """Return 0: the only stage makes everything."""
+        return 0
+
+    def holders(self, name: str) -> tuple[int, ...]:
+        """Return the only stage, which holds all parameters."""
+        return (0,)
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor with this name."""
@@ -329,6 +450,55 @@ class Strategy:
         coordinate."""
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
+    def to_data(self) -> dict[str, Any]:
+        """Return the strategy as data: the mesh, one label per group and axis (the micro-batch axis first),
+        one placement name per axis for each hub and parameter, and the names of the recomputed regions."""
+        return {
+            "mesh": list(self.mesh),
+            "groups": {
+                name: [str(s.label) for s in configuration.strategies]
+                for name, configuration in self.configurations.items()
+            },
+            "hubs": {name: list(layout_names(layout)) for name, layout in self.hubs.items()},
+            "stored": {name: list(layout_names(layout)) for name, layout in self.stored.items()},
+            "recomputed": [region.name for region in self.recomputed],
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> Strategy:
+        """Return the strategy of this model that :meth:`to_data` wrote; its inverse.
+
+        Raises:
+            PlanError: the data do not describe a strategy of this graph; the message names the first
+                difference.
+        """
+        mesh = _mesh(data.get("mesh"))
+        groups = _section(data, "groups", (g.name for g in graph.groups))
+        hubs = _section(data, "hubs", graph.hubs)
+        parameters = [t.name for t in graph.atoms.graph.parameters]
+        stored = _section(data, "stored", parameters)
+        return cls(
+            graph=graph,
+            mesh=mesh,
+            configurations={g.name: _configuration(graph, g, groups[g.name], mesh) for g in graph.groups},
+            hubs={name: _layout(graph, "hub", name, hubs[name], mesh) for name in graph.hubs},
+            stored={name: _layout(graph, "parameter", name, stored[name], mesh) for name in parameters},
+            recomputed=_regions(graph, data.get("recomputed", ())),
+        )
+
+    @staticmethod
+    def devices_in(data: Mapping[str, Any]) -> int:
+        """Return the number of ranks of a strategy in plain data.
+
+        Raises:
+            PlanError: the data have no mesh.
+        """
+        mesh = data.get("mesh")
+        if not isinstance(mesh, Sequence) or not mesh:
+            raise PlanError("the plan has no mesh")
+        # The first entry counts micro-batches, which take time and no devices.
+        return prod(mesh[1:])
+
 
 def output_layout(source: Layout) -> Layout:
     """Return the layout of a tensor that leaves the model: whole on every rank, with the micro-batch axis
@@ -348,43 +518,6 @@ def made_again(tensor: Tensor, steps: Iterable[Step], *, unsharded: bool = False
 def replicated_axes(layout: Layout) -> tuple[int, ...]:
     """Return the mesh's own axes on which a parameter is stored whole."""
     return tuple(a for a, code in enumerate(layout) if a > 0 and code in (REPLICATE, PARTIAL_GRAD))
-
-
-def strategy_to_dict(strategy: Strategy) -> dict[str, Any]:
-    """Return the strategy as data: the mesh, one label per group and axis (the micro-batch axis first), one
-    placement name per axis for each hub and parameter, and the names of the recomputed regions."""
-    return {
-        "mesh": list(strategy.mesh),
-        "groups": {
-            name: [str(s.label) for s in configuration.strategies]
-            for name, configuration in strategy.configurations.items()
-        },
-        "hubs": {name: list(layout_names(layout)) for name, layout in strategy.hubs.items()},
-        "stored": {name: list(layout_names(layout)) for name, layout in strategy.stored.items()},
-        "recomputed": [region.name for region in strategy.recomputed],
-    }
-
-
-def strategy_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Strategy:
-    """Inverse of :func:`strategy_to_dict` for the same model.
-
-    Raises:
-        PlanError: the data does not describe a strategy of this graph; the message names the first
-            difference.
-    """
-    mesh = _mesh(data.get("mesh"))
-    groups = _section(data, "groups", (g.name for g in graph.groups))
-    hubs = _section(data, "hubs", graph.hubs)
-    parameters = [t.name for t in graph.atoms.graph.parameters]
-    stored = _section(data, "stored", parameters)
-    return Strategy(
-        graph=graph,
-        mesh=mesh,
-        configurations={g.name: _configuration(graph, g, groups[g.name], mesh) for g in graph.groups},
-        hubs={name: _layout(graph, "hub", name, hubs[name], mesh) for name in graph.hubs},
-        stored={name: _layout(graph, "parameter", name, stored[name], mesh) for name in parameters},
-        recomputed=_regions(graph, data.get("recomputed", ())),
-    )
 
 
 def _regions(graph: GroupGraph, names: Sequence[str]) -> tuple[Region, ...]:

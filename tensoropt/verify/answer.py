@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tensoropt.execute.executable import Executable
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.findings import Differences, RunFindings, within_tolerance
 from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.predict import Place, Prediction
@@ -20,7 +20,7 @@ from tensoropt.verify.reference import ModuleFindings
 
 
 def answer_of(
-    executables: Sequence[Executable],
+    strategies: Sequence[ParallelStrategy],
     predictions: Sequence[Prediction],
     findings: Sequence[RunFindings],
     place: Place,
@@ -37,7 +37,7 @@ def answer_of(
         ``ok``; ``checked_on`` in words; ``plans``, with an entry for each (:func:`entry_of`); ``module``; and
         ``file``.
     """
-    plans = [entry_of(*row) for row in zip(executables, predictions, findings, strict=True)]
+    plans = [entry_of(*row) for row in zip(strategies, predictions, findings, strict=True)]
     faithful = module is None or module.ok
     return {
         "ok": faithful and (file is None or file.ok) and all(p["ok"] for p in plans),
@@ -48,7 +48,7 @@ def answer_of(
     }
 
 
-def entry_of(executable: Executable, predicted: Prediction, findings: RunFindings) -> dict[str, Any]:
+def entry_of(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> dict[str, Any]:
     """Return the answer about one strategy.
 
     ``ok`` says that its numbers agree up to rounding, its replicas agree, and the collectives it issues are
@@ -68,9 +68,9 @@ def entry_of(executable: Executable, predicted: Prediction, findings: RunFinding
     return {
         # None passes: fake ranks compute no numbers.
         "ok": findings.numerics_ok is not False and not findings.error and not unlike and not order_unlike,
-        "mesh": executable.mesh_text,
-        "micro_batches": executable.micro_batches,
-        "schedule": executable.schedule,
+        "mesh": strategy.mesh_text,
+        "micro_batches": strategy.micro_batches,
+        "schedule": strategy.schedule or None,
         "loss_difference": findings.differences.loss,
         "gradient_difference": findings.differences.gradient,
         "worst_gradient": findings.worst_gradient,

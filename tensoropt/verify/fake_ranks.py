@@ -24,9 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel
 from tensoropt.errors import PlanError
-from tensoropt.execute.executable import AnyStrategy, executable_of
+from tensoropt.execute.executable import engine_of
 from tensoropt.profiling.fact_finding import KernelStorages
 from tensoropt.profiling.optimizers import make_optimizer
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.recorder import (
@@ -184,7 +185,7 @@ def looked_at(world_size: int) -> tuple[int, ...]:
 
 def check_on_fake_ranks(
     loaded: CapturedModel,
-    strategy: AnyStrategy,
+    strategy: ParallelStrategy,
     optimizer: str,
     ranks: Sequence[int] | None = None,
     device: str = "cpu",
@@ -196,14 +197,13 @@ def check_on_fake_ranks(
         ranks: the ranks to check. By default some of them if all run the same program, otherwise all.
         device: the device of their tensors.
     """
-    executable = executable_of(strategy)
-    if executable.spmd:
-        return _alike(loaded, strategy, optimizer, ranks or looked_at(executable.devices), device)
-    return _each_its_own(loaded, strategy, optimizer, ranks or range(executable.devices), device)
+    if strategy.spmd:
+        return _alike(loaded, strategy, optimizer, ranks or looked_at(strategy.devices), device)
+    return _each_its_own(loaded, strategy, optimizer, ranks or range(strategy.devices), device)
 
 
 def _alike(
-    loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int], device: str
+    loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str, ranks: Sequence[int], device: str
 ) -> RunFindings:
     """Return the collectives and the memory of the first rank, whose shards are the largest, and where
     another rank's collectives differ in more than being smaller (uneven shards)."""
@@ -225,7 +225,7 @@ def _alike(
 
 
 def _each_its_own(
-    loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int], device: str
+    loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str, ranks: Sequence[int], device: str
 ) -> RunFindings:
     """Return the collectives of all ranks together, and the memory of the fullest."""
     sent, memory = [], []
@@ -245,18 +245,17 @@ def _each_its_own(
 
 @contextlib.contextmanager
 def step_on(
-    rank: int, loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, device: str = "cpu"
+    rank: int, loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str, device: str = "cpu"
 ) -> Iterator[RunStep]:
     """Yield a step of a fake rank."""
-    executable = executable_of(strategy)
     with contextlib.ExitStack() as stack:
-        if executable.devices > 1:
-            stack.enter_context(fake_job(rank, executable.devices))
+        if strategy.devices > 1:
+            stack.enter_context(fake_job(rank, strategy.devices))
         # Operators may meet real tensors: constants of the captured graph are real ones until they are
         # replaced below.
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(KernelStorages())
-        engine = executable.engine({n: _like(v, device) for n, v in loaded.values.items()})
+        engine = engine_of(strategy, {n: _like(v, device) for n, v in loaded.values.items()})
         # Constants are the model's own tensors, or have no data: operators want fake ones of the same device.
         for module in engine.module.modules():
             for name, constant in module.named_buffers(recurse=False):

@@ -4,7 +4,7 @@ places where strategies are checked: CPU ranks, GPUs, or fake ranks if neither s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,16 +20,15 @@ from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import sent_by_rank
 from tensoropt.placement import Placement, simulate_placement
-from tensoropt.placement.points import PlacedStrategy, ValueTransfer, placed_strategy
 from tensoropt.placement.prices import PricedGraph
+from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.cuda_kernels import has_recurrent
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload, workload
+from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
@@ -135,6 +134,8 @@ def _check_room(devices: int) -> None:
 
 
 _Rows = list[dict[str, Any]]
+_Works = Sequence[Mapping[str, Workload]]
+"""The workloads of each stage of a strategy, by group."""
 
 
 @dataclass(frozen=True)
@@ -157,20 +158,22 @@ class Prediction:
     of_places: tuple[float, ...] = ()
 
 
-def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
-    """Return a plan file's own prediction."""
+def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> Prediction:
+    """Return a plan file's own prediction, and what no file keeps of what ranks send: the order of
+    collectives, what each rank of a pipeline sends, how ranks of a placed plan get the results."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
-    if plan.placed is not None:
-        rows += _result_rows(placed_strategy(plan, graph))
     peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
     # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
-    return Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)
+    prediction = Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)
+    if strategy.spmd and made_for(plan.cluster) is None:
+        return prediction  # the facts on which the order depends may be those of other devices
+    return _WITH_SENT[strategy.kind](prediction, strategy, costs)
 
 
-def of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
-    """Return the prediction of a plan file with a pipeline, with what each rank sends, which no file keeps:
-    it follows from the facts of the stages' workloads."""
+def _of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
+    """Return the prediction of a plan file with a pipeline, with what each rank sends: it follows from the
+    facts of the stages' workloads."""
     works = stage_works(strategy)
     costs.facts.find(work for of_stage in works for work in of_stage.values())
     sent = [
@@ -183,20 +186,32 @@ def of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: Cos
     )
 
 
-def with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
-    """Return a plan file's own prediction, with the order of its collectives, which no file keeps.
+def _with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
+    """Return a plan file's own prediction, with the order of its collectives.
 
     The order depends on the facts of the strategy's workloads: these come from the profile store, or are
     found now on fake tensors. If they give other collectives than the file names (a file of an earlier
     version, or made beside a GPU whose facts are not in the store), nothing is said about the order.
     """
-    works = _works_of(strategy)
+    (works,) = stage_works(strategy)
     costs.facts.find(works.values())
     facts = {name: costs.facts.of(work) for name, work in works.items()}
     rows = prediction.collectives
     counts = {Collective(row["kind"], tuple(row["axes"]), row["bytes"]): row["count"] for row in rows}
     order = _order(strategy, works, facts, costs)
     return replace(prediction, order=order if order is not None and Counter(order) == counts else None)
+
+
+def _with_results(prediction: Prediction, strategy: PlacedStrategy, costs: CostSource) -> Prediction:
+    """Return a placed plan file's own prediction, with the broadcasts of results."""
+    return replace(prediction, collectives=[*prediction.collectives, *_result_rows(strategy)])
+
+
+_WITH_SENT: dict[str, Callable[[Prediction, Any, CostSource], Prediction]] = {
+    Strategy.kind: _with_order,
+    PipelinedStrategy.kind: _of_each_rank,
+    PlacedStrategy.kind: _with_results,
+}
 
 
 def _order(
@@ -209,18 +224,11 @@ def _order(
     return collectives_in_order(strategy, facts)
 
 
-def _works_of(strategy: Strategy) -> dict[str, Workload]:
-    return {
-        name: workload(strategy.graph, configuration, strategy.mesh)
-        for name, configuration in strategy.configurations.items()
-    }
-
-
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
     """Return how ranks of a placed plan all get new values of buffers that they read, and the model's
     results: from where they are made, those of all micro-batches at once. In training with several
     micro-batches the loss is the only result."""
-    source = strategy.graph.groups.atoms.graph
+    source = strategy.graph.atoms.graph
     names = source.outputs[:1] if strategy.micro_batches > 1 and source.training else source.outputs
     made = [name for name in names if source.tensors[name].kind == "activation"]
     everywhere = (*strategy.sent_buffers, *made) if strategy.devices > 1 else ()
@@ -244,73 +252,85 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
     return strategy, Prediction(rows, simulated.memory_bytes + constants, simulated.time_s)
 
 
-def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[Prediction]:
-    """Price strategies as the cost tables do, measuring only what these strategies need."""
-    works = [_works_of(strategy) for strategy, _ in drawn]
-    # All strategies' work at once, by key: what several of them share is measured once.
-    costs.timings.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
-    models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
-    compute, overheads = costs.compute(), costs.overheads()
-    predictions = []
-    for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
-        facts = {name: costs.facts.of(w) for name, w in of_strategy.items()}
-        counts = predicted_collectives(strategy, facts)
-        optimizer = costs.settings.optimizer
-        prices = Prices(
-            strategy.graph,
-            strategy.mesh,
-            compute,
-            models[mesh.label],
-            optimizer,
-            overheads,
-            packs=costs.cluster.device_type == "cpu",
-        )
-        overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
-        simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
-        rows = rows_of(counts)
-        seconds = float(simulated.time_s[0]), float(simulated.communication_s[0])
-        order = _order(strategy, of_strategy, facts, costs)
-        memory = float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes
-        predictions.append(Prediction(rows, memory, *seconds, order))
-    return predictions
-
-
 def rows_of(counts: Mapping[Collective, int]) -> _Rows:
     """Return collectives as the rows that are shown for them."""
     return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(counts.items())]
 
 
-def predict_pipelines(
-    drawn: Sequence[tuple[PipelinedStrategy, Mesh]], costs: CostSource
-) -> list[tuple[PipelinedStrategy, Prediction]]:
-    """Return pipelined strategies, each with the mesh of its job, and their predictions by the simulator."""
+def predict(
+    drawn: Sequence[tuple[ParallelStrategy, Mesh]], costs: CostSource
+) -> list[tuple[ParallelStrategy, Prediction]]:
+    """Return sharded and pipelined strategies with their predictions, priced as the cost tables do; only what
+    these strategies need is measured.
+
+    Args:
+        drawn: the strategies, each with the mesh of its job.
+    """
     works = [stage_works(strategy) for strategy, _ in drawn]
+    # All strategies' work at once, by key: what several of them share is measured once.
     every = {w.key: w for of_strategy in works for of_stage in of_strategy for w in of_stage.values()}
     costs.facts.find(every.values())
     costs.timings.measure(every)
-    prices = {mesh: PipelinePrices.of(costs, mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
-    predictions = []
-    for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
+    prices = {key: _PRICED[key[0]](costs, key[1]) for key in dict.fromkeys((s.kind, m) for s, m in drawn)}
+    return [
+        (strategy, prices[strategy.kind, mesh](strategy, of_strategy))
+        for (strategy, mesh), of_strategy in zip(drawn, works, strict=True)
+    ]
+
+
+def _sharded_on(costs: CostSource, mesh: Mesh) -> Callable[[Strategy, _Works], Prediction]:
+    """Return the function that predicts sharded strategies on a mesh, by the simulator."""
+    compute, overheads, communication = costs.compute(), costs.overheads(), costs.communication(mesh)
+    overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
+
+    def predicted(strategy: Strategy, works: _Works) -> Prediction:
+        facts = {name: costs.facts.of(work) for name, work in works[0].items()}
+        prices = Prices(
+            strategy.graph,
+            strategy.mesh,
+            compute,
+            communication,
+            costs.settings.optimizer,
+            overheads,
+            packs=costs.cluster.device_type == "cpu",
+        )
+        simulated = evaluate_strategy(strategy, works[0], facts, prices, overlap).metrics
+        return Prediction(
+            rows_of(predicted_collectives(strategy, facts)),
+            float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes,
+            float(simulated.time_s[0]),
+            float(simulated.communication_s[0]),
+            _order(strategy, works[0], facts, costs),
+        )
+
+    return predicted
+
+
+def _pipelined_on(costs: CostSource, mesh: Mesh) -> Callable[[PipelinedStrategy, _Works], Prediction]:
+    """Return the function that predicts pipelines on the mesh of a job, by the simulator."""
+    prices = PipelinePrices.of(costs, mesh)
+
+    def predicted(strategy: PipelinedStrategy, works: _Works) -> Prediction:
         sources = sources_at(costs, strategy.places)
         facts = [
             {name: sources[strategy.place_of(stage)].facts.of(w) for name, w in of_stage.items()}
-            for stage, of_stage in enumerate(of_strategy)
+            for stage, of_stage in enumerate(works)
         ]
-        evaluated = evaluate_pipeline(strategy, of_strategy, facts, prices[mesh])
+        evaluated = evaluate_pipeline(strategy, works, facts, prices)
         sent = [evaluated.sent_by(rank) for rank in range(strategy.devices)]
-        predictions.append(
-            Prediction(
-                rows_of(sum(sent, Counter())),
-                evaluated.memory_bytes,
-                evaluated.time_s,
-                evaluated.busiest.communication_s,
-                of_ranks=tuple(map(rows_of, sent)),
-                of_places=tuple(evaluated.peaks.tolist()),
-            )
+        return Prediction(
+            rows_of(sum(sent, Counter())),
+            evaluated.memory_bytes,
+            evaluated.time_s,
+            evaluated.busiest.communication_s,
+            of_ranks=tuple(map(rows_of, sent)),
+            of_places=tuple(evaluated.peaks.tolist()),
         )
-    return [(strategy, prediction) for (strategy, _), prediction in zip(drawn, predictions, strict=True)]
+
+    return predicted
 
 
-def predicted(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[tuple[Strategy, Prediction]]:
-    """Return strategies with their predictions from :func:`predict`."""
-    return [(strategy, p) for (strategy, _), p in zip(drawn, predict(drawn, costs), strict=True)]
+_PRICED: dict[str, Callable[[CostSource, Mesh], Callable[[Any, _Works], Prediction]]] = {
+    Strategy.kind: _sharded_on,
+    PipelinedStrategy.kind: _pipelined_on,
+}

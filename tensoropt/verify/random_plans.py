@@ -20,7 +20,7 @@ from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Progress, silent
-from tensoropt.verify.predict import Wanted, place_for, predict_pipelines, predict_placed, predicted
+from tensoropt.verify.predict import Wanted, place_for, predict, predict_placed
 from tensoropt.verify.random_strategies import (
     draw_pipelines,
     micro_strategies,
@@ -135,12 +135,7 @@ def _strategies(
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
     sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
     pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
-    strategies: list[Predicted] = []
-    if sharded:
-        strategies += predicted(sharded, costs)
-    if pipelines:
-        strategies += predict_pipelines(pipelines, costs)
-    return strategies
+    return predict([*sharded, *pipelines], costs)
 
 
 def _placements(

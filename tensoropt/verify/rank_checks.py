@@ -12,7 +12,7 @@ import torch
 
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
-from tensoropt.execute.executable import executable_from_dict
+from tensoropt.execute.executable import engine_of, strategy_from_data
 from tensoropt.verify.fake_ranks import RunStep, issued, step_times, tracked_memory
 from tensoropt.verify.findings import Differences, NarrowDistance
 from tensoropt.verify.recorder import outgoing, rows_in_order, summarise
@@ -112,9 +112,8 @@ def check_plan(
     findings."""
     loaded = load_model(spec)
     ref = reference(loaded, options.seed) if options.numerics else None
-    engine = executable_from_dict(strategy_data, loaded.graph).engine(
-        loaded.values, seed=options.seed, device=loaded.device
-    )
+    strategy = strategy_from_data(strategy_data, loaded.graph)
+    engine = engine_of(strategy, loaded.values, seed=options.seed, device=loaded.device)
     results: list[Any] = []
     # The compared step is the recorded one: both come from the same calls.
     sent = outgoing(issued(engine, lambda: results.extend(first_step(engine, loaded))))
@@ -151,9 +150,8 @@ def narrow_distance(
     """
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
     exact, unsplit = reference(wide, options.seed), reference(loaded, options.seed)
-    engine = executable_from_dict(strategy_data, loaded.graph).engine(
-        loaded.values, seed=options.seed, device=loaded.device
-    )
+    strategy = strategy_from_data(strategy_data, loaded.graph)
+    engine = engine_of(strategy, loaded.values, seed=options.seed, device=loaded.device)
     outputs, gradients = first_step(engine, loaded)
     shard = engine.shards.shard
     if engine.training:

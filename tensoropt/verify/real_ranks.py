@@ -15,7 +15,7 @@ from typing import Any
 
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import PlanError
-from tensoropt.execute.executable import devices_in, is_spmd
+from tensoropt.execute.executable import strategy_class
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
@@ -47,8 +47,8 @@ def verify_strategies(
 
     Args:
         model: the model to build on every rank.
-        strategies: strategies as :func:`tensoropt.sharding.strategy.strategy_to_dict` writes them; a placed
-            one is ``{"placed": ...}`` as :func:`tensoropt.placement.points.placed_to_dict` writes it.
+        strategies: strategies of any kind, as :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data`
+            writes them.
         pool: ranks to use if their number fits; others are started as needed.
         options: what to check.
         timeout_s: the timeout for one strategy.
@@ -65,7 +65,7 @@ def verify_strategies(
     done = 0
     by_size: dict[int, list[int]] = {}
     for index, data in enumerate(strategies):
-        by_size.setdefault(devices_in(data), []).append(index)
+        by_size.setdefault(strategy_class(data).devices_in(data), []).append(index)
     # By number of ranks, so that each pool is started once.
     for size, indices in sorted(by_size.items()):
         with _pool_of(pool, size, timeout_s) as ranks:
@@ -175,7 +175,7 @@ def _check(
         if isinstance(error.cause, PlanError):
             raise error.cause from error
         return RunFindings.failed(str(error))
-    return _joined(ranks, spmd=is_spmd(data))
+    return _joined(ranks, spmd=strategy_class(data).spmd)
 
 
 def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> RunFindings:

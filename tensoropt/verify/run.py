@@ -15,9 +15,8 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MeasurementError, PlanError
-from tensoropt.execute.executable import AnyStrategy, executable_of, executable_of_plan
+from tensoropt.execute.executable import strategy_of_plan
 from tensoropt.exploration.rates import made_for
-from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
@@ -25,7 +24,7 @@ from tensoropt.ranks.local_hardware import local_backend
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.types import Progress, silent
 from tensoropt.verify.answer import answer_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
@@ -36,16 +35,14 @@ from tensoropt.verify.predict import (
     Prediction,
     Wanted,
     cluster_of,
-    of_each_rank,
     place_for,
     prediction_of,
-    with_order,
 )
 from tensoropt.verify.rank_checks import CheckOptions, hold_model
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.reference import ModuleFindings
 
-Predicted = tuple[AnyStrategy, Prediction]
+Predicted = tuple[ParallelStrategy, Prediction]
 _TIMEOUT_S = 600.0
 """The timeout for one strategy; big models on small machines take minutes."""
 
@@ -142,13 +139,12 @@ def _run_and_answer(
         if place.shared:
             options = replace(options, timed_steps=0)
         findings = _on_real_ranks(spec, strategies, pool, options, progress)
-    executables = list(map(executable_of, strategies))
-    return answer_of(executables, predictions, findings, place, module, verify_file(spec))
+    return answer_of(strategies, predictions, findings, place, module, verify_file(spec))
 
 
 def _on_real_ranks(
     spec: ModelSpec,
-    strategies: Sequence[AnyStrategy],
+    strategies: Sequence[ParallelStrategy],
     pool: RankPool,
     options: CheckOptions,
     progress: Progress,
@@ -156,7 +152,7 @@ def _on_real_ranks(
     progress("run", 0, len(strategies), "")
     return verify_strategies(
         spec,
-        [executable_of(strategy).to_dict() for strategy in strategies],
+        [strategy.to_data() for strategy in strategies],
         pool=pool,
         options=options,
         progress=progress,
@@ -164,7 +160,7 @@ def _on_real_ranks(
 
 
 def _on_fake_ranks(
-    spec: ModelSpec, strategies: Sequence[AnyStrategy], optimizer: str, progress: Progress
+    spec: ModelSpec, strategies: Sequence[ParallelStrategy], optimizer: str, progress: Progress
 ) -> list[RunFindings]:
     loaded = load_model(spec)
     findings = []
@@ -214,21 +210,12 @@ def verify_plans(
 
 def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
     """Return a plan's strategy and its own predictions, including the order if that can be determined."""
-    strategy, prediction = executable_of_plan(plan, graph).strategy, prediction_of(plan, graph)
-    cluster = made_for(plan.cluster)
-    if isinstance(strategy, PipelinedStrategy):
-        where = cluster or load_cluster(f"cpu:{strategy.devices}")
-        settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
-        with ProfileStore() as store:
-            costs = CostSource(where, store, settings, progress=progress)
-            return strategy, of_each_rank(prediction, strategy, costs)
-    if not isinstance(strategy, Strategy) or cluster is None:
-        return strategy, prediction
+    strategy = strategy_of_plan(plan, graph)
+    where = made_for(plan.cluster) or load_cluster(f"cpu:{strategy.devices}")
     settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
     with ProfileStore() as store:
-        return strategy, with_order(
-            prediction, strategy, CostSource(cluster, store, settings, progress=progress)
-        )
+        costs = CostSource(where, store, settings, progress=progress)
+        return strategy, prediction_of(plan, strategy, costs)
 
 
 def _check_runnable(plan: Plan) -> None:

@@ -11,9 +11,8 @@ from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, Predicted
 from tensoropt.question.settings import Settings
-from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.types import Progress
-from tensoropt.verify.predict import place_for, predicted
+from tensoropt.verify.predict import place_for, predict
 from tensoropt.verify.run import predict_and_run, ranks_with
 
 
@@ -26,8 +25,9 @@ def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> di
     place = place_for(1, "cpu", cluster.name, "ranks")
     with ranks_with(spec, place, 1) as pool:
         drawn = [(unsplit_strategy(load_model(spec).graph), cluster.meshes(1)[0])]
-        predict = functools.partial(predicted, drawn)
-        return predict_and_run(spec, predict, cluster, place, pool, settings, None, progress)
+        return predict_and_run(
+            spec, functools.partial(predict, drawn), cluster, place, pool, settings, None, progress
+        )
 
 
 def unsplit_plan(like: Plan, findings: Mapping[str, Any]) -> Plan:
@@ -37,7 +37,7 @@ def unsplit_plan(like: Plan, findings: Mapping[str, Any]) -> Plan:
         like: a plan of the same model.
         findings: the result of :func:`verify_unsplit`.
     """
-    data = strategy_to_dict(unsplit_strategy(load_model(ModelSpec.of(like)).graph))
+    data = unsplit_strategy(load_model(ModelSpec.of(like)).graph).to_data()
     return like.model_copy(
         update={
             "planner": "unsplit",

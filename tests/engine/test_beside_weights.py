@@ -21,7 +21,7 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.regions import Region
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import fake_job
 from tests.engine.loops import Loop, kept_graph, two_calls_and_one_backward, usual
 from tests.engine.threads import ThreadRuntime, on_ranks
@@ -83,7 +83,7 @@ def strategy(graph: GroupGraph, source: tuple[str, str], micro: int = 1) -> Stra
             split = "S(1)" if len(tensor.shape) == 2 else "P" if placed == "R" else "R"
         stored[tensor.name] = [("R/P" if micro > 1 else "R"), split if split != "P" else "R"]
     hubs = {name: [first.replace("d0", "S(0)").replace("none", "R"), "R/P"] for name in graph.hubs}
-    return strategy_from_dict({"mesh": [micro, 2], "groups": labels, "hubs": hubs, "stored": stored}, graph)
+    return Strategy.from_data({"mesh": [micro, 2], "groups": labels, "hubs": hubs, "stored": stored}, graph)
 
 
 def assert_as_unsplit(found: Strategy, values: dict[str, torch.Tensor], loop: Loop = usual) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
-from tensoropt.execute.executable import executable_of
 from tensoropt.pipeline.strategy import SCHEDULES
 from tensoropt.profiling.workload import workload
 from tensoropt.ranks.pool import RankPool
@@ -37,9 +36,7 @@ def spec(name: str) -> ModelSpec:
 
 def agree(loaded: CapturedModel, strategies: list[Any], pool: RankPool) -> None:
     """After three steps all ranks have the buffers, parameters and gradients of the unsplit model."""
-    found = verify_strategies(
-        loaded.spec, [executable_of(one).to_dict() for one in strategies], pool=pool, options=OPTIONS
-    )
+    found = verify_strategies(loaded.spec, [one.to_data() for one in strategies], pool=pool, options=OPTIONS)
     for one in found:
         assert one.error is None
         assert one.numerics_ok

@@ -22,7 +22,7 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
@@ -72,7 +72,7 @@ def data_parallel(
         "hubs": {},
         "stored": {t.name: [stored, dim, *("R/P" for _ in further)] for t in graph.atoms.graph.parameters},
     }
-    return strategy_from_dict(data, graph)
+    return Strategy.from_data(data, graph)
 
 
 def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:

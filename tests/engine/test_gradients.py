@@ -19,7 +19,7 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import Bucket, gradient_buckets
 from tensoropt.sharding.groups import group_operators
-from tensoropt.sharding.strategy import Scattered, strategy_from_dict
+from tensoropt.sharding.strategy import Scattered, Strategy
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
@@ -118,7 +118,7 @@ def test_buckets_start_in_the_backward_of_the_last_micro_batch(monkeypatch):
     }
     loss_sum, arrived = Collective("all_reduce", (1,), 4), list[int]()
     with fake_job(0, 2), CollectiveRecorder((2, 2)) as recorder:
-        engine = ShardedEngine(strategy_from_dict(data, graph), model_values(captured))
+        engine = ShardedEngine(Strategy.from_data(data, graph), model_values(captured))
         for leaf in engine.shards.leaves.values():
             leaf.register_post_accumulate_grad_hook(lambda _: arrived.append(len(recorder.issued)))
         loss = engine(X)[0]

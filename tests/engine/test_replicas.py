@@ -9,7 +9,7 @@ import pytest
 
 from tensoropt.engine.models import load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.strategy import strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.findings import RunFindings, replicas_agree, within_tolerance
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
@@ -46,7 +46,7 @@ def on_two_ranks(*stored: str) -> dict[str, Any]:
         "hubs": {},
         "stored": {t.name: list(stored) for t in graph.atoms.graph.parameters},
     }
-    return json.loads(json.dumps(strategy_to_dict(strategy_from_dict(data, graph))))
+    return json.loads(json.dumps(Strategy.from_data(data, graph).to_data()))
 
 
 def verified(strategy: dict[str, Any], ranks: RankPool) -> RunFindings:

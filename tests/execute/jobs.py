@@ -22,9 +22,10 @@ from tensoropt.engine.parallel_model import original_shape
 from tensoropt.engine.parameters import is_strided
 from tensoropt.execute import executable
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
-from tensoropt.execute.executable import AnyStrategy, executable_of
+from tensoropt.execute.executable import engine_of
 from tensoropt.execute.parallel import parallelize
 from tensoropt.sharding.reshard import redistribute
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
 from tensoropt.verify.reference import difference, largest_of, named_difference
 from tests.placement.execute.random_placed import random_placed
@@ -34,7 +35,7 @@ def spec(name: str, **more: Any) -> ModelSpec:
     return ModelSpec(f"tests.execute.models:{name}", **more)
 
 
-def strategy_of(loaded: CapturedModel, mesh: tuple[Any, ...], seed: int) -> AnyStrategy:
+def strategy_of(loaded: CapturedModel, mesh: tuple[Any, ...], seed: int) -> ParallelStrategy:
     """A random strategy on a mesh; on no mesh, or for ``("placed", micro-batches)``, a random placement on
     all ranks; where a schedule comes first, a pipeline: ``("1f1b", micro-batches, places, axes...)``."""
     if not mesh or mesh[0] == "placed":
@@ -184,7 +185,7 @@ def asked_for(
 ) -> tuple[list[str], list[str]]:
     """The parameters whose values an engine asks for, and all of the model."""
     values = _Watched(captured_model(name).values)
-    executable_of(strategy_of(captured_model(name), mesh, seed)).engine(values)
+    engine_of(strategy_of(captured_model(name), mesh, seed), values)
     parameters = [t.name for t in captured_model(name).graph.atoms.graph.parameters]
     return [n for n in parameters if n in values.asked], parameters
 

@@ -11,51 +11,68 @@ import torch
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import load_model
 from tensoropt.errors import PlanError
-from tensoropt.execute.executable import (
-    AnyStrategy,
-    Executable,
-    devices_in,
-    executable_from_dict,
-    executable_of,
-    is_spmd,
-    resolve_plan,
-)
+from tensoropt.execute.executable import engine_of, resolve_plan, strategy_class, strategy_from_data
+from tensoropt.sharding.strategy import ParallelStrategy
+from tensoropt.verify.random_strategies import random_pipeline
 from tests.execute import jobs
 from tests.placement.execute.random_placed import random_placed
 
 
-def strategies() -> list[AnyStrategy]:
-    loaded = load_model(jobs.spec("mlp"))
-    return [jobs.strategy_of(loaded, (2, 2, 2), 1), random_placed(loaded.graph, 3, random.Random(1))]
+def strategies() -> list[ParallelStrategy]:
+    graph = load_model(jobs.spec("mlp")).graph
+    return [
+        jobs.strategy_of(load_model(jobs.spec("mlp")), (2, 2, 2), 1),
+        random_placed(graph, 3, random.Random(1)),
+        random_pipeline(graph, (4, 2, 2), "1f1b", random.Random(1), 0.3),
+    ]
 
 
-@pytest.mark.parametrize(("number", "devices", "micro", "text"), [(0, 4, 2, "2x2"), (1, 3, 1, "placed on 3")])
-def test_an_executable_says_what_it_takes(number: int, devices: int, micro: int, text: str) -> None:
-    executable = executable_of(strategies()[number])
-    assert (executable.devices, executable.micro_batches, executable.mesh_text) == (devices, micro, text)
+@pytest.mark.parametrize(
+    ("number", "devices", "micro", "text", "stages", "places"),
+    [(0, 4, 2, "2x2", 1, 1), (1, 3, 1, "placed on 3", 3, 3), (2, 4, 4, "pp2x2", 2, 2)],
+)
+def test_a_strategy_says_what_it_takes(
+    number: int, devices: int, micro: int, text: str, stages: int, places: int
+) -> None:
+    strategy = strategies()[number]
+    assert (strategy.devices, strategy.micro_batches, strategy.mesh_text) == (devices, micro, text)
+    assert (len(strategy.stages), strategy.places) == (stages, places)
+    assert {strategy.place_of(stage) for stage in range(stages)} == set(range(places))
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_plain_data_give_the_same_executable(number: int) -> None:
-    loaded = load_model(jobs.spec("mlp"))
-    executable = executable_of(strategies()[number])
-    data = json.loads(json.dumps(executable.to_dict()))
-    again = executable_from_dict(data, loaded.graph)
-    assert type(again) is type(executable)
-    assert again.to_dict() == executable.to_dict()
-    assert (devices_in(data), is_spmd(data)) == (executable.devices, executable.spmd)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_stages_make_results_and_hold_parameters(number: int) -> None:
+    strategy = strategies()[number]
+    source = strategy.graph.atoms.graph
+    assert strategy.maker(source.outputs[0]) in range(len(strategy.stages))
+    for tensor in source.parameters:
+        assert set(strategy.holders(tensor.name)) <= set(range(len(strategy.stages)))
+        assert strategy.holders(tensor.name)
+    assert not strategy.sent_buffers
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_plain_data_give_the_same_strategy(number: int) -> None:
+    strategy = strategies()[number]
+    data = json.loads(json.dumps(strategy.to_data()))
+    again = strategy_from_data(data, load_model(jobs.spec("mlp")).graph)
+    assert type(again) is type(strategy) is strategy_class(data)
+    assert again.to_data() == strategy.to_data()
+    assert (strategy_class(data).devices_in(data), strategy_class(data).spmd) == (
+        strategy.devices,
+        strategy.spmd,
+    )
     with pytest.raises(PlanError, match="no mesh"):
-        devices_in({})
+        strategy_class({}).devices_in({})
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_strategy_resolves_to_itself_on_another_capture(number: int) -> None:
     strategy = strategies()[number]
     resolved = resolve_plan(strategy)
     assert (resolved.mode, resolved.compute_dtype) == ("train", "float32")
     bound = resolved.bind(load_model(jobs.spec("mlp")).graph)
-    assert isinstance(bound, Executable)
-    assert bound.to_dict() == executable_of(strategy).to_dict()
+    assert bound.to_data() == strategy.to_data()
     resolved.warn_of_other_devices(torch.device("cuda"))  # it does not know what it was made for
     with pytest.raises(PlanError, match="a strategy does not say how the model is called"):
         resolved.example_call()
@@ -63,7 +80,7 @@ def test_a_strategy_resolves_to_itself_on_another_capture(number: int) -> None:
 
 def test_engines_answer_what_a_tracker_counts() -> None:
     loaded = load_model(jobs.spec("mlp"))
-    engine = executable_of(jobs.strategy_of(loaded, (1, 1), 1)).engine(loaded.values)
+    engine = engine_of(jobs.strategy_of(loaded, (1, 1), 1), loaded.values)
     assert isinstance(engine, Engine)
     counted = {t.untyped_storage().data_ptr() for t in engine.parameter_tensors()}
     assert {leaf.untyped_storage().data_ptr() for leaf in engine.shards.leaves.values()} <= counted

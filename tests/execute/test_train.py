@@ -22,7 +22,6 @@ from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.execute.train import OtherDevicesError, beside_prediction, device_type, main
 from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.ranks.local_hardware import why_no_gpu
-from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import models
 from tests.execute.start_jobs import draw
@@ -34,7 +33,7 @@ SOURCE = "tests.execute.models:mlp"
 def write_plan(path: Path, mesh: tuple[int, ...] = (2, 2), **changes: object) -> Path:
     graph = load_model(ModelSpec(SOURCE)).graph
     strategy = random_strategy(graph, mesh, micro_strategies(graph, mesh[0]), random.Random(0))
-    data = strategy_to_dict(strategy)
+    data = strategy.to_data()
     names = [f"a{i}" for i in range(len(mesh) - 1)]
     plan = {
         "schema": "tensoropt.plan/1",

@@ -116,7 +116,7 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-    from tensoropt.engine import sharded_engine
+    from tensoropt.engine import runtime
     from tensoropt.engine.models import ModelSpec
     from tensoropt.execute import parallel
     from tensoropt.execute import parallel as job
@@ -128,7 +128,7 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
     micro = micro_strategies(loaded.graph, 2)
     strategy = random_strategy(loaded.graph, (2, 2, 2), micro, random.Random(case["seed"]), 0.3)
     model, args, kwargs = ModelSpec(case["model"], 0).build()
-    make_mesh, fake = sharded_engine.init_device_mesh, FakeTensorMode(allow_non_fake_inputs=True)
+    make_mesh, fake = runtime.init_device_mesh, FakeTensorMode(allow_non_fake_inputs=True)
 
     def real_mesh(*args: Any, **kwargs: Any) -> Any:
         with unset_fake_temporarily():  # a mesh looks at the numbers of its ranks
@@ -141,7 +141,7 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
             (torch.cuda, "device_count", lambda: DEVICES),
             (torch.cuda, "current_device", lambda: 0),
             (torch.cuda, "set_device", lambda _: None),
-            (sharded_engine, "init_device_mesh", real_mesh),
+            (runtime, "init_device_mesh", real_mesh),
             # From here on, after the capture, tensors are fake.
             (
                 parallel,
@@ -243,7 +243,7 @@ def placement(loaded: Any, seed: int, share: float = 0.3) -> tuple[Any, float]:
         )
         where = random_placement(graph.graph, 3, rng)
         strategy, prediction = predict_placed(graph, where)
-    return PlacedStrategy(strategy.graph, where, strategy.transfers), prediction.memory_bytes
+    return PlacedStrategy(strategy.placed_graph, where, strategy.transfers), prediction.memory_bytes
 
 
 def loaded_of(case: dict[str, Any]) -> Any:

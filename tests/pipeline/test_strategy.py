@@ -33,8 +33,6 @@ from tensoropt.pipeline.strategy import (
     PipelinedStrategy,
     UnfitParameter,
     check_schedule,
-    pipelined_from_dict,
-    pipelined_to_dict,
     place_actions,
     stage_place,
     unfit_parameter,
@@ -272,9 +270,9 @@ def read_twice() -> Recipe:
 
 def edited(strategy: PipelinedStrategy, change: Callable[[dict[str, Any]], Any]) -> PipelinedStrategy:
     """The strategy whose data were changed."""
-    data = json.loads(json.dumps(pipelined_to_dict(strategy)))
+    data = json.loads(json.dumps(strategy.to_data()))
     change(data)
-    return pipelined_from_dict(data, strategy.graph)
+    return PipelinedStrategy.from_data(data, strategy.graph)
 
 
 # -- where stages lie -----------------------------------------------------------------------------
@@ -428,7 +426,7 @@ def test_what_takes_backward_apart_finds_each_gradient() -> None:
 
 def test_data_name_the_operators_with_which_stages_begin() -> None:
     strategy = split_along_the_batch(problem(tables).graph, (6,), (2, 2), "gpipe", frozenset({"softmax"}))
-    data = pipelined_to_dict(strategy)
+    data = strategy.to_data()
     assert {name: data[name] for name in ("schedule", "places", "begins", "again")} == {
         "schedule": "gpipe", "places": 2, "begins": ["linear_1"], "again": ["softmax"],
     }  # fmt: skip
@@ -448,8 +446,8 @@ def test_data_give_the_strategy_back(build: Any, mesh: tuple[int, ...], schedule
         strategy = random_pipeline(graph, mesh, schedule, rng, 0.5)
     except TensorOptError:
         return  # the schedule has none of so many places
-    data = json.loads(json.dumps(pipelined_to_dict(strategy)))
-    again = pipelined_from_dict(data, graph)
+    data = json.loads(json.dumps(strategy.to_data()))
+    again = PipelinedStrategy.from_data(data, graph)
     assert again == strategy
     assert (again.mesh, again.tied, again.devices) == (strategy.mesh, strategy.tied, strategy.devices)
 

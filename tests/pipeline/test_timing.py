@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from tensoropt.pipeline.strategy import (
     SCHEDULES,
     PipelinedStrategy,
-    pipelined_from_dict,
-    pipelined_to_dict,
     place_actions,
 )
 from tensoropt.pipeline.timing import (
@@ -120,10 +118,10 @@ def test_copies_of_a_parameter_add_up_their_gradients_once() -> None:
     tie = Collective("all_reduce", (0,), WEIGHT)
     assert [sent(strategy, rank)[tie] for rank in range(3)] == [1, 0, 1]
     # Sharded, each rank adds up its shard.
-    data = pipelined_to_dict(split_along_the_batch(problem(tied).graph, (1, 2), (4, 3, 2)))
+    data = split_along_the_batch(problem(tied).graph, (1, 2), (4, 3, 2)).to_data()
     for stage in (0, 2):
         data["stages"][stage]["stored"]["p_model_first_weight"] = ["R/P", "S(0)"]
-    sharded = pipelined_from_dict(data, problem(tied).graph)
+    sharded = PipelinedStrategy.from_data(data, problem(tied).graph)
     assert stored_bytes(sharded.stages[0], "p_model_first_weight") == WEIGHT // 2
     tie = tie._replace(bytes=WEIGHT // 2)
     assert [sent(sharded, rank)[tie] for rank in range(6)] == [1, 1, 0, 0, 1, 1]

@@ -83,7 +83,7 @@ def test_a_plan_gives_back_its_placement(tmp_path) -> None:
     assert [(graph.problem.tensors[t].name, *rest) for t, *rest in simulated.transfers] == list(
         found.transfers
     )
-    assert {found.device_of(op) for op in found.graph.operators} == {0, 1, 2}
+    assert set(found.placement.device) == {0, 1, 2}
 
 
 def test_another_model_is_refused_with_the_first_difference(tmp_path) -> None:

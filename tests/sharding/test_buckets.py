@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from tensoropt.sharding.buckets import arrival_order, gradient_buckets, reduction_axes
-from tensoropt.sharding.strategy import strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import gates, gpt2, problem, two_layers
 
@@ -18,7 +18,7 @@ FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
 def two_layer_strategy(first, second, mesh=(1, 2)):
     graph = problem(two_layers).graph
     labels = {g.name: ["none"] * len(mesh) for g in graph.groups}
-    return strategy_from_dict(
+    return Strategy.from_data(
         {"mesh": list(mesh), "groups": labels, "hubs": {}, "stored": {FIRST: first, SECOND: second}}, graph
     )
 

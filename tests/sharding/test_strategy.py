@@ -18,7 +18,7 @@ from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.storage import stored_layout
-from tensoropt.sharding.strategy import output_layout, replicated_axes, strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy, output_layout, replicated_axes
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
 
@@ -33,9 +33,9 @@ def test_round_trip(mesh: tuple[int, ...]) -> None:
     rng = random.Random(0)
     for _ in range(5):
         strategy = random_strategy(graph, mesh, micro_strategies(graph, mesh[0]), rng)
-        data = strategy_to_dict(strategy)
-        again = strategy_from_dict(json.loads(json.dumps(data)), graph)
-        assert strategy_to_dict(again) == data
+        data = strategy.to_data()
+        again = Strategy.from_data(json.loads(json.dumps(data)), graph)
+        assert again.to_data() == data
         assert again.configurations == strategy.configurations
         assert again.hubs == strategy.hubs
         assert again.stored == strategy.stored
@@ -45,9 +45,7 @@ def test_round_trip(mesh: tuple[int, ...]) -> None:
 def test_same_seed_same_strategy() -> None:
     graph = graph_of("mlp")
     micro = micro_strategies(graph, 1)
-    first, second = (
-        strategy_to_dict(random_strategy(graph, (1, 2), micro, random.Random(4))) for _ in range(2)
-    )
+    first, second = (random_strategy(graph, (1, 2), micro, random.Random(4)).to_data() for _ in range(2))
     assert first == second
 
 
@@ -65,7 +63,7 @@ def changed(data: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
 
 def test_refusals_name_the_first_difference() -> None:
     graph = graph_of("mlp")
-    data = strategy_to_dict(random_strategy(graph, (1, 2), micro_strategies(graph, 1), random.Random(0)))
+    data = random_strategy(graph, (1, 2), micro_strategies(graph, 1), random.Random(0)).to_data()
     weight = "p_first_weight" if "p_first_weight" in data["stored"] else "p_model_first_weight"
     for wrong, message in (
         (changed(data, "groups", "linear", to=None), "says nothing about linear"),
@@ -84,7 +82,7 @@ def test_refusals_name_the_first_difference() -> None:
         (changed(data, "hubs", to=None), "no 'hubs'"),
     ):
         with pytest.raises(PlanError, match=message):
-            strategy_from_dict(wrong, graph)
+            Strategy.from_data(wrong, graph)
 
 
 MODELS = [two_layers, gates, gpt2, llama]
@@ -145,8 +143,8 @@ def test_edges_meet(build):
 @pytest.mark.parametrize("build", MODELS, ids=lambda b: b.__name__)
 def test_written_down_and_read_again(build, mesh):
     for strategy in randomly(build, mesh, seed=2):
-        again = strategy_from_dict(strategy_to_dict(strategy), strategy.graph)
-        assert strategy_to_dict(again) == strategy_to_dict(strategy)
+        again = Strategy.from_data(strategy.to_data(), strategy.graph)
+        assert again.to_data() == strategy.to_data()
         assert set(again.edges()) == set(strategy.edges())
 
 

@@ -9,7 +9,7 @@ import pytest
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import batch_strategies
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.owners import memory_curve
@@ -41,7 +41,7 @@ def strategy(middle: str = "ahead", micro: int = 1) -> Strategy:
         "hubs": {},
         "stored": dict(zip(names, (whole, sharded, sharded, whole), strict=True)),
     }
-    return strategy_from_dict(data, graph)
+    return Strategy.from_data(data, graph)
 
 
 @pytest.mark.parametrize(("each_s", "exposed_s"), [(0.4, 0.0), (1.5, 1.0), (2.5, 4.5)])
@@ -182,7 +182,7 @@ def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
             for t in graph.atoms.graph.parameters
         },
     }
-    found = strategy_from_dict(data, graph)
+    found = Strategy.from_data(data, graph)
     facts = {n: facts_of(workload(graph, c, found.mesh)) for n, c in found.configurations.items()}
     tracked = check_on_fake_ranks(loaded, found, "sgd").memory_tracked["peak"]
     assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)

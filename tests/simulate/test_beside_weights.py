@@ -9,7 +9,7 @@ import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.workload import workload
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
@@ -41,7 +41,7 @@ def columns_then_rows(mesh: tuple[int, ...] = (1, 2), enter: str = "none") -> St
         "p_model_first_weight": [*partial, "S(0)"],
         "p_model_second_weight": [*partial, "S(1)"],
     }
-    return strategy_from_dict(
+    return Strategy.from_data(
         {
             "mesh": list(mesh),
             "groups": {
@@ -136,7 +136,7 @@ def test_bytes_beside_the_product_are_those_of_a_rank(enter: str) -> None:
     """An all-reduce is in place; a reduce-scatter's shard and, where they are copied, pieces are there
     too."""
     loaded = load_model(ModelSpec("tests.simulate.test_beside_weights:three", 0))
-    strategy = strategy_from_dict(strategy_to_dict(columns_then_rows(enter=enter)), loaded.graph)
+    strategy = Strategy.from_data(columns_then_rows(enter=enter).to_data(), loaded.graph)
     assert strategy.reduced_beside
     facts = {n: facts_of(workload(loaded.graph, c, (1, 2))) for n, c in strategy.configurations.items()}
     peak = memory_curve(strategy, facts, "sgd").peak.total

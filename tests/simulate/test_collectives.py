@@ -15,7 +15,7 @@ from torch import nn
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.buckets import gradient_buckets
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective, predicted_collectives, sent_bytes
 from tests.costs.models import facts_of, problem, three, two_layers
 
@@ -41,7 +41,7 @@ def written(build, labels, stored, mesh=(1, 2), hubs=None, mode="train") -> tupl
         "hubs": hubs or {},
         "stored": {name: ["R/P" if mesh[0] > 1 else "R", *layout] for name, layout in stored.items()},
     }
-    strategy = strategy_from_dict(data, graph)
+    strategy = Strategy.from_data(data, graph)
     facts = {
         g.name: facts_of(workload(graph, strategy.configurations[g.name], strategy.mesh), mode == "train")
         for g in graph.groups
@@ -171,7 +171,7 @@ def test_buckets_follow_backward():
         "hubs": {},
         "stored": {FIRST: ["R", "R/P"], SECOND: ["R", "R/P"]},
     }
-    (bucket,) = gradient_buckets(strategy_from_dict(data, prepared.graph))
+    (bucket,) = gradient_buckets(Strategy.from_data(data, prepared.graph))
     assert bucket.parameters == (SECOND, FIRST)
 
 

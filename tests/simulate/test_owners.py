@@ -17,7 +17,7 @@ from tensoropt.engine.models import load_model, model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
 from tensoropt.simulate.owners import MemoryCurve, StepOwners, memory_curve
@@ -52,7 +52,7 @@ def two_layer_strategy(labels, stored, mesh=(1, 2), mode="train") -> Strategy:
             f"{prefix}{n}_weight": ["R", *s] for n, s in zip(("first", "second"), stored, strict=True)
         },
     }
-    return strategy_from_dict(data, graph)
+    return Strategy.from_data(data, graph)
 
 
 def points(simulation: MemoryCurve) -> dict[str, tuple[int, int]]:

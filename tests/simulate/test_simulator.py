@@ -14,7 +14,7 @@ from tensoropt.costs.prices import Prices
 from tensoropt.evaluation.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
 from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions_of
 from tensoropt.simulate.owners import memory_curve
@@ -147,7 +147,7 @@ def data_parallel(mesh=(1, 2)) -> Strategy:
         "hubs": {},
         "stored": {f"p_model_{n}_weight": ["R", "R/P"] for n in ("first", "second")},
     }
-    return strategy_from_dict(data, graph)
+    return Strategy.from_data(data, graph)
 
 
 W1, W2 = 24 * 32 * 4, 32 * 8 * 4
@@ -207,7 +207,7 @@ def scattered_first(mesh) -> Strategy:
             "p_model_second_weight": ["R", *["R/P"] * axes],
         },
     }
-    return strategy_from_dict(data, graph)
+    return Strategy.from_data(data, graph)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_gradient_that_is_reduced_last_completes_its_bucket_behind_its_block()
             "p_model_second_weight": ["held/P", "R/P", "S(0)"],
         },
     }
-    evaluated = evaluated_at(strategy_from_dict(data, graph), Hand(), per_byte, BESIDE)
+    evaluated = evaluated_at(Strategy.from_data(data, graph), Hand(), per_byte, BESIDE)
     backward = 2 * (9.0 + loss) + W2 * 1e-3 - 1.0
     reduced = [event for event in recorded(evaluated).events if event.name == REDUCTION]
     first, second = backward + W1 * 1e-3, W2 / 2 * 1e-3

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tensoropt.engine import runtime
 from tensoropt.engine.models import load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.strategy import strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.rank_checks import RankFindings, check_plan, replica_spread
 from tensoropt.verify.reference import Results, of_first_rank
 from tests.execute import jobs
@@ -39,7 +39,7 @@ def shared_results(rank: int, world: int) -> tuple[bool, dict[str, torch.Tensor]
 def spreads(rank: int, world: int, data: dict, offset: float) -> float:
     """How far apart the replicas are where rank 1 adds something to one element of each parameter."""
     loaded = load_model(jobs.spec("mlp"))
-    engine = ShardedEngine(strategy_from_dict(data, loaded.graph), loaded.values)
+    engine = ShardedEngine(Strategy.from_data(data, loaded.graph), loaded.values)
     values = {name: leaf.detach().clone() for name, leaf in engine.shards.leaves.items()}
     for value in values.values():
         value.view(-1)[0] = float("nan")  # alike on both

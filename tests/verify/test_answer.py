@@ -9,7 +9,6 @@ import pytest
 
 from tensoropt.cli.verify import verify_text
 from tensoropt.engine.models import load_model
-from tensoropt.execute.executable import executable_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.answer import answer_of, entry_of
 from tensoropt.verify.findings import Differences, RunFindings
@@ -42,7 +41,7 @@ RIGHT = RunFindings(
 
 def executable():
     loaded = load_model(jobs.spec("mlp"))
-    return executable_of(jobs.strategy_of(loaded, (1, 2), 1))
+    return jobs.strategy_of(loaded, (1, 2), 1)
 
 
 def test_an_entry_has_its_keys_in_order() -> None:

@@ -12,7 +12,6 @@ from tensoropt.errors import PlanError
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
-from tensoropt.sharding.strategy import strategy_to_dict
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, compare_ranks, fake_job, looked_at
@@ -33,10 +32,10 @@ def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: bool) 
         strategy = replace(strategy, recomputed=find_regions(loaded.graph))
     found = check_on_fake_ranks(loaded, strategy, "adam")
     issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found.collectives_issued]
-    assert compare_collectives(predicted(spec, strategy_to_dict(strategy)), issued) == []
+    assert compare_collectives(predicted(spec, strategy.to_data()), issued) == []
     assert found.issued_order is not None
     order = in_order(found.collectives_issued, found.issued_order)
-    assert compare_order(predicted_order(spec, strategy_to_dict(strategy)), order) == []
+    assert compare_order(predicted_order(spec, strategy.to_data()), order) == []
     assert found.ranks_unlike == []
     assert not dist.is_initialized()
     facts = {

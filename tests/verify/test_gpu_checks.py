@@ -10,7 +10,7 @@ import torch
 
 from tensoropt.cli.verify import verify_text
 from tensoropt.engine.models import load_model
-from tensoropt.execute.executable import executable_of
+from tensoropt.execute.executable import engine_of
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import rank_checks, reference
 from tensoropt.verify.answer import entry_of
@@ -78,7 +78,7 @@ def jobs_engine() -> Any:
 
 def jobs_step(loaded: Any) -> RunStep:
     strategy = jobs.strategy_of(loaded, (1, 1), 1)
-    engine = executable_of(strategy).engine(loaded.values)
+    engine = engine_of(strategy, loaded.values)
     return RunStep(engine, loaded.inputs, "adam")
 
 

@@ -24,5 +24,5 @@ def test_placements_are_drawn_in_the_micro_batches_a_model_has(
     found = {strategy.micro_batches for strategy in drawn}
     assert found <= counts
     assert len(found) > 1 or counts == {1}
-    assert all(not strategy.graph.splits for strategy in drawn if strategy.micro_batches > 1)
-    assert any(strategy.graph.splits for strategy in drawn if strategy.micro_batches == 1)
+    assert all(not strategy.placed_graph.splits for strategy in drawn if strategy.micro_batches > 1)
+    assert any(strategy.placed_graph.splits for strategy in drawn if strategy.micro_batches == 1)

@@ -11,7 +11,6 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import TensorOptError
-from tensoropt.execute.executable import executable_of
 from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import verify_random
@@ -136,7 +135,7 @@ def test_a_third_of_random_strategies_are_pipelines() -> None:
 def test_two_ranks_compute_what_one_does(ranks: RankPool) -> None:
     pipelines = [strategy for strategy, _ in drawn(5, (2,), devices=2, seed=1)]
     assert len({strategy.schedule for strategy in pipelines}) > 2
-    strategies = [executable_of(strategy).to_dict() for strategy in pipelines]
+    strategies = [strategy.to_data() for strategy in pipelines]
     options = CheckOptions(memory=False, timed_steps=0)
     for found in verify_strategies(ModelSpec(FOUR), strategies, pool=ranks, options=options):
         assert found.numerics_ok, found

@@ -15,7 +15,7 @@ from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.strategy import Strategy, strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
 from tensoropt.verify.findings import Differences, NarrowDistance, is_rounding, near_enough, within_tolerance
@@ -33,7 +33,7 @@ NUMERICS = CheckOptions(memory=False, timed_steps=0)
 def draw(name: str, mesh: tuple[int, ...], count: int, seed: int = 0, **more: Any) -> list[dict[str, Any]]:
     graph = load_model(jobs.spec(name, **more)).graph
     micro, rng = micro_strategies(graph, mesh[0]), random.Random(seed)
-    drawn = [strategy_to_dict(random_strategy(graph, mesh, micro, rng, recompute=0.5)) for _ in range(count)]
+    drawn = [random_strategy(graph, mesh, micro, rng, recompute=0.5).to_data() for _ in range(count)]
     return json.loads(json.dumps(drawn))
 
 
@@ -53,14 +53,14 @@ def check(name: str, mesh: tuple[int, ...], count: int, pool: RankPool, **more: 
 
 def predicted(spec: ModelSpec, data: dict[str, Any]) -> list[dict[str, Any]]:
     """What the cost side says will be sent."""
-    strategy = strategy_from_dict(data, load_model(spec).graph)
+    strategy = Strategy.from_data(data, load_model(spec).graph)
     found = predicted_collectives(strategy, facts_by_group(strategy))
     return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in found.items()]
 
 
 def predicted_order(spec: ModelSpec, data: dict[str, Any]) -> tuple[Collective, ...]:
     """The same one by one."""
-    strategy = strategy_from_dict(data, load_model(spec).graph)
+    strategy = Strategy.from_data(data, load_model(spec).graph)
     return collectives_in_order(strategy, facts_by_group(strategy))
 
 
@@ -238,7 +238,7 @@ def test_a_plan_that_gives_nan_fails(ranks: RankPool, name: str, mode: str) -> N
 
 def sends_forward(name: str, data: dict[str, Any], mode: str) -> bool:
     """Whether the strategy's edges exchange anything on the way to the outputs."""
-    strategy = strategy_from_dict(data, load_model(jobs.spec(name, mode=mode)).graph)
+    strategy = Strategy.from_data(data, load_model(jobs.spec(name, mode=mode)).graph)
     return any(strategy.steps(edge)[0] for edge in strategy.edges())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from tensoropt.engine.engine import Engine, TargetCounts, device_of
+from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gradients import Pending
 from tensoropt.engine.lower import LoweredStrategy
 from tensoropt.engine.runtime import Runtime
+from tensoropt.ops.layouts import REPLICATE
 from tensoropt.pipeline.execute.stage import (
     RunningStage,
     StagedParameters,
@@ -56,8 +57,11 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     Attributes:
         stages: the stages on this rank, by number.
-        after_backward: called when gradients are complete.
     """
+
+    uncompiled = "a pipeline runs stages and micro-batches in the order of its schedule"
+
+    strategy: PipelinedStrategy
 
     def __init__(
         self,
@@ -69,8 +73,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         runtime: Runtime | None = None,
     ):
         job = runtime or Runtime(strategy.mesh, seed=seed, device=device or device_of(values))
-        super().__init__(strategy.graph.atoms.graph, job)
-        self.strategy = strategy
+        super().__init__(strategy, values, job)
         place = job.position[0]
         self._trailing = TrailingGradients()
         self.stages = {
@@ -79,19 +82,13 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
             )
             for number in strategy.stages_at(place)
         }
-        self.shards: Any = StagedParameters([stage.shards for stage in self.stages.values()])
+        self.shards = StagedParameters(strategy, [stage.shards for stage in self.stages.values()])
         self.tied = TiedParameters(strategy, job)
-        self.buffers = {
-            tensor.name: values[tensor.name].detach().to(job.device, copy=True)
-            for tensor in self.source.tensors.values()
-            if tensor.kind == "buffer"
-        }
         self._share_buffers()
-        self.counts = TargetCounts(strategy.graph, job.device) if strategy.micro_batches > 1 else None
+        self.counts = self._make_counts()
         group = job.group((1,))
         assert group is not None
         self._along = group
-        self.after_backward: Callable[[], None] = lambda: None
         self._schedule = self._make_schedule(group)
 
     def _at(self, stage: int) -> Runtime:
@@ -173,30 +170,18 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         """
         outputs = []
         for name in self.source.outputs:
-            maker = self._maker(name)
-            place = self.strategy.place_of(maker)
-            tensor = self.source.tensors[name]
-            if maker in self.stages:
-                stage = self.stages[maker]
+            maker, value = self.strategy.maker(name), None
+            if (stage := self.stages.get(maker)) is not None:
                 number = stage.source.outputs.index(name)
                 parts = [stage.outputs[i][number] for i in range(self.strategy.micro_batches)]
-                value = torch.stack(parts).sum(0) if self.training else torch.cat(parts)
-                value = value.contiguous()
-            else:
-                # A buffer for what is sent.
-                value = torch.empty(
-                    tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device
-                )
-            dist.broadcast(value, dist.get_global_rank(self._along, place), group=self._along)
-            outputs.append(value)
+                value = self._of_batch(parts)
+            outputs.append(self._on_all_ranks(name, value, self.strategy.place_of(maker)))
         return tuple(outputs)
 
-    def _maker(self, name: str) -> int:
-        """Return the stage that makes a result of the model, or a buffer's new value."""
-        for number, part in enumerate(self.strategy.parts):
-            if name in part.graph.atoms.graph.producer:
-                return number
-        return len(self.strategy.parts) - 1
+    def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
+        value = value.contiguous()
+        dist.broadcast(value, dist.get_global_rank(self._along, place), group=self._along)
+        return value
 
     # -- backward -------------------------------------------------------------------------------------------
 
@@ -205,7 +190,6 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         for number, pending in step.of.items():
             self.stages[number]._finish_backward(pending, gradient)
             pending.done = True
-        self.after_backward()
 
     # -- buffers --------------------------------------------------------------------------------------------
 
@@ -221,24 +205,36 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
             for name in stage.source.mutations:
                 self.buffers[name] = stage.buffers[name]
         for name, place in self.strategy.sent_buffers.items():
+            # Received in place: no remaining backward needs the old value.
             self._send_buffer(name, place)
         self._share_buffers()
 
-    def _send_buffer(self, name: str, place: int) -> None:
-        # Received in place: no remaining backward needs the old value.
-        value = self.buffers[name]
-        sent = value.contiguous()
-        dist.broadcast(sent, dist.get_global_rank(self._along, place), group=self._along)
-        if sent is not value:
-            value.copy_(sent)
-
-    @torch.no_grad()
-    def sync_buffers(self) -> None:
-        """Bring the buffers that steps change up to date on all ranks; every rank must call it."""
-        for name, new in self.source.mutations.items():
-            self._send_buffer(name, self.strategy.place_of(self._maker(new)))
-
     # -- what lies on this rank -----------------------------------------------------------------------------
+
+    def shown_otherwise(self) -> str:
+        split = [
+            tensor.key
+            for tensor in self.source.parameters
+            if tensor.requires_grad and len(tensor.shape) > 1 and self._is_split(tensor.name)
+        ]
+        if not split:
+            return ""
+        return (
+            "a pipeline shows parameters as the shards that a rank has of them, which are parts of "
+            f"{len(split)} matrices ({split[0]} first): optimizers that work on single elements (SGD, Adam, "
+            "Lion) are right, those that look at whole matrices (Muon, Shampoo, Adafactor, LAMB) are not; "
+            "tensoropt.original_shape(p) is the model's own shape"
+        )
+
+    def _is_split(self, name: str) -> bool:
+        """Return whether the ranks of a stage share a parameter, rather than each having all of it."""
+        stages = (self.strategy.stages[number] for number in self.strategy.holders(name))
+        return any(
+            code > REPLICATE and stage.mesh[axis] > 1
+            for stage in stages
+            for axis, code in enumerate(stage.stored[name])
+            if axis > 0
+        )
 
     def parameter_tensors(self) -> list[torch.Tensor]:
         return [tensor for stage in self.stages.values() for tensor in stage.parameter_tensors()]

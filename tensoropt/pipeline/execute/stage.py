@@ -11,7 +11,7 @@ The parameters of all stages on a rank are presented as those of one engine (:cl
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,7 +24,7 @@ from tensoropt.engine import runtime
 from tensoropt.engine.engine import TargetCounts
 from tensoropt.engine.gathering import CallAhead, UnshardedParameters
 from tensoropt.engine.gradients import Gradients, Pending
-from tensoropt.engine.parameters import LocalParameters
+from tensoropt.engine.parameters import LocalParameters, ParameterShards, gathers_state
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.layouts import local_shape
@@ -62,54 +62,28 @@ class TrailingGradients:
                 call.finish()
 
 
-class _StagedGradients:
-    """The gradients of several stages, with the interface of
-    :class:`~tensoropt.engine.gradients.Gradients`."""
-
-    def __init__(self, parts: Sequence[Gradients]):
-        self.parts = tuple(parts)
-
-    @property
-    def views(self) -> dict[str, torch.Tensor]:
-        """The gradient of each trained parameter."""
-        return {name: view for part in self.parts for name, view in part.views.items()}
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors that hold the gradients."""
-        return [tensor for part in self.parts for tensor in part.tensors]
-
-    def clear(self) -> None:
-        """Forget all gradients, as ``zero_grad`` does."""
-        for part in self.parts:
-            part.clear()
-
-    def show_as(
-        self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
-    ) -> None:
-        """Show gradients on ``owners`` from now on, each as ``wrap(name, view)``."""
-        for part in self.parts:
-            part.show_as(owners, wrap)
-
-
-class StagedParameters:
+class StagedParameters(LocalParameters):
     """A rank's part of a pipelined plan's parameters: those of its stages, as these store them.
 
-    Attributes:
-        leaves: the leaves of all stages on this rank; no two of these stages use the same parameter.
-        accumulated: their gradients.
+    Args:
+        stages: the parameters of the stages on this rank; no two of these stages use the same parameter.
     """
 
-    def __init__(self, stages: Sequence[LocalParameters]):
-        self.stages = tuple(stages)
+    def __init__(self, strategy: PipelinedStrategy, stages: Sequence[ParameterShards]):
+        self.strategy = strategy
         self.leaves = {name: leaf for stage in stages for name, leaf in stage.leaves.items()}
-        self.accumulated = _StagedGradients([stage.accumulated for stage in stages])
+        self.buckets = [stage.accumulated for stage in stages]
         self._stage_of = {name: stage for stage in stages for name in stage.leaves}
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return a copy of this rank's part of a whole parameter of one of its stages, in the type in which
         it is stored."""
         return self._stage_of[name].shard(name, value)
+
+    def copies(self, name: str) -> int:
+        """Return the number of ranks that have the same part, in all stages that use the parameter."""
+        stage = self._stage_of.get(name)
+        return 1 if stage is None else len(self.strategy.holders(name)) * stage.copies(name)
 
     def shard_index(self, name: str) -> tuple[int, ...]:
         """Return the index of this rank's part of a parameter: ranks with equal indices have equal values."""
@@ -121,20 +95,19 @@ class StagedParameters:
         # After the micro-batch axis, the job's mesh has a pipeline axis, which a stage's mesh lacks.
         return tuple(axis + 1 for axis in self._stage_of[name].replica_axes(name))
 
-    @torch.no_grad()
-    def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set the parameters to whole values."""
-        for stage in self.stages:
-            stage.load(values)
-
     @property
-    def gradients(self) -> Mapping[str, torch.Tensor]:
-        """The gradient of each trained parameter."""
-        return self.accumulated.views
+    def gathers_state(self) -> bool:
+        """Whether some stage gathers parameters, or its buffers are to be brought up to date."""
+        return bool(self.strategy.graph.atoms.graph.mutations) or gathers_state(*self.strategy.stages)
 
-    def clear(self) -> None:
-        """Forget all gradients, as ``zero_grad`` does."""
-        self.accumulated.clear()
+    def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of one of its stages' parameters, as a part of the whole parameter in the
+        model's own shape, distributed over the ranks of the stage."""
+        stage, part = self._stage_of[name], value.detach()
+        if stage.runtime.device_mesh is None:
+            return part.reshape(stage.strategy.tensor(name).shape)
+        # A fused projection that is split by heads is gathered: its shards are not slices of the flat shape.
+        return stage.in_own_shape(name, stage.distributed(name, part))
 
 
 class TiedParameters:

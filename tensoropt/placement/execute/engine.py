@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 
 from tensoropt.engine.engine import Engine, TargetCounts, device_of
 from tensoropt.engine.runtime import Runtime
@@ -22,7 +23,7 @@ from tensoropt.placement.execute.lower import (
 from tensoropt.placement.execute.operators import Cut
 from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transfer, Transport, schedule_of
 from tensoropt.placement.graph import Value
-from tensoropt.placement.points import PlacedStrategy
+from tensoropt.placement.strategy import PlacedStrategy
 
 
 class PlacedEngine(Engine[LoweredPart, TapedStep]):
@@ -35,8 +36,8 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     Args:
         strategy: the plan.
         values: the model's parameters and buffers by graph name.
-        devices: for one process that runs all devices, the PyTorch device of each. None for one process per
-            device in a ``torch.distributed`` job.
+        devices: for one process that runs all devices, the PyTorch device of each. By default a process runs
+            one device in a ``torch.distributed`` job, and all devices without a job.
         seed: the seed of dropout.
         transport: replaces the job's own way of reaching the other processes; it has a ``rank``.
         device: the device that this rank computes on, if ``devices`` do not say; by default that of the
@@ -45,11 +46,15 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     Attributes:
         local: the devices that this process runs.
         transport: carries values to the other processes.
-        after_backward: called when gradients are complete.
 
     Raises:
         PlanError: the plan cannot be run in its order, or not on this number of devices.
     """
+
+    uncompiled = "a placed plan runs every operator, forward and backward, when the plan says"
+
+    strategy: PlacedStrategy
+    shards: PlacedParameters
 
     def __init__(
         self,
@@ -63,27 +68,28 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         device: torch.device | None = None,
     ):
         self.schedule = schedule_of(strategy)
-        base = device or device_of(values)
-        if devices is not None:
-            self.local, runtime, self.transport = _in_one_process(strategy, devices, seed)
-        elif transport is not None:
+        self.transport: Transport
+        base, count = device or device_of(values), strategy.devices
+        if transport is not None:
             assert rank is not None
-            self.local = LocalDevices((rank,), (base,) * strategy.devices)
+            self.local = LocalDevices((rank,), (base,) * count)
             runtime, self.transport = Runtime((1,), rank=rank, seed=seed, device=base), transport
+        elif devices is None and dist.is_initialized():
+            runtime = Runtime((1, count), seed=seed, device=base)
+            self.local = LocalDevices((runtime.rank,), (base,) * count)
+            self.transport = Job() if runtime.distributed else Alone()
         else:
-            self.local, runtime, self.transport = _in_a_job(strategy, base, seed)
-        super().__init__(strategy.graph.groups.atoms.graph, runtime)
-        self.strategy = strategy
+            where = _all_devices(strategy, base) if devices is None else tuple(map(torch.device, devices))
+            if len(where) != count:
+                raise PlanError(f"the plan is for {count} devices, but {len(where)} are given")
+            self.local = LocalDevices(tuple(range(count)), where)
+            runtime, self.transport = Runtime((1,), seed=seed, device=self.local.first), Alone()
+        super().__init__(strategy, values, runtime)
         self.context = StepContext(self.transport, self.regathered)
-        self.shards: PlacedParameters = PlacedParameters(strategy, self.local, runtime, values)
-        self.buffers = {
-            n: values[n].detach().to(self.runtime.device, copy=True) for n in self.lowered.buffers
-        }
+        self.shards = PlacedParameters(strategy, self.local, runtime, self.transport, values)
         # The losses of micro-batches, or of pieces, divide by what counts in the whole batch.
-        counted = self.lowered.counts or strategy.micro_batches > 1
-        self.counts = TargetCounts(strategy.graph.groups, self.runtime.device) if counted else None
-        self.after_backward: Callable[[], None] = lambda: None
-        self._makers = {v: o for o, op in enumerate(strategy.graph.operators) for v in op.writes}
+        whole_counts = TargetCounts(strategy.graph, runtime.device) if self.lowered.counts else None
+        self.counts = whole_counts or self._make_counts()
 
     def _lower(self, *, evaluating: bool) -> LoweredPart:
         return lower_part(
@@ -134,19 +140,20 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
                     self.buffers[name] = made[value].detach().clone()
                     continue
                 changed = self.buffers[name].clone(memory_format=torch.contiguous_format)
-                atoms = self.strategy.graph.groups.atoms.atoms[new]
+                atoms = self.strategy.graph.atoms.atoms[new]
                 Cut(atoms, value.code, value.count).put(changed, value.index, made[value])
                 self.buffers[name] = changed
 
+    def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
+        return self.transport.broadcast(value, place)
+
     def _send_buffers(self) -> None:
         """Send new values of buffers to the devices that read them in the next step."""
-        if self._alone:
-            return
         for name, device in self.strategy.sent_buffers.items():
-            value = self.buffers[name].contiguous()
             # The old value may be needed by backward, which is still to come.
-            place = value if device in self.local.own else torch.empty_like(value)
-            self.buffers[name] = self.transport.broadcast(place, device)
+            if device not in self.local.own:
+                self.buffers[name] = torch.empty_like(self.buffers[name])
+            self._send_buffer(name, device)
 
     def _output(
         self, name: str, made: Sequence[Mapping[Value, torch.Tensor]], inputs: Sequence[torch.Tensor]
@@ -157,22 +164,13 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         tensor = self.source.tensors[name]
         if tensor.kind != "activation":
             return self._whole_input(name, inputs)
-        value = Value(name)
-        if value in made[0]:
-            parts = [results[value] for results in made]
-            own = parts[0]
-            if len(parts) > 1:
-                # Each micro-batch's mean divides by the whole batch's count, so that losses add up.
-                own = torch.stack(parts).sum(0) if self.training else torch.cat(parts)
-            own = own.to(self.runtime.device)
-        else:
-            # A buffer for what the device that makes the output broadcasts.
-            own = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device)
-        if not self._alone:
-            # Results are given to all ranks: a script computes with its loss on each of them. Collectives
-            # take contiguous tensors only.
-            own = self.transport.broadcast(own.contiguous(), self._device_of(value))
-        return own
+        parts = [results[Value(name)] for results in made if Value(name) in results]
+        own = None
+        if parts:
+            own = (parts[0] if len(parts) == 1 else self._of_batch(parts)).to(self.runtime.device)
+        maker = self.strategy.maker(name)
+        assert maker is not None, "results are made whole"
+        return self._on_all_ranks(name, own, maker)
 
     def _whole_input(self, name: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return an output of the model that is no operator's result."""
@@ -189,13 +187,6 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         result: torch.Tensor = available[name].expand(tensor.shape)
         return result
 
-    @property
-    def _alone(self) -> bool:
-        return len(self.local.own) == self.strategy.devices
-
-    def _device_of(self, value: Value) -> int:
-        return self.strategy.placement.device[self._makers[value]]
-
     # -- backward ---------------------------------------------------------------------------------
 
     def _finish_backward(self, step: TapedStep, gradient: torch.Tensor) -> None:
@@ -207,13 +198,12 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         self._begin(0)
         self.transport.finish()
         self.shards.accumulated.finish()
-        self.after_backward()
 
     def _backward_of(self, tape: Tape, gradient: torch.Tensor) -> None:
-        loss = Value(self.source.outputs[0])
-        if loss in self._makers and self._device_of(loss) in self.local.own:
-            where = self._device_of(loss)
-            tape.add((loss, where), gradient.to(self.local.devices[where]))
+        loss = self.source.outputs[0]
+        where = self.strategy.maker(loss)
+        if where is not None and where in self.local.own:
+            tape.add((Value(loss), where), gradient.to(self.local.devices[where]))
         arriving: dict[Value, list[tuple[Place, Arriving]]] = {}
         device, own = self.strategy.placement.device, self.local.own
         for instruction in self.schedule.backward:
@@ -222,7 +212,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
             elif device[instruction] in own:
                 # Waited for as late as possible, in front of the operator whose backward needs them, so that
                 # messages travel meanwhile.
-                for value in self.strategy.graph.operators[instruction].writes:
+                for value in self.strategy.placed_graph.operators[instruction].writes:
                     _take_in(tape, arriving.pop(value, ()))
                 tape.backward(instruction)
 
@@ -232,7 +222,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         """Send a gradient back to the device that made the value."""
         value, own = transfer.value, self.local.own
         starts, ends = transfer.source in own, transfer.target in own
-        shape = self.strategy.graph.shape(value)
+        shape = self.strategy.placed_graph.shape(value)
         dtype = getattr(torch, self.source.tensors[value.tensor].dtype)
         if starts:
             gradient = tape.take((value, transfer.source))
@@ -248,18 +238,6 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
             message = self.context.receive(transfer, shape, dtype, where)
             arriving.setdefault(value, []).append(((value, transfer.target), message))
 
-    # -- between steps ----------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def sync_buffers(self) -> None:
-        """Bring the buffers that steps change up to date in every process; every process must call it."""
-        if self._alone:
-            return
-        for name, new in self.source.mutations.items():
-            value = Value(new)
-            if value in self._makers:
-                self.transport.broadcast(self.buffers[name], self._device_of(value))
-
 
 def _take_in(tape: Tape, messages: Sequence[tuple[Place, Arriving]]) -> None:
     """Wait for gradients and put them on the tape, so that nothing here refers to them any longer."""
@@ -267,21 +245,19 @@ def _take_in(tape: Tape, messages: Sequence[tuple[Place, Arriving]]) -> None:
         tape.add(place, message.wait())
 
 
-def _in_one_process(
-    strategy: PlacedStrategy, devices: Sequence[torch.device | str], seed: int
-) -> tuple[LocalDevices, Runtime, Transport]:
-    """Set up all devices of a plan in this process."""
-    count = strategy.devices
-    if len(devices) != count:
-        raise PlanError(f"the plan is for {count} devices, but {len(devices)} are given")
-    local = LocalDevices(tuple(range(count)), tuple(torch.device(d) for d in devices))
-    return local, Runtime((1,), seed=seed, device=local.first), Alone()
+def _all_devices(strategy: PlacedStrategy, like: torch.device) -> tuple[torch.device, ...]:
+    """Return the devices on which one process runs all devices of a plan.
 
-
-def _in_a_job(
-    strategy: PlacedStrategy, device: torch.device, seed: int
-) -> tuple[LocalDevices, Runtime, Transport]:
-    """Set up this rank's device, in a job with one process per device."""
-    runtime = Runtime((1, strategy.devices), seed=seed, device=device)
-    local = LocalDevices((runtime.rank,), (device,) * strategy.devices)
-    return local, runtime, Job() if runtime.distributed else Alone()
+    Raises:
+        PlanError: the model is to run on a GPU, and there are fewer of them than the plan needs.
+    """
+    if like.type != "cuda" or strategy.devices == 1:
+        return (like,) * strategy.devices
+    gpu_count = torch.cuda.device_count()
+    if gpu_count < strategy.devices:
+        raise PlanError(
+            f"the plan is for {strategy.devices} devices, but this process sees {gpu_count} "
+            f"{'GPU' if gpu_count == 1 else 'GPUs'}; start one process per device with torchrun "
+            f'--nproc-per-node {strategy.devices}, or run it on the CPU (device="cpu")'
+        )
+    return tuple(torch.device("cuda", i) for i in range(strategy.devices))

@@ -28,15 +28,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from tensoropt.engine.gradients import DeferredStep
+from tensoropt.engine.gradients import DeferredStep, Gradients
 from tensoropt.engine.lower import Lowered, add_constant, add_function
-from tensoropt.engine.parameters import LocalParameters
+from tensoropt.engine.parameters import LocalParameters, local_leaves, replicated
 from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.placement.execute.operators import Body, body_of
 from tensoropt.placement.execute.transport import Arriving, PlacedSchedule, Transfer, Transport
 from tensoropt.placement.graph import PlacedOperator, Value
-from tensoropt.placement.points import PlacedStrategy
+from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.sharding.buckets import Bucket
 
 Place = tuple[Value, int]
@@ -132,12 +132,6 @@ class TapedStep(DeferredStep):
         self.tapes = list(tapes)
 
 
-def _parameter_devices(strategy: PlacedStrategy) -> dict[str, int]:
-    """Return the device of each parameter that an operator reads, by position among the plan's devices."""
-    device = {op.name: strategy.placement.device[i] for i, op in enumerate(strategy.graph.operators)}
-    return {name: device[operator] for name, operator in strategy.graph.holder.items()}
-
-
 @dataclass(frozen=True)
 class LocalDevices:
     """The devices of the plan that this process runs, and their PyTorch devices.
@@ -157,28 +151,34 @@ class LocalDevices:
 
 
 class PlacedParameters(LocalParameters):
-    """The parameters on this process's devices, whole.
-
-    Attributes:
-        device: the device in the plan of every parameter of the model that an operator reads.
-    """
+    """The parameters on this process's devices, whole; one that no operator reads is on every process."""
 
     def __init__(
         self,
         strategy: PlacedStrategy,
         local: LocalDevices,
         runtime: Runtime,
+        transport: Transport,
         values: Mapping[str, torch.Tensor],
     ):
-        self.source = strategy.graph.groups.atoms.graph
-        self.local = local
-        self.device = _parameter_devices(strategy)
-        own = [t for t in self.source.parameters if self._device(t.name) in local.own]
-        super().__init__(runtime, own, values)
+        self.source = strategy.graph.atoms.graph
+        self.strategy, self.local, self.runtime, self.transport = strategy, local, runtime, transport
+        own = [t for t in self.source.parameters if self._local_holders(t.name)]
+        self.leaves = local_leaves(own, values, self.shard)
+        # After the leaves: the buckets put hooks on them.
+        self.accumulated = Gradients(runtime, self._device_buckets(), self.leaves)
+        self.buckets = (self.accumulated,)
+
+    def _local_holders(self, name: str) -> list[int]:
+        """Return the devices of this process that hold a parameter."""
+        return [device for device in self.strategy.holders(name) if device in self.local.own]
 
     def _device(self, name: str) -> int:
-        """Return the device of a parameter; a parameter that no operator reads is on every process."""
-        return self.device.get(name, self.local.own[0])
+        return self._local_holders(name)[0]
+
+    def copies(self, name: str) -> int:
+        """Return the number of devices that hold a parameter."""
+        return len(self.strategy.holders(name))
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Return a copy of a parameter's whole value on its device, in the type in which it is stored."""
@@ -186,7 +186,7 @@ class PlacedParameters(LocalParameters):
         dtype = getattr(torch, self.source.tensors[name].stored_dtype)
         return value.detach().to(device=device, dtype=dtype, copy=True).contiguous()
 
-    def _buckets(self) -> tuple[Bucket, ...]:
+    def _device_buckets(self) -> tuple[Bucket, ...]:
         """Return one bucket per device and type; nothing reduces them, as each parameter is on one device
         only."""
         names: dict[tuple[int, str], list[str]] = {}
@@ -199,6 +199,30 @@ class PlacedParameters(LocalParameters):
             Bucket((), dtype, tuple(of_bucket), sum(self.leaves[n].numel() for n in of_bucket))
             for (_, dtype), of_bucket in names.items()
         )
+
+    def in_state(self, name: str) -> bool:
+        """Return True: a state dict has whole parameters on every rank."""
+        return True
+
+    @property
+    def gathers_state(self) -> bool:
+        """Whether several processes have the parameters."""
+        return self.runtime.distributed
+
+    def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return, on every rank, the value on the rank that holds the parameter; all ranks must call it."""
+        mesh = self.runtime.device_mesh
+        if mesh is None:
+            return value
+        if name in self.leaves:
+            whole = value.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            # A buffer for the broadcast; its contents do not matter.
+            whole = torch.empty(self.source.tensors[name].shape, dtype=value.dtype, device=value.device)
+        holders = self.strategy.holders(name)
+        if len(holders) < self.strategy.devices:
+            whole = self.transport.broadcast(whole, holders[0])
+        return replicated(whole, mesh)
 
 
 class StepContext:
@@ -308,7 +332,7 @@ class _Lowering:
     ):
         self.strategy, self.schedule, self.local = strategy, schedule, local
         self.runtime, self.context, self.evaluating = runtime, context, evaluating
-        self.groups = strategy.graph.groups
+        self.groups = strategy.graph
         self.source = self.groups.atoms.graph
         self.graph = fx.Graph()
         self.root = nn.Module()
@@ -322,7 +346,7 @@ class _Lowering:
         """Return the part of this process."""
         placement = self.strategy.placement
         own = {o for o, d in enumerate(placement.device) if d in self.local.own}
-        parameters = tuple(p for o in sorted(own) for p in self.strategy.graph.operators[o].parameters)
+        parameters = tuple(p for o in sorted(own) for p in self.strategy.placed_graph.operators[o].parameters)
         buffers = tuple(t.name for t in self.source.tensors.values() if t.kind == "buffer")
         for name in (*self.source.inputs, *parameters, *buffers):
             self.places[name] = self.graph.placeholder(name)
@@ -334,11 +358,11 @@ class _Lowering:
         results = [
             value
             for number in sorted(own)
-            for value in self.strategy.graph.operators[number].writes
+            for value in self.strategy.placed_graph.operators[number].writes
             if self._leaves(value)
         ]
         device = placement.device
-        makers = {v: o for o in own for v in self.strategy.graph.operators[o].writes}
+        makers = {v: o for o in own for v in self.strategy.placed_graph.operators[o].writes}
         self.graph.output(tuple(self.values[v, device[makers[v]]] for v in results))
         self.graph.lint()
         module = fx.GraphModule(self.root, self.graph, class_name="PlacedPart")
@@ -355,7 +379,7 @@ class _Lowering:
     # -- operators --------------------------------------------------------------------------------
 
     def _operator(self, number: int) -> None:
-        op = self.strategy.graph.operators[number]
+        op = self.strategy.placed_graph.operators[number]
         device = self.strategy.placement.device[number]
         where = self.local.devices[device]
         body = body_of(op, self.groups, self.runtime, where, evaluating=self.evaluating)
@@ -406,7 +430,7 @@ class _Lowering:
             receive = functools.partial(
                 self.context.receive,
                 transfer,
-                self.strategy.graph.shape(transfer.value),
+                self.strategy.placed_graph.shape(transfer.value),
                 getattr(torch, self.source.tensors[transfer.value.tensor].dtype),
                 self.local.devices[transfer.target],
             )

@@ -19,7 +19,7 @@ from tensoropt.engine import runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.graph import Value
 from tensoropt.placement.order import Flow, Route, ordered
-from tensoropt.placement.points import PlacedStrategy, ValueTransfer, needed_routes
+from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
     Raises:
         PlanError: the plan's transfers are not those its placement needs, or its orders wait for each other.
     """
-    routes, graph = tuple(strategy.transfers), strategy.graph
+    routes, graph = tuple(strategy.transfers), strategy.placed_graph
     _check(strategy, routes)
     values = {value.name: value for op in graph.operators for value in op.writes}
     number, tensors = {name: n for n, name in enumerate(values)}, graph.groups.atoms.graph.tensors
@@ -95,7 +95,7 @@ def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
 
 
 def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None:
-    needed = needed_routes(strategy.graph, strategy.placement)
+    needed = needed_routes(strategy.placed_graph, strategy.placement)
     missing, more = set(needed) - set(transfers), set(transfers) - set(needed)
     for routes, words in ((missing, "lacks"), (more, "has a needless")):
         for name, source, target, back in sorted(routes):
@@ -132,7 +132,7 @@ class Transport(Protocol):
         ...
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        """Give the value of ``source`` to all processes, in place."""
+        """Return the value of ``source`` on all processes, in place where the value is contiguous."""
         ...
 
     def finish(self) -> None:
@@ -227,6 +227,7 @@ class Job:
         return _Received(dist.irecv(value, transfer.source, tag=transfer.number), value, device)
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
+        value = value.contiguous()
         dist.broadcast(value, source)
         return value
 

@@ -12,11 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.engine.models import CapturedModel
-from tensoropt.execute.executable import AnyStrategy
 from tensoropt.fake_cuda.operators import CAPABILITY
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import issued, step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
@@ -64,7 +64,7 @@ def watched_random(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> d
 
 
 def watched(
-    loaded: CapturedModel, strategy: AnyStrategy, predicted: float, ranks: Sequence[int]
+    loaded: CapturedModel, strategy: ParallelStrategy, predicted: float, ranks: Sequence[int]
 ) -> dict[str, Any]:
     """Return what steps send and keep alive on CPU and on CUDA ranks, and which operators returned CPU
     tensors there.

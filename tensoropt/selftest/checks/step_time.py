@@ -16,7 +16,7 @@ from tensoropt.selftest.checks.facts import off
 from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, short_name, timed_models
 from tensoropt.selftest.timing import unless_busy
 from tensoropt.types import silent
-from tensoropt.verify.predict import place_for, predicted
+from tensoropt.verify.predict import place_for, predict
 from tensoropt.verify.run import predict_and_run, ranks_with
 
 _BOUND = {"cuda": 0.05, "cpu": 0.25}
@@ -43,10 +43,10 @@ def _predicted_and_measured(context: CheckContext) -> Outcome:
             subject = replace(spec, device=place.device)
             with ranks_with(subject, place, 1) as pool:
                 drawn = [(unsplit_strategy(load_model(subject).graph), cluster.meshes(1)[0])]
-                predict = functools.partial(predicted, drawn)
+                simulated = functools.partial(predict, drawn)
                 # Other checks compare the numbers, of smaller models.
                 answer = predict_and_run(
-                    subject, predict, cluster, place, pool, Settings(), store, silent, numerics=False
+                    subject, simulated, cluster, place, pool, Settings(), store, silent, numerics=False
                 )
             [step] = answer["plans"]
             name = short_name(spec)

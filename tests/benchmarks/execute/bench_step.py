@@ -25,7 +25,6 @@ import tensoropt
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, forget_models, load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.strategy import strategy_to_dict
 from tests.benchmarks.charts import bars
 from tests.benchmarks.execute import rivals
 from tests.benchmarks.machine import Results, described, rows_described
@@ -109,7 +108,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     strategy, predicted_s = fastest(spec)
     graph = load_model(spec).graph
     parameters = sum(t.elements for t in graph.atoms.graph.parameters)
-    whole = strategy_to_dict(unsplit_strategy(graph))
+    whole = unsplit_strategy(graph).to_data()
     forget_models()
     with RankPool(RANKS, timeout_s=400.0) as pool:
         found = pool.run(on_ranks, spec, strategy, rounds)[0]

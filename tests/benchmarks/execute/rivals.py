@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from tensoropt import parallelize
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.storage import Gather
-from tensoropt.sharding.strategy import strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tests.benchmarks.execute.zero3 import IndivisibleError, zero3
 
 Step = Callable[[], Any]
@@ -71,7 +71,7 @@ def plain(spec: ModelSpec, _: Any) -> Step:
 
 def plan(spec: ModelSpec, strategy: Any) -> Step:
     model, args, kwargs = spec.build()
-    chosen = strategy_from_dict(strategy, load_model(spec).graph)
+    chosen = Strategy.from_data(strategy, load_model(spec).graph)
     return stepper(parallelize(model.train(), chosen, args, kwargs), args, kwargs)
 
 

@@ -10,7 +10,7 @@ from tensoropt.ops.layouts import REPLICATE, Layout
 from tensoropt.sharding.configurations import Configuration, MicroBatchRefused, batch_strategies, fits
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.storage import Gather, Storage, stored_layout
-from tensoropt.sharding.strategy import Strategy, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
 
 
 class IndivisibleError(Exception):
@@ -64,4 +64,4 @@ def zero3(
         # The micro-batch axis then says how often, and the use whether gradients add up over it.
         layout = sharded if often is Gather.EACH_USE else (REPLICATE, *sharded[1:])
         stored[tensor.name] = Storage(layout, often).stored
-    return strategy_to_dict(Strategy(graph, mesh, chosen, {hub: made[hub] for hub in graph.hubs}, stored))
+    return Strategy(graph, mesh, chosen, {hub: made[hub] for hub in graph.hubs}, stored).to_data()

@@ -64,7 +64,8 @@ def predicted_now(
         (strategy, Mesh(shape=plan.mesh.shape)) for plan, strategy in zip(plans, strategies, strict=True)
     ]
     with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "now.sqlite") as store:
-        return predict(drawn, CostSource(load_cluster(cluster), store, Settings(optimizer=OPTIMIZER), pool))
+        costs = CostSource(load_cluster(cluster), store, Settings(optimizer=OPTIMIZER), pool)
+        return [prediction for _, prediction in predict(drawn, costs)]
 
 
 def halves(rounds: Sequence[float]) -> list[float]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tensoropt.cluster import stolen_s
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.strategy import strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
@@ -41,7 +41,7 @@ def run_plan(
         tracked: of how many steps the most bytes are followed that are alive in each.
     """
     loaded = load_model(spec)
-    engine = ShardedEngine(strategy_from_dict(strategy, loaded.graph), loaded.values)
+    engine = ShardedEngine(Strategy.from_data(strategy, loaded.graph), loaded.values)
     step = RunStep(engine, loaded.inputs, optimizer)
     step()  # warms up, makes the optimizer's state
     memory = [tracked_memory(step)["peak"] for _ in range(tracked)]

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.execute.executable import executable_of
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.random_strategies import random_pipeline
 from tensoropt.verify.rank_checks import CheckOptions
@@ -28,7 +27,7 @@ def compare(
     loaded, rng = load_model(spec), random.Random(7)
     drawn = [random_pipeline(loaded.graph, axes, schedule, rng, 0.3) for _ in range(count)]
     options = CheckOptions(numerics=False, timed_steps=0)
-    plans = [executable_of(strategy).to_dict() for strategy in drawn]
+    plans = [strategy.to_data() for strategy in drawn]
     for strategy, found in zip(
         drawn, verify_strategies(spec, plans, pool=pool, options=options), strict=True
     ):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tensoropt.engine.models import open_model
+from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.ranks.pool import RankPool
+from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.random_strategies import random_pipeline
 from tests.execute import jobs
 
 ROUNDING = 2e-4
@@ -82,3 +87,21 @@ def test_a_rank_asks_for_its_own_parameters_only(ranks: RankPool) -> None:
     assert first | last == everything
     assert first != everything
     assert last != everything
+
+
+def test_ranks_of_all_stages_meet_for_a_state_dict_that_one_stage_gathers() -> None:
+    """A fused projection whose heads three ranks share unevenly has no DTensor of its own shape."""
+    loaded = open_model(jobs.spec("transformer"))
+    data = random_pipeline(loaded.graph, (2, 2, 3), "1f1b", random.Random(3)).to_data()
+    for stage in data["stages"]:
+        stage["stored"] = {name: ["R/P", "R/P"] for name in stage["stored"]}
+    name = "p_model_blocks_0_qkv_weight"
+    for layout, gathers in (("R/P", False), ("S(1)", True)):
+        data["stages"][0]["stored"][name] = ["R/P", layout]
+        strategy = PipelinedStrategy.from_data(data, loaded.graph)
+        assert strategy.holders(name) == (0,)
+        for rank, copies in ((0, 1 if gathers else 3), (5, 1)):
+            with step_on(rank, loaded, strategy, "sgd") as step:
+                shards = step.engine.shards
+                assert shards.gathers_state == gathers
+                assert (shards.in_state(name), shards.copies(name)) == (rank == 0, copies)

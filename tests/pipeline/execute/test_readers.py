@@ -11,7 +11,6 @@ import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import TensorOptError
-from tensoropt.execute.executable import executable_of
 from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.random_strategies import random_pipeline
@@ -32,7 +31,7 @@ def check(pool: RankPool, build: str, count: int, schedules: tuple[str, ...] = t
             with contextlib.suppress(TensorOptError):
                 found.append(random_pipeline(graph, (4, 2), schedule, rng))
         drawn += found[:count]
-    plans = [executable_of(strategy).to_dict() for strategy in drawn]
+    plans = [strategy.to_data() for strategy in drawn]
     for strategy, found in zip(
         drawn, verify_strategies(spec, plans, pool=pool, options=NUMBERS), strict=True
     ):

@@ -14,7 +14,7 @@ from tensoropt.engine.models import CapturedModel, open_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.lower import StepContext
-from tensoropt.placement.points import PlacedStrategy
+from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.verify.reference import largest_of, named_difference
 from tests.execute.jobs import spec
 from tests.placement.execute.random_placed import random_placed

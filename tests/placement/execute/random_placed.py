@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tensoropt.placement import Placement
 from tensoropt.placement.graph import PlacedGraph, placed_graph
-from tensoropt.placement.points import PlacedStrategy, ValueTransfer, needed_routes
+from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_routes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.verify.random_strategies import (
     random_placement,

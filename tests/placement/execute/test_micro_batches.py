@@ -14,14 +14,14 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
 from tensoropt.errors import PlanError
-from tensoropt.execute.executable import executable_from_dict, executable_of
+from tensoropt.execute.executable import strategy_from_data
 from tensoropt.placement import Placement
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.lower import OperatorCall, Tape
 from tensoropt.placement.execute.transport import Transfer
 from tensoropt.placement.graph import placed_graph, split_choices
-from tensoropt.placement.points import PlacedStrategy, placed_to_dict
 from tensoropt.placement.prices import PlacedPrices
+from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
@@ -114,7 +114,9 @@ def test_every_border_is_crossed_once_for_each(monkeypatch: pytest.MonkeyPatch) 
     loaded = opened("vgg_dropout")
     strategy = in_micro_batches(loaded, 5, 4)
     step(in_one_process(loaded, strategy), loaded)
-    sizes = {v.name: strategy.graph.bytes(v) for op in strategy.graph.operators for v in op.writes}
+    sizes = {
+        v.name: strategy.placed_graph.bytes(v) for op in strategy.placed_graph.operators for v in op.writes
+    }
     assert sorted(moved) == sorted([sizes[name] for name, *_ in strategy.transfers] * 4)
 
 
@@ -190,9 +192,9 @@ def test_inference_returns_every_output_of_the_whole_batch() -> None:
 
 def test_as_plain_data_and_back() -> None:
     strategy = in_micro_batches(opened("mlp"), 2, 4)
-    again = executable_from_dict(executable_of(strategy).to_dict(), opened("mlp").graph)
+    again = strategy_from_data(strategy.to_data(), opened("mlp").graph)
     assert (again.micro_batches, again.devices) == (4, 3)
-    assert again.strategy.placement == strategy.placement
+    assert again == strategy
 
 
 # -- refusals ----------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def predicted(
     more = tuple(() for _ in range(costs.cluster.device_count - devices))
     wide = Placement(placement.device, placement.forward + more, placement.backward_orders + more)
     strategy, prediction = predict_placed(graph, wide)
-    return PlacedStrategy(strategy.graph, placement, strategy.transfers), prediction
+    return PlacedStrategy(strategy.placed_graph, placement, strategy.transfers), prediction
 
 
 def unlike(prediction: Prediction, issued: list[dict[str, Any]]) -> list[str]:
@@ -292,7 +294,7 @@ def test_on_two_ranks(ranks: RankPool, costs: CostSource, source: str, counts: t
     spec = ModelSpec(source)
     loaded = open_model(spec)
     pairs = [predicted(loaded, costs, seed, 2, count) for seed, count in enumerate(counts)]
-    data = [{"placed": placed_to_dict(strategy)} for strategy, _ in pairs]
+    data = [strategy.to_data() for strategy, _ in pairs]
     found = verify_strategies(spec, data, pool=ranks, options=CheckOptions(timed_steps=1))
     for (_, prediction), result in zip(pairs, found, strict=True):
         assert result.numerics_ok, result

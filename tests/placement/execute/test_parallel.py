@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tensoropt
-from tensoropt.placement.execute.model import PlacedModel
+from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.ranks.pool import RankPool
 from tests.execute import jobs
 from tests.placement.execute.cases import opened, record_moves
@@ -85,7 +85,7 @@ def test_one_process_runs_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     (model, args, _), (plain, _, _) = jobs.spec("mlp").build(), jobs.spec("mlp").build()
     strategy = random_placed(loaded.graph, 3, random.Random(1))
     tensoropt.parallelize(model, strategy, args)
-    assert isinstance(model._tensoropt, PlacedModel)
+    assert isinstance(model._tensoropt.engine, PlacedEngine)
     for each in (model, plain):
         each(*args).backward()
         torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)

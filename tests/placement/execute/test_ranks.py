@@ -11,8 +11,8 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel
-from tensoropt.placement.points import PlacedStrategy, placed_to_dict
 from tensoropt.placement.prices import PlacedPrices
+from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
@@ -43,7 +43,7 @@ def drawn(
     more = tuple(() for _ in range(costs.cluster.device_count - devices))
     wide = type(placement)(placement.device, placement.forward + more, placement.backward_orders + more)
     strategy, prediction = predict_placed(graph, wide)
-    return PlacedStrategy(strategy.graph, placement, strategy.transfers), prediction
+    return PlacedStrategy(strategy.placed_graph, placement, strategy.transfers), prediction
 
 
 def unlike(prediction: Prediction, issued: list[dict[str, Any]]) -> list[str]:
@@ -56,7 +56,7 @@ def test_on_two_ranks(ranks: RankPool, costs: CostSource, name: str) -> None:
     loaded = opened(name)
     pairs = [drawn(loaded, costs, seed, 2) for seed in range(3)]
     options = CheckOptions(timed_steps=1)
-    data = [{"placed": placed_to_dict(strategy)} for strategy, _ in pairs]
+    data = [strategy.to_data() for strategy, _ in pairs]
     for (_, prediction), result in zip(
         pairs, verify_strategies(spec(name), data, pool=ranks, options=options), strict=True
     ):
@@ -95,5 +95,5 @@ def test_one_device_alone_is_predicted_closely(costs: CostSource, tmp_path: Path
     place = random_placement(graph.graph, 1, random.Random(0))
     wide = type(place)(place.device, (*place.forward, (), ()), (*place.backward_orders, (), ()))
     strategy, prediction = predict_placed(graph, wide)
-    found = check_on_fake_ranks(loaded, PlacedStrategy(strategy.graph, place, ()), "adam")
+    found = check_on_fake_ranks(loaded, PlacedStrategy(strategy.placed_graph, place, ()), "adam")
     assert found.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=5e-3)

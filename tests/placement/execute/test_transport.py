@@ -9,7 +9,7 @@ import pytest
 from tensoropt.errors import PlanError
 from tensoropt.placement import Placement
 from tensoropt.placement.execute.transport import PlacedSchedule, Transfer, schedule_of
-from tensoropt.placement.points import PlacedStrategy, placed_from_dict, placed_to_dict
+from tensoropt.placement.strategy import PlacedStrategy
 from tests.placement.execute.cases import opened, placed
 
 
@@ -24,7 +24,7 @@ def check(strategy: PlacedStrategy, schedule: PlacedSchedule) -> None:
             assert found == list(order)
     transfers = [i for i in (*schedule.forward, *schedule.backward) if isinstance(i, Transfer)]
     assert [t.number for t in transfers] == list(range(len(strategy.transfers)))
-    makers = {v: i for i, op in enumerate(strategy.graph.operators) for v in op.writes}
+    makers = {v: i for i, op in enumerate(strategy.placed_graph.operators) for v in op.writes}
     done: set[object] = set()
     for instruction in schedule.forward:
         if isinstance(instruction, Transfer):
@@ -32,7 +32,7 @@ def check(strategy: PlacedStrategy, schedule: PlacedSchedule) -> None:
             done.add((instruction.value, instruction.target))
         else:
             device = placement.device[instruction]
-            for value in strategy.graph.operators[instruction].reads:
+            for value in strategy.placed_graph.operators[instruction].reads:
                 here = placement.device[makers[value]] == device
                 assert (makers[value] if here else (value, device)) in done
             done.add(instruction)
@@ -42,7 +42,7 @@ def check(strategy: PlacedStrategy, schedule: PlacedSchedule) -> None:
 def test_every_devices_order_is_kept(seed: int) -> None:
     strategy = placed(opened("transformer"), seed)
     check(strategy, schedule_of(strategy))
-    again = placed_from_dict(placed_to_dict(strategy), strategy.graph.groups)
+    again = PlacedStrategy.from_data(strategy.to_data(), strategy.graph)
     assert schedule_of(again) == schedule_of(strategy)
 
 

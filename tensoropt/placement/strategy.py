@@ -1,0 +1,176 @@
+"""A placed strategy: every operator on one device, in the order in which the device runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from tensoropt.placement.graph import PlacedGraph, Value, placed_graph
+from tensoropt.placement.problem import Placement
+from tensoropt.sharding.groups import GroupGraph
+
+
+class ValueTransfer(NamedTuple):
+    """A message: a value, given by name, or with ``backward`` its gradient, that goes from one device to
+    another."""
+
+    value: str
+    source: int
+    target: int
+    backward: bool
+
+
+class PlacedStage(NamedTuple):
+    """A stage of one device: the operators that lie there, by position in the placed graph, in the orders in
+    which their forward and their backward run."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlacedStrategy:
+    """A placement of a model's operators: a stage, and a place, for each device.
+
+    Attributes:
+        placed_graph: the operators and the values between them.
+        placement: the placement; operator ``i`` of the placed graph is operator ``i`` here.
+        transfers: the transfers of one micro-batch, in an order that agrees with the orders of all devices.
+    """
+
+    kind: ClassVar[str] = "placed"
+    spmd: ClassVar[bool] = False
+
+    placed_graph: PlacedGraph
+    placement: Placement
+    transfers: tuple[ValueTransfer, ...]
+
+    schedule = ""
+
+    @property
+    def graph(self) -> GroupGraph:
+        """The grouped graph of the model."""
+        return self.placed_graph.groups
+
+    @property
+    def stages(self) -> tuple[PlacedStage, ...]:
+        """The orders of each device."""
+        orders = zip(self.placement.forward, self.placement.backward_orders, strict=True)
+        return tuple(PlacedStage(*order) for order in orders)
+
+    @property
+    def devices(self) -> int:
+        """The number of devices that the placement is for."""
+        return len(self.placement.forward)
+
+    @property
+    def places(self) -> int:
+        """The number of devices: each is a place of its own."""
+        return self.devices
+
+    @property
+    def micro_batches(self) -> int:
+        """The number of pieces in which the batch is run, one after another."""
+        return self.placed_graph.micro_batches
+
+    @property
+    def mesh_text(self) -> str:
+        """The number of devices in words."""
+        return f"placed on {self.devices}"
+
+    def place_of(self, stage: int) -> int:
+        """Return the device of a stage."""
+        return stage
+
+    def maker(self, name: str) -> int | None:
+        """Return the device that makes a tensor; None if no device makes all of it."""
+        return self._makers.get(Value(name))
+
+    @cached_property
+    def _makers(self) -> Mapping[Value, int]:
+        rows = zip(self.placed_graph.operators, self.placement.device, strict=True)
+        return {value: device for op, device in rows for value in op.writes}
+
+    def holders(self, name: str) -> tuple[int, ...]:
+        """Return the device that holds a parameter; all devices if no operator reads it."""
+        return self._holders.get(name, tuple(range(self.devices)))
+
+    @cached_property
+    def _holders(self) -> Mapping[str, tuple[int]]:
+        rows = zip(self.placed_graph.operators, self.placement.device, strict=True)
+        device = {op.name: device for op, device in rows}
+        return {name: (device[operator],) for name, operator in self.placed_graph.holder.items()}
+
+    @cached_property
+    def sent_buffers(self) -> Mapping[str, int]:
+        """The buffers that a step changes on one device and others read, each with the device that makes its
+        new value, which the step sends to all."""
+        mutations = self.graph.atoms.graph.mutations
+        made: dict[tuple[str, int], set[Value]] = {}
+        for value, device in self._makers.items():
+            made.setdefault((value.tensor, device), set()).add(value)
+        makers = {}
+        for op, device in zip(self.placed_graph.operators, self.placement.device, strict=True):
+            for name in op.group.free if op.group is not None else ():
+                if name not in mutations:
+                    continue
+                assert op.configuration is not None
+                new = mutations[name]
+                # A piece of an operator needs no more of the new value than its own piece.
+                part = Value(new, op.configuration.layout(name)[1], op.count, op.index)
+                if made.get((new, device), set()).isdisjoint({Value(new), part}):
+                    makers[name] = self._makers[Value(new)]
+        return makers
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the strategy as plain data, for other processes."""
+        backward = self.placement.backward
+        return {
+            "kind": self.kind,
+            "micro_batches": self.micro_batches,
+            "splits": {name: list(how) for name, how in self.placed_graph.splits.items()},
+            "device": list(self.placement.device),
+            "forward": [list(order) for order in self.placement.forward],
+            "backward": None if backward is None else [list(order) for order in backward],
+            "transfers": [list(route) for route in self.transfers],
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> PlacedStrategy:
+        """Return the strategy that :meth:`to_data` wrote; its inverse."""
+        backward = data["backward"]
+        placement = Placement(
+            tuple(data["device"]),
+            tuple(map(tuple, data["forward"])),
+            None if backward is None else tuple(map(tuple, backward)),
+        )
+        splits = {name: (label, int(count)) for name, (label, count) in data["splits"].items()}
+        transfers = tuple(ValueTransfer(*transfer) for transfer in data["transfers"])
+        return cls(placed_graph(graph, splits, int(data["micro_batches"])), placement, transfers)
+
+    @staticmethod
+    def devices_in(data: Mapping[str, Any]) -> int:
+        """Return the number of ranks of a placed strategy in plain data."""
+        return len(data["forward"])
+
+
+def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
+    """Return the transfers that a placement needs, in no particular order: each value once to every other
+    device that reads it, and its gradient once back from there.
+    """
+    source, device = graph.groups.atoms.graph, placement.device
+    readers: dict[str, dict[int, None]] = {}
+    for number, op in enumerate(graph.operators):
+        for value in op.reads:
+            readers.setdefault(value.name, {})[device[number]] = None
+    routes: list[ValueTransfer] = []
+    for number, op in enumerate(graph.operators):
+        for value in op.writes:
+            for target in readers.get(value.name, ()):
+                if target != device[number]:
+                    routes.append(ValueTransfer(value.name, device[number], target, False))
+                    if source.training and source.tensors[value.tensor].requires_grad:
+                        routes.append(ValueTransfer(value.name, target, device[number], True))
+    return tuple(routes)

@@ -333,11 +333,6 @@ class StepSends:
         """Return all effects of a use in a micro-batch."""
         return self._of_groups.parameters.used(self.uses[place]).effects
 
-    def changes(self, place: ParameterUse) -> bool:
-        """Return whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
-        use = self.uses[place]
-        return use.moves or bool(use.backward) or (use.way.back != use.way.source and use.gives)
-
     def delivers(self, place: ParameterUse) -> bool:
         """Return whether the gradient of a parameter's use comes to a leaf.
 

@@ -8,11 +8,8 @@ made again by the first node that needs it: a gathered parameter, or a whole rec
 
 Nothing here queries the executor: ``verify`` compares the result with what it really issues.
 
-Forward adds nodes to autograd's graph; their order of creation, and what each of them sends, are derived
-first. Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator
-of a group that needs a tensor brings it to the group, right before itself; the group's other operators then
-use the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
-where they find it. Backward passes the nodes in reverse.
+Forward adds the nodes of the strategy's program (:mod:`tensoropt.sharding.program`) to autograd's graph, and
+backward passes them in reverse; what each of them sends follows from the effects.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
@@ -55,14 +51,21 @@ from tensoropt.costs.effects import (
     reader,
 )
 from tensoropt.costs.prices import Send
-from tensoropt.costs.tables import leaves_model
-from tensoropt.graph import DTYPE_BYTES, Operator, iter_refs
+from tensoropt.graph import DTYPE_BYTES, Operator
 from tensoropt.ops.layouts import Layout
-from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.program import (
+    Argument,
+    BeginBlock,
+    BeginBlockBackward,
+    Call,
+    Move,
+    Node,
+    lower_program,
+)
+from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.simulate.collectives import Collective, ParameterUse, Sends, StepSends, Ways
 
 _NOTHING = Ways()
@@ -80,117 +83,75 @@ class _GatherBack(NamedTuple):
     behind: int
 
 
-@dataclass(eq=False, kw_only=True)
-class _Node:
-    """An operator, a tensor's move from one layout to another, or the beginning of a block in forward.
+class _Sent(NamedTuple):
+    """What a node of the program sends, and what it hands on in backward.
 
     Attributes:
-        sends: what it sends; for an operator, what its own kernels send.
-        after: the nodes whose results it uses.
-        region: the recomputed region that it runs in.
+        ways: for an operator, what its own kernels send.
         gathers_back: what its backward gathers before its kernels send, because autograd does not keep it.
         delivers: the parameters to whose leaves, or copies, it delivers a gradient, in order.
         leaves_behind: the use whose gradient it hands over, to be scattered with others of the block.
-        begins: the block that begins in forward.
-        begins_back: the block that begins when backward reaches this node.
         keeps: whether its backward needs more than the gradient.
     """
 
-    sends: Ways = _NOTHING
-    after: tuple[_Node, ...] = ()
-    region: str | None = None
+    ways: Ways = _NOTHING
     gathers_back: tuple[_GatherBack, ...] = ()
     delivers: tuple[str, ...] = ()
     leaves_behind: ParameterUse | None = None
-    begins: int | None = None
-    begins_back: int | None = None
     keeps: bool = False
 
 
-def _forward_nodes(sends: StepSends) -> list[_Node]:
-    """Return all nodes of a strategy's forward, in the order in which they run."""
-    return list(_regions_together(_Forward(sends).nodes()))
-
-
-class _Forward:
-    """The nodes as lowering creates them, and what has been made and brought so far."""
+class _Senders:
+    """Looks up what nodes of a program send."""
 
     def __init__(self, sends: StepSends):
-        self.sends, self.strategy, self.graph = sends, sends.strategy, sends.graph
-        self.source = self.graph.atoms.graph
+        self.sends, self.graph = sends, sends.graph
         self._inside = {group.name: sends.inside(group) for group in self.graph.groups}
-        # The tensor whose gradient is reduced in an operator's backward, by operator.
-        self._beside = {product.operator: name for name, (product, _) in self.strategy.reduced_beside.items()}
-        self._nodes: list[_Node] = []
-        self._made: dict[str, _Node] = {}
-        self._brought: dict[tuple[str, str], _Node | None] = {}
-        self._begun = -1
 
-    def nodes(self) -> list[_Node]:
-        for op in self.source.operators:
-            group = self.graph.group_of[op.name]
-            region = self.strategy.region_of.get(group.name)
-            self._begin(self.strategy.blocks.of[group.name])
-            self._operator(op, group, None if region is None else region.name)
-        for name in dict.fromkeys((*self.source.outputs, *self.source.mutations.values())):
-            if name in self._made and leaves_model(self.graph, name):
-                moments = self.sends.tensor(name)
-                self._add(sends=Ways(moments.at(OUTPUT), (), moments.at(OUTPUT_BACK)), after=self._made[name])
-        return self._nodes
+    def sent(self, node: Node) -> _Sent:
+        """Return what a node sends."""
+        if isinstance(node, Call):
+            return self._call(node)
+        return self._move(node.edge) if isinstance(node, Move) else _Sent()
 
-    def _add(
-        self, *, sends: Ways, after: _Node | None = None, region: str | None = None, delivers: str = ""
-    ) -> _Node:
-        """Add a node for a tensor on its way."""
-        node = _Node(sends=sends, after=() if after is None else (after,), region=region)
-        if delivers:
-            node.delivers = (delivers,)
-        self._nodes.append(node)
-        return node
+    # -- edges --------------------------------------------------------------------------------------
 
-    def _begin(self, block: int) -> None:
-        self._nodes += [_Node(begins=number) for number in range(self._begun + 1, block + 1)]
-        self._begun = max(self._begun, block)
+    def _move(self, edge: Edge) -> _Sent:
+        if edge.kind == "parameter":
+            return self._parameter(ParameterUse(edge.tensor, edge.reader))
+        if edge.kind == "resolve":
+            return _Sent(self._inside[edge.reader][0].ways(INNER, INNER_AGAIN, INNER_BACK))
+        moments = self.sends.tensor(edge.tensor)
+        if edge.kind == "output":
+            return _Sent(Ways(moments.at(OUTPUT), (), moments.at(OUTPUT_BACK)))
+        if not edge.reader:
+            return _Sent(moments.ways(HUB, HUB_AGAIN, HUB_BACK))
+        number = self.sends.reader(edge.tensor, edge.reader)
+        return _Sent(moments.ways(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK))))
+
+    def _parameter(self, use: ParameterUse) -> _Sent:
+        ways = self.sends.use(use).ways(GATHER, GATHER_AGAIN, PARAMETERS)
+        if self.sends.leaves_behind(use):
+            return _Sent(ways, leaves_behind=use)
+        return _Sent(ways, delivers=(use.parameter,) if self.sends.delivers(use) else ())
 
     # -- operators ----------------------------------------------------------------------------------
 
-    def _operator(self, op: Operator, group: Group, region: str | None) -> None:
-        configuration, blocks = self.strategy.configurations[group.name], self.strategy.blocks
-        call = localise(configuration.placed(op.name, self.graph.atoms, self.strategy.mesh, None))
-        # In the order of the rank's kernel, which may differ from that of the graph's operator.
-        names = tuple(dict.fromkeys(iter_refs((call.args, tuple(call.kwargs.values())))))
-        operands = [self._operand(name, group, region) for name in names]
-        resolving, own = self._inside[group.name]
-        ways = own[op.name].ways(INNER, INNER_AGAIN, INNER_BACK)
-        if (read := self._beside.get(op.name)) is not None:
+    def _call(self, node: Call) -> _Sent:
+        op, group = node.op, self.graph.group_of[node.op.name]
+        ways = self._inside[group.name][1][op.name].ways(INNER, INNER_AGAIN, INNER_BACK)
+        if node.product is not None:
             # The gradient of its input is reduced before its weight's is computed.
-            ways = ways._replace(back=(*ways.back, *self.sends.tensor(read).at(reader(0, USED_BACK))))
-        node = _Node(
-            sends=ways,
-            after=tuple(operand for operand in operands if operand is not None),
-            region=region,
-            gathers_back=tuple(self._gathered_back(op, group, names)),
-            delivers=self._delivered(group, names),
-            keeps=self._keeps(op),
-        )
-        self._nodes.append(node)
-        self._made.update(dict.fromkeys(op.outputs, node))
-        if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
-            ways = resolving.ways(INNER, INNER_AGAIN, INNER_BACK)
-            node = self._made[configuration.resolved[0]] = self._add(sends=ways, after=node, region=region)
-        block = blocks.of[group.name]
-        if group.name == blocks.last[block] and op is group.operators[-1] and self._learns(op):
-            node.begins_back = block
-        for name in op.outputs:
-            if name in self.strategy.hubs:
-                ways = self.sends.tensor(name).ways(HUB, HUB_AGAIN, HUB_BACK)
-                self._made[name] = self._add(sends=ways, after=self._made[name], region=region)
+            reduced = self.sends.tensor(node.product.read).at(reader(0, USED_BACK))
+            ways = ways._replace(back=(*ways.back, *reduced))
+        delivers = self._delivered(node, group)
+        return _Sent(ways, tuple(self._gathered_back(node, group, delivers)), delivers, keeps=self._keeps(op))
 
-    def _gathered_back(self, op: Operator, group: Group, names: tuple[str, ...]) -> Iterator[_GatherBack]:
+    def _gathered_back(self, node: Call, group: Group, delivers: tuple[str, ...]) -> Iterator[_GatherBack]:
         """Yield what the backward of an operator gathers again, in the order in which it needs it."""
         order, made = self.sends.reads_back(group), self.sends.made_back(group)
-        delivered = [made[name] for name in self._delivered(group, names) if name in made]
-        for name in sorted(names, key=lambda name: order.get(name, sys.maxsize)):
+        delivered = [made[name] for name in delivers if name in made]
+        for name in sorted(node.reads, key=lambda name: order.get(name, sys.maxsize)):
             if (use := ParameterUse(name, group.name)) not in self.sends.uses:
                 continue
             gathers = self.sends.use(use).at(GATHER_BACK)
@@ -198,92 +159,26 @@ class _Forward:
             # It is known how often a group's backward needs a parameter, but not in which of its operators:
             # each gets the same share, and the first one gets the remainder.
             share = len(gathers) // len(readers)
-            rest = len(gathers) - share * len(readers) if op.name == readers[0] else 0
+            rest = len(gathers) - share * len(readers) if node.op.name == readers[0] else 0
             behind = sum(run < order.get(name, 0) for run in delivered)
             yield from (_GatherBack(send, behind) for send in gathers[: share + rest])
 
-    def _delivered(self, group: Group, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _delivered(self, node: Call, group: Group) -> tuple[str, ...]:
         """Return the parameters that an operator reads as they are stored, in the order of their
         gradients."""
         order, delivered = self.sends.made_back(group), []
-        for name in names:
+        for name, provider in node.reads.items():
             use = ParameterUse(name, group.name)
-            if use in self.sends.uses and not self.sends.changes(use) and self.sends.delivers(use):
+            if isinstance(provider, Argument) and use in self.sends.uses and self.sends.delivers(use):
                 delivered.append(name)
         return tuple(sorted(delivered, key=lambda name: order.get(name, sys.maxsize)))
 
-    def _learns(self, op: Operator) -> bool:
-        """Return whether backward reaches an operator."""
-        return any(self.source.tensors[name].requires_grad for name in op.outputs)
-
     def _keeps(self, op: Operator) -> bool:
-        if not self._learns(op):
+        tensors = self.graph.atoms.graph.tensors
+        if not any(tensors[name].requires_grad for name in op.outputs):
             return False
-        reads_parameter = any(self.source.tensors[name].kind == "parameter" for name in op.inputs())
+        reads_parameter = any(tensors[name].kind == "parameter" for name in op.inputs())
         return reads_parameter or not self.graph.atoms.spaces[op.name].linear
-
-    # -- operands -----------------------------------------------------------------------------------
-
-    def _operand(self, name: str, group: Group, region: str | None) -> _Node | None:
-        """Return the node that provides an operand; None for one that exists before the step."""
-        kind = self.source.tensors[name].kind
-        if kind == "activation" and name not in group.reads:
-            return self._made[name]
-        if kind not in ("activation", "parameter"):
-            return None
-        key = name, group.name
-        if key not in self._brought:
-            bring = self._parameter if kind == "parameter" else self._activation
-            self._brought[key] = bring(name, group, region)
-        return self._brought[key]
-
-    def _activation(self, name: str, group: Group, region: str | None) -> _Node:
-        number = self.sends.reader(name, group.name)
-        ways = self.sends.tensor(name).ways(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK)))
-        return self._add(sends=ways, after=self._made[name], region=region)
-
-    def _parameter(self, name: str, group: Group, region: str | None) -> _Node | None:
-        use = ParameterUse(name, group.name)
-        if not self.sends.changes(use):
-            return None
-        ways = self.sends.use(use).ways(GATHER, GATHER_AGAIN, PARAMETERS)
-        if self.sends.leaves_behind(use):
-            node = self._add(sends=ways, region=region)
-            node.leaves_behind = use
-            return node
-        return self._add(sends=ways, region=region, delivers=name if self.sends.delivers(use) else "")
-
-
-def _regions_together(nodes: list[_Node]) -> Iterator[_Node]:
-    """Yield the nodes with those of each recomputed region together, after everything that any of them needs;
-    otherwise in the given order."""
-    members: dict[str, list[_Node]] = {}
-    for node in nodes:
-        if node.region is not None:
-            members.setdefault(node.region, []).append(node)
-    done: set[_Node] = set()
-
-    def unit(node: _Node) -> list[_Node]:
-        return [node] if node.region is None else members[node.region]
-
-    for node in nodes:
-        # Depth first with an explicit stack: a graph's chains are longer than Python's recursion allows.
-        waiting = [unit(node)]
-        while waiting:
-            first = waiting[-1][0]
-            missing = {
-                unit(needed)[0]: None
-                for member in waiting[-1]
-                for needed in member.after
-                if needed not in done and unit(needed)[0] is not first
-            }
-            if missing and first not in done:
-                waiting += [unit(needed) for needed in reversed(missing)]
-                continue
-            ready = waiting.pop()
-            if first not in done:
-                done.update(ready)
-                yield from ready
 
 
 def collectives_in_order(strategy: Strategy, facts: Mapping[str, Facts]) -> tuple[Collective, ...]:
@@ -309,7 +204,8 @@ class _Step:
     def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
         self.strategy = strategy
         self.sends = StepSends(strategy, facts)
-        self.nodes = _forward_nodes(self.sends)
+        program, senders = lower_program(strategy), _Senders(self.sends)
+        self.nodes = [(node, senders.sent(node)) for unit in program.units() for node in unit]
         self.issued: list[Collective] = []
         self._buckets = _Buckets(self.sends)
 
@@ -365,16 +261,19 @@ class _Step:
             self.issue(moments.at(GATHER_ONCE))
 
     def _forward(self, *, first: bool) -> None:
-        for node in self.nodes:
-            if node.begins == 0:
-                self.issue_gathers(0, BEGIN)
-                if first:
-                    self.issue_copies(0, FIRST_BEGIN)
-            if node.begins is not None:
-                self.issue_gathers(node.begins + 1, BEGIN_BEFORE)
-                if first:
-                    self.issue_copies(node.begins + 1, FIRST_BEFORE)
-            self.issue(node.sends.forward)
+        for node, sent in self.nodes:
+            if isinstance(node, BeginBlock):
+                self._begin_block(node.block, first=first)
+            self.issue(sent.ways.forward)
+
+    def _begin_block(self, block: int, *, first: bool) -> None:
+        if block == 0:
+            self.issue_gathers(0, BEGIN)
+            if first:
+                self.issue_copies(0, FIRST_BEGIN)
+        self.issue_gathers(block + 1, BEGIN_BEFORE)
+        if first:
+            self.issue_copies(block + 1, FIRST_BEFORE)
 
     def _end_step(self) -> None:
         """Issue the gradients that were collected with copies, and the buckets that wait for them."""
@@ -391,13 +290,19 @@ class _Backward:
     def __init__(self, step: _Step, buckets: _Buckets):
         self.step, self.sends, self.buckets = step, step.sends, buckets
         self.blocks = step.strategy.blocks
+        tensors = step.strategy.graph.atoms.graph.tensors
         # Recomputed regions that have not run a second time yet.
-        self._regions: dict[str, list[_Node]] = {}
-        for node in step.nodes:
+        self._regions: dict[str, list[_Sent]] = {}
+        # The blocks that begin as backward comes to a node.
+        self._begins: dict[Node, int] = {}
+        for node, sent in step.nodes:
             if node.region is not None:
-                self._regions.setdefault(node.region, []).append(node)
+                self._regions.setdefault(node.region, []).append(sent)
+            if isinstance(node, BeginBlockBackward):
+                learning = (p for name, p in node.reads.items() if tensors[name].requires_grad)
+                self._begins.update(dict.fromkeys(learning, node.block))
         # For each parameter, the number of gradients that its leaf waits for.
-        self._missing = Counter(name for node in step.nodes for name in node.delivers)
+        self._missing = Counter(name for _, sent in step.nodes for name in sent.delivers)
         # For each block, what waits to be scattered; and what was scattered, until it is waited for.
         self._left: dict[int, dict[tuple[str, Layout], list[ParameterUse]]] = {}
         self._left_last: dict[int, list[str]] = {}
@@ -406,29 +311,29 @@ class _Backward:
 
     def run(self) -> None:
         """Run backward as autograd does: what was made last comes first."""
-        for node in reversed(self.step.nodes):
-            if node.begins_back is not None:
-                self._begin(node.begins_back)
-            if node.keeps and node.region in self._regions:
+        for node, sent in reversed(self.step.nodes):
+            if node in self._begins:
+                self._begin(self._begins[node])
+            if sent.keeps and node.region in self._regions:
                 # The whole region runs again, as one, when the first tensor that it did not keep is needed.
                 for member in self._regions.pop(node.region):
-                    self.step.issue(member.sends.again)
-            self._node(node)
+                    self.step.issue(member.ways.again)
+            self._pass(sent)
         self._arrive()
         self._scatter()
         self._arrive()
 
-    def _node(self, node: _Node) -> None:
-        """Run one node: it gathers, its kernels send, and it passes gradients on."""
+    def _pass(self, sent: _Sent) -> None:
+        """Pass one node: it gathers, its kernels send, and it passes gradients on."""
         delivered = 0
-        for send, behind in node.gathers_back:
-            self._deliver(node.delivers[delivered:behind])
+        for send, behind in sent.gathers_back:
+            self._deliver(sent.delivers[delivered:behind])
             self.step.issue([send])
             delivered = behind
-        self.step.issue(node.sends.back)
-        if node.leaves_behind is not None:
-            self._leave(node.leaves_behind)
-        self._deliver(node.delivers[delivered:])
+        self.step.issue(sent.ways.back)
+        if sent.leaves_behind is not None:
+            self._leave(sent.leaves_behind)
+        self._deliver(sent.delivers[delivered:])
 
     def _leave(self, use: ParameterUse) -> None:
         """Hand over a gradient, and add it to those of other uses that read the parameter in the same way."""

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from tensoropt.engine.beside_weights import bring, linear_beside
-from tensoropt.engine.gathering import begin_block, begin_block_backward
+from tensoropt.engine.gathering import begin_block, begin_block_backward, edge_spec
 from tensoropt.engine.recompute import extract_regions, keep_gathered
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import Operator, OperatorGraph, map_refs
@@ -295,23 +295,8 @@ class _Interpretation:
 
     def _spec(self, steps: EdgeSteps) -> EdgeSpec:
         if steps not in self._specs:
-            edge, tensor = steps.edge, self.source.tensors[steps.edge.tensor]
-            self._specs[steps] = EdgeSpec(
-                edge.tensor,
-                self.strategy.atoms(edge.tensor),
-                self.strategy.mesh,
-                edge.source,
-                edge.target,
-                steps.forward,
-                steps.backward,
-                parameter=edge.kind == "parameter",
-                dtype=getattr(torch, tensor.dtype) if steps.casts else None,
-                back=edge.back,
-                order=self.orders.get(edge.tensor) if edge.kind == "activation" else None,
-                block=edge.block,
-                behind=edge.behind,
-                readers=steps.readers,
-            )
+            order = self.orders.get(steps.edge.tensor) if steps.edge.kind == "activation" else None
+            self._specs[steps] = edge_spec(self.strategy, steps, order)
         return self._specs[steps]
 
 

@@ -20,7 +20,7 @@ from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import evaluated
-from tensoropt.sharding.groups import Group, LinearProduct
+from tensoropt.sharding.groups import Group, GroupGraph, LinearProduct
 from tensoropt.sharding.reshard.steps import Step
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
 
@@ -34,7 +34,7 @@ class EdgeSteps:
         forward, backward: steps; backward is empty if no gradient flows.
         casts: whether the tensor is cast before it moves (a parameter's master weights), and its gradient
             afterwards.
-        readers: the number of groups that take what is gathered ahead.
+        readers: the groups that take what is gathered ahead, in their order; otherwise the edge's.
         recomputed: whether what is gathered ahead is for groups whose forward runs again in backward.
     """
 
@@ -42,8 +42,18 @@ class EdgeSteps:
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     casts: bool
-    readers: int = 1
+    readers: tuple[str, ...]
     recomputed: bool = False
+
+
+def edge_steps_of(
+    strategy: Strategy, edge: Edge, readers: tuple[str, ...] = (), *, recomputed: bool = False
+) -> EdgeSteps:
+    """Return the steps of an edge, taken once for all ``readers`` (by default the edge's own)."""
+    # An unsharded parameter was cast when it was gathered.
+    unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
+    casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
+    return EdgeSteps(edge, *strategy.steps(edge), casts, readers or (edge.reader,), recomputed)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -219,7 +229,7 @@ class _Lowering:
         # What all groups can share, as slicing what every rank has is free; what one group has brought.
         self._slices: dict[tuple[str, Layout], Node] = {}
         self._brought: dict[tuple[str, str], Node] = {}
-        self._views: dict[str, Mapping[str, Sequence[str]]] = {}
+        self._views = _left_as_views(strategy.graph)
         self._reduced_beside = {} if evaluating else strategy.reduced_beside
         self._products = {product.operator: product for product, _ in self._reduced_beside.values()}
         # The parameters that are gathered ahead: by block, and by reader.
@@ -270,7 +280,7 @@ class _Lowering:
         if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
             name, before, after = configuration.resolved
             made[name] = self._move(made[name], Edge(name, before, after, group.name, "resolve"))
-        for name in self._left_as_views(group).get(op.name, ()):
+        for name in self._views.get(op.name, ()):
             gathered = self._brought[group.name, name]
             if gathered is not self._arguments[name]:
                 self._add(KeepViews(reads={name: gathered}, region=self.region))
@@ -298,23 +308,6 @@ class _Lowering:
             self._hubs[hub] = node
         return node
 
-    def _left_as_views(self, group: Group) -> Mapping[str, Sequence[str]]:
-        """Return, for each operator, the parameters that the group itself has finished reading but whose
-        parts (split, transposed) it leaves to other groups."""
-        if group.name not in self._views:
-            views: dict[str, list[str]] = {}
-            for name in (*group.parameters, *group.shared):
-                made, last = {name}, None
-                for op in group.operators:
-                    if made.intersection(op.inputs()):
-                        last = op.name
-                        if made.issuperset(op.inputs()):
-                            made.update(op.outputs)
-                if last is not None and made.intersection(group.writes):
-                    views.setdefault(last, []).append(name)
-            self._views[group.name] = views
-        return self._views[group.name]
-
     # -- blocks -------------------------------------------------------------------------------------
 
     def _gather_ahead(self) -> None:
@@ -333,9 +326,10 @@ class _Lowering:
                     learns = self.graph.learns(name, group.name)
                     uses.setdefault((edge.block, name, edge.target, recomputed, learns), []).append(edge)
         for (block, name, _, recomputed, _), edges in uses.items():
-            steps = self._steps(edges[0], readers=len(edges), recomputed=recomputed)
+            readers = tuple(edge.reader for edge in edges)
+            steps = edge_steps_of(self.strategy, edges[0], readers, recomputed=recomputed)
             self._ahead.setdefault(block, []).append(steps)
-            self._ahead_of.update(((name, edge.reader), steps) for edge in edges)
+            self._ahead_of.update(((name, reader), steps) for reader in readers)
 
     def _begin(self, block: int) -> None:
         """Gather the parameters of a block's successor as the block begins."""
@@ -414,19 +408,12 @@ class _Lowering:
     def _move(self, origin: Node, edge: Edge) -> Node:
         """Return what provides a tensor behind an edge; an edge that does nothing is no node."""
         _, of_product = self._reduced_beside.get(edge.tensor, (None, None))
-        steps = self._ahead_of.get((edge.tensor, edge.reader)) or self._steps(edge)
+        steps = self._ahead_of.get((edge.tensor, edge.reader)) or edge_steps_of(self.strategy, edge)
         does = steps.casts or edge.back is not None or steps.forward or steps.backward
         if not does:
             return origin
         reads, product = {edge.tensor: origin}, edge == of_product
         return self._add(Move(edge=edge, steps=steps, product=product, reads=reads, region=self.region))
-
-    def _steps(self, edge: Edge, *, readers: int = 1, recomputed: bool = False) -> EdgeSteps:
-        forward, backward = self.strategy.steps(edge)
-        # An unsharded parameter was cast when it was gathered.
-        unsharded = edge.kind == "parameter" and edge.tensor in self.strategy.unsharded
-        casts = self.source.tensors[edge.tensor].master_dtype is not None and not unsharded
-        return EdgeSteps(edge, forward, backward, casts, readers, recomputed)
 
     def _output(self, name: str) -> Node:
         """Return what provides a result of the model, or a buffer's new value, whole on every rank."""
@@ -437,3 +424,20 @@ class _Lowering:
             edge = Edge(name, source, output_layout(source), "", "output")
             self._outputs[name] = self._move(self._source(name), edge)
         return self._outputs[name]
+
+
+def _left_as_views(graph: GroupGraph) -> Mapping[str, Sequence[str]]:
+    """Return, for each operator, the parameters that its group has then finished reading but whose parts
+    (split, transposed) it leaves to other groups."""
+    views: dict[str, list[str]] = {}
+    for group in graph.groups:
+        for name in (*group.parameters, *group.shared):
+            made, last = {name}, None
+            for op in group.operators:
+                if made.intersection(op.inputs()):
+                    last = op.name
+                    if made.issuperset(op.inputs()):
+                        made.update(op.outputs)
+            if last is not None and made.intersection(group.writes):
+                views.setdefault(last, []).append(name)
+    return views

@@ -32,7 +32,6 @@ from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.parameter_effects import StoredUse, Use
 from tensoropt.costs.prices import CommunicationCosts, Send, free_prices
 from tensoropt.graph import DTYPE_BYTES
-from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.buckets import BUCKET_BYTES, arrival_order, bucket_numbers
 from tensoropt.sharding.groups import Group
@@ -333,45 +332,6 @@ class StepSends:
         """Return all effects of a use in a micro-batch."""
         return self._of_groups.parameters.used(self.uses[place]).effects
 
-    def delivers(self, place: ParameterUse) -> bool:
-        """Return whether the gradient of a parameter's use comes to a leaf.
-
-        The leaf is the one whose gradient the optimizer reads, or a copy that collects gradients until the
-        last micro-batch.
-        """
-        return self.uses[place].gives
-
-    def leaves_behind(self, place: ParameterUse) -> bool:
-        """Return whether the gradient of a use is scattered with others, one block behind backward."""
-        return self.uses[place].behind
-
-    @cached_property
-    def last_block(self) -> Mapping[tuple[str, Layout], int]:
-        """The block that backward reaches last, for each parameter and each way of reading it, among the uses
-        whose gradients are scattered together."""
-        blocks: dict[tuple[str, Layout], int] = {}
-        for place, use in self.uses.items():
-            if self.leaves_behind(place):
-                blocks.setdefault((place.parameter, use.use.layout), self.strategy.blocks.of[place.group])
-        return blocks
-
-    def arrivals(self, name: str) -> int:
-        """Return the number of parts in which a parameter's gradient comes to its shard: each sum that is
-        scattered together, and one for those that come by themselves."""
-        by_itself = any(
-            use.parameter == name and self.delivers(use) and not self.leaves_behind(use) for use in self.uses
-        )
-        return by_itself + sum(parameter == name for parameter, _ in self.last_block)
-
-    @cached_property
-    def ahead(self) -> Mapping[int, tuple[ParameterUse, ...]]:
-        """The uses that are gathered ahead for each block, in the order of groups."""
-        by_block: dict[int, list[ParameterUse]] = {}
-        for place, use in self.uses.items():
-            if use.ahead:
-                by_block.setdefault(self.strategy.blocks.of[place.group], []).append(place)
-        return {block: tuple(uses) for block, uses in by_block.items()}
-
     @cached_property
     def copies(self) -> Mapping[str, _Moments]:
         """The collectives for copies that stay gathered over the step, by parameter, in the order of
@@ -389,16 +349,6 @@ class StepSends:
             if effects:
                 copies[name] = _Moments(effects)
         return copies
-
-    @cached_property
-    def copies_of(self) -> Mapping[int, tuple[str, ...]]:
-        """The parameters whose copies are made together for each block, in the order of groups."""
-        by_block: dict[int, list[str]] = {}
-        for name in self.copies:
-            block = self.strategy.unsharded[name].block
-            if block is not None:
-                by_block.setdefault(block, []).append(name)
-        return {block: tuple(names) for block, names in by_block.items()}
 
     # -- groups -------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
@@ -65,7 +65,7 @@ from tensoropt.sharding.program import (
     Node,
     lower_program,
 )
-from tensoropt.sharding.strategy import Edge, Strategy
+from tensoropt.sharding.strategy import Edge, Scattered, Strategy
 from tensoropt.simulate.collectives import Collective, ParameterUse, Sends, StepSends, Ways
 
 _NOTHING = Ways()
@@ -97,7 +97,7 @@ class _Sent(NamedTuple):
     ways: Ways = _NOTHING
     gathers_back: tuple[_GatherBack, ...] = ()
     delivers: tuple[str, ...] = ()
-    leaves_behind: ParameterUse | None = None
+    leaves_behind: Edge | None = None
     keeps: bool = False
 
 
@@ -106,6 +106,7 @@ class _Senders:
 
     def __init__(self, sends: StepSends):
         self.sends, self.graph = sends, sends.graph
+        self._tensors = sends.graph.atoms.graph.tensors
         self._inside = {group.name: sends.inside(group) for group in self.graph.groups}
 
     def sent(self, node: Node) -> _Sent:
@@ -118,7 +119,12 @@ class _Senders:
 
     def _move(self, edge: Edge) -> _Sent:
         if edge.kind == "parameter":
-            return self._parameter(ParameterUse(edge.tensor, edge.reader))
+            ways = self.sends.use(ParameterUse(edge.tensor, edge.reader)).ways(
+                GATHER, GATHER_AGAIN, PARAMETERS
+            )
+            if edge.behind is not None:
+                return _Sent(ways, leaves_behind=edge)
+            return _Sent(ways, delivers=(edge.tensor,) if self.graph.learns(edge.tensor, edge.reader) else ())
         if edge.kind == "resolve":
             return _Sent(self._inside[edge.reader][0].ways(INNER, INNER_AGAIN, INNER_BACK))
         moments = self.sends.tensor(edge.tensor)
@@ -128,12 +134,6 @@ class _Senders:
             return _Sent(moments.ways(HUB, HUB_AGAIN, HUB_BACK))
         number = self.sends.reader(edge.tensor, edge.reader)
         return _Sent(moments.ways(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK))))
-
-    def _parameter(self, use: ParameterUse) -> _Sent:
-        ways = self.sends.use(use).ways(GATHER, GATHER_AGAIN, PARAMETERS)
-        if self.sends.leaves_behind(use):
-            return _Sent(ways, leaves_behind=use)
-        return _Sent(ways, delivers=(use.parameter,) if self.sends.delivers(use) else ())
 
     # -- operators ----------------------------------------------------------------------------------
 
@@ -152,9 +152,9 @@ class _Senders:
         order, made = self.sends.reads_back(group), self.sends.made_back(group)
         delivered = [made[name] for name in delivers if name in made]
         for name in sorted(node.reads, key=lambda name: order.get(name, sys.maxsize)):
-            if (use := ParameterUse(name, group.name)) not in self.sends.uses:
+            if self._tensors[name].kind != "parameter":
                 continue
-            gathers = self.sends.use(use).at(GATHER_BACK)
+            gathers = self.sends.use(ParameterUse(name, group.name)).at(GATHER_BACK)
             readers = [reader.name for reader in group.operators if name in reader.inputs()]
             # It is known how often a group's backward needs a parameter, but not in which of its operators:
             # each gets the same share, and the first one gets the remainder.
@@ -166,18 +166,19 @@ class _Senders:
     def _delivered(self, node: Call, group: Group) -> tuple[str, ...]:
         """Return the parameters that an operator reads as they are stored, in the order of their
         gradients."""
-        order, delivered = self.sends.made_back(group), []
-        for name, provider in node.reads.items():
-            use = ParameterUse(name, group.name)
-            if isinstance(provider, Argument) and use in self.sends.uses and self.sends.delivers(use):
-                delivered.append(name)
+        order = self.sends.made_back(group)
+        delivered = (
+            name
+            for name, provider in node.reads.items()
+            if isinstance(provider, Argument) and self._tensors[name].kind == "parameter"
+            if self.graph.learns(name, group.name)
+        )
         return tuple(sorted(delivered, key=lambda name: order.get(name, sys.maxsize)))
 
     def _keeps(self, op: Operator) -> bool:
-        tensors = self.graph.atoms.graph.tensors
-        if not any(tensors[name].requires_grad for name in op.outputs):
+        if not any(self._tensors[name].requires_grad for name in op.outputs):
             return False
-        reads_parameter = any(tensors[name].kind == "parameter" for name in op.inputs())
+        reads_parameter = any(self._tensors[name].kind == "parameter" for name in op.inputs())
         return reads_parameter or not self.graph.atoms.spaces[op.name].linear
 
 
@@ -204,8 +205,8 @@ class _Step:
     def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
         self.strategy = strategy
         self.sends = StepSends(strategy, facts)
-        program, senders = lower_program(strategy), _Senders(self.sends)
-        self.nodes = [(node, senders.sent(node)) for unit in program.units() for node in unit]
+        self.program, senders = lower_program(strategy), _Senders(self.sends)
+        self.nodes = [(node, senders.sent(node)) for unit in self.program.units() for node in unit]
         self.issued: list[Collective] = []
         self._buckets = _Buckets(self.sends)
 
@@ -235,21 +236,27 @@ class _Step:
 
     def issue_gathers(self, block: int, when: When) -> None:
         """Issue the gathers of what a block uses, ahead of it."""
-        uses = self.sends.ahead.get(block, ())
-        self.issue_together(part for use in uses for part in self.sends.use(use).beside(when))
+        self.issue_together(
+            part
+            for steps in self.program.ahead.get(block, ())
+            for reader in steps.readers
+            for part in self.sends.use(ParameterUse(steps.edge.tensor, reader)).beside(when)
+        )
 
     def issue_copies(self, block: int, when: When) -> None:
         """Issue the gathers of the copies that a block uses, ahead of it."""
-        names = self.sends.copies_of.get(block, ())
-        self.issue_together(part for name in names for part in self.sends.copies[name].beside(when))
+        copies = self.sends.copies.items()
+        self.issue_together(
+            part
+            for name, moments in copies
+            if self.strategy.unsharded[name].block == block
+            for part in moments.beside(when)
+        )
 
-    @property
-    def scatters_last(self) -> frozenset[str]:
-        """The parameters whose gradients wait for the last micro-batch and are then scattered behind."""
-        if self.strategy.micro_batches == 1:
-            return frozenset()
-        names = (name for of_block in self.sends.copies_of.values() for name in of_block)
-        return frozenset(filter(self.strategy.reduced_last, names))
+    def last_block(self, name: str) -> int | None:
+        """Return the block behind which a gradient that waits for the last micro-batch is scattered with
+        others; None if it is not."""
+        return self.strategy.unsharded[name].block if self.strategy.micro_batches > 1 else None
 
     # -- moments ------------------------------------------------------------------------------------
 
@@ -278,7 +285,7 @@ class _Step:
     def _end_step(self) -> None:
         """Issue the gradients that were collected with copies, and the buckets that wait for them."""
         for name, moments in self.sends.copies.items():
-            if self.strategy.reduced_last(name) and name not in self.scatters_last:
+            if self.strategy.reduced_last(name) and self.last_block(name) is None:
                 self.issue(moments.at(REDUCE_LAST))
                 self.issue(self._buckets.arrived(name))
         self.issue(self._buckets.rest())
@@ -303,11 +310,10 @@ class _Backward:
                 self._begins.update(dict.fromkeys(learning, node.block))
         # For each parameter, the number of gradients that its leaf waits for.
         self._missing = Counter(name for _, sent in step.nodes for name in sent.delivers)
-        # For each block, what waits to be scattered; and what was scattered, until it is waited for.
-        self._left: dict[int, dict[tuple[str, Layout], list[ParameterUse]]] = {}
-        self._left_last: dict[int, list[str]] = {}
+        # What waits to be scattered, by whether it has waited for the last micro-batch, and block, the last
+        # one first; then by parameter and the way of reading it. What was scattered, until it is waited for.
+        self._left: dict[tuple[bool, int], dict[tuple[str, Layout], list[SharedCollective]]] = {}
         self._scattered: list[str] = []
-        self._scatters_last = step.scatters_last if buckets.complete else frozenset[str]()
 
     def run(self) -> None:
         """Run backward as autograd does: what was made last comes first."""
@@ -331,26 +337,28 @@ class _Backward:
             self.step.issue([send])
             delivered = behind
         self.step.issue(sent.ways.back)
-        if sent.leaves_behind is not None:
-            self._leave(sent.leaves_behind)
+        if (edge := sent.leaves_behind) is not None and edge.behind is not None:
+            use = self.sends.use(ParameterUse(edge.tensor, edge.reader))
+            self._leave(edge.behind, edge, use.beside(BACK_NEXT))
         self._deliver(sent.delivers[delivered:])
 
-    def _leave(self, use: ParameterUse) -> None:
+    def _leave(
+        self, block: int, edge: Edge, gradient: Iterable[SharedCollective], *, last: bool = False
+    ) -> None:
         """Hand over a gradient, and add it to those of other uses that read the parameter in the same way."""
-        key = use.parameter, self.sends.uses[use].use.layout
-        self._left.setdefault(self.sends.last_block[key], {}).setdefault(key, []).append(use)
+        left = self._left.setdefault((last, -block), {})
+        left.setdefault((edge.tensor, edge.target), []).extend(gradient)
 
     def _deliver(self, names: Iterable[str]) -> None:
         for name in names:
             self._missing[name] -= 1
             if self._missing[name]:
                 continue
-            if name in self._scatters_last:
-                block = self.step.strategy.unsharded[name].block
-                assert block is not None
-                self._left_last.setdefault(block, []).append(name)
-            elif not self.step.strategy.reduced_last(name):
+            if not self.step.strategy.reduced_last(name):
                 self.step.issue(self.buckets.arrived(name))
+            elif self.buckets.complete and (block := self.step.last_block(name)) is not None:
+                edge, copy = self.step.strategy.unsharded[name], self.sends.copies[name]
+                self._leave(block, edge, copy.beside(LAST_NEXT), last=True)
 
     # -- blocks -------------------------------------------------------------------------------------
 
@@ -364,25 +372,15 @@ class _Backward:
         self._scatter(above=block)
 
     def _scatter(self, above: int = -1) -> None:
-        for block in sorted((number for number in self._left if number > above), reverse=True):
-            for_each = [
-                (name, [part for use in uses for part in self.sends.use(use).beside(BACK_NEXT)])
-                for (name, _), uses in self._left.pop(block).items()
-            ]
-            self._scatter_together(for_each)
-        for block in sorted((number for number in self._left_last if number > above), reverse=True):
-            names = self._left_last.pop(block)
-            self._scatter_together([(name, self.sends.copies[name].beside(LAST_NEXT)) for name in names])
-
-    def _scatter_together(self, gradients: Sequence[tuple[str, Sequence[SharedCollective]]]) -> None:
-        """Scatter the gradients of a block, each given with its parameter; they arrive collective by
-        collective."""
-        arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}
-        for name, members in gradients:
-            for member in members:
-                arriving.setdefault((member.send.axes, member.dtype), []).append(name)
-        self.step.issue_together(member for _, members in gradients for member in members)
-        self._scattered += [name for names in arriving.values() for name in names]
+        """Scatter the gradients of each block together; they arrive collective by collective."""
+        for key in sorted(key for key in self._left if -key[1] > above):
+            gradients = self._left.pop(key)
+            self.step.issue_together(member for members in gradients.values() for member in members)
+            arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}
+            for (name, _), members in gradients.items():
+                for member in members:
+                    arriving.setdefault((member.send.axes, member.dtype), []).append(name)
+            self._scattered += [name for names in arriving.values() for name in names]
 
     def _arrive(self) -> None:
         for name in self._scattered:
@@ -405,7 +403,11 @@ class _Buckets:
         self._waiting: dict[int, Send] = {}
         for number, bucket in enumerate(gradient_buckets(sends.strategy)):
             self._of.update(dict.fromkeys(bucket.parameters, number))
-            self._parts.update((name, sends.arrivals(name)) for name in bucket.parameters)
+            # Each sum that is scattered comes separately, and one part for those that come by themselves.
+            scattered = (
+                (name, sends.strategy.scattered.get(name, Scattered(1))) for name in bucket.parameters
+            )
+            self._parts.update((name, sum(parts)) for name, parts in scattered)
             self._missing.append(len(bucket.parameters))
             size = bucket.elements * DTYPE_BYTES[bucket.dtype]
             # Gradients that no rank sends are in no reduction.

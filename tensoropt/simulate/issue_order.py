@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
@@ -46,11 +47,14 @@ from tensoropt.costs.effects import (
     READ_BACK,
     REDUCE_LAST,
     USED_BACK,
+    Effect,
     SharedCollective,
     When,
     reader,
 )
-from tensoropt.costs.prices import Send
+from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.parameter_effects import StoredUse, Use
+from tensoropt.costs.prices import Send, free_prices
 from tensoropt.graph import DTYPE_BYTES, Operator
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
@@ -65,121 +69,218 @@ from tensoropt.sharding.program import (
     Node,
     lower_program,
 )
+from tensoropt.sharding.storage import whole_layout
 from tensoropt.sharding.strategy import Edge, Scattered, Strategy
-from tensoropt.simulate.collectives import Collective, ParameterUse, Sends, StepSends, Ways
+from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.candidates import StrategyCandidates
+from tensoropt.simulate.collectives import Collective
 
-_NOTHING = Ways()
+Sends = tuple[Send, ...]
 
 
-class _GatherBack(NamedTuple):
-    """A gather for an operator's backward.
+class ParameterUse(NamedTuple):
+    """A parameter, and the name of a group that uses it."""
 
-    Attributes:
-        behind: the number of the operator's own gradients that are delivered before it: an operator with
-            several layers has one autograd node for each.
-    """
+    parameter: str
+    group: str
 
-    send: Send
-    behind: int
+
+class _Moments:
+    """The collectives of one owner's effects, by the moments as the owner names them."""
+
+    def __init__(self, effects: Iterable[Effect] = ()):
+        self._sends: dict[When, list[Send]] = {}
+        self._beside: dict[When, list[SharedCollective]] = {}
+        for effect in effects:
+            self._sends.setdefault(effect.when, []).extend(effect.sends)
+            self._beside.setdefault(effect.when, []).extend(effect.beside)
+
+    def at(self, when: When) -> Sends:
+        """Return the collectives that the device waits for."""
+        return tuple(self._sends.get(when, ()))
+
+    def sent(self, *moments: When) -> _Sent:
+        """Return the collectives that the device waits for in forward, in a second forward, and in
+        backward."""
+        return _Sent(*map(self.at, moments))
+
+    def beside(self, when: When) -> tuple[SharedCollective, ...]:
+        """Return the parts that are combined with others of the same moment."""
+        return tuple(self._beside.get(when, ()))
 
 
 class _Sent(NamedTuple):
     """What a node of the program sends, and what it hands on in backward.
 
     Attributes:
-        ways: for an operator, what its own kernels send.
-        gathers_back: what its backward gathers before its kernels send, because autograd does not keep it.
+        forward, again, back: in forward, in the second forward of a recomputed region, and in backward; for
+            an operator, what its own kernels send.
+        gathers_back: what its backward gathers before its kernels send, because autograd does not keep it;
+            each with the number of the operator's own gradients that are delivered before it: an operator
+            with several layers has one autograd node for each.
         delivers: the parameters to whose leaves, or copies, it delivers a gradient, in order.
         leaves_behind: the use whose gradient it hands over, to be scattered with others of the block.
         keeps: whether its backward needs more than the gradient.
     """
 
-    ways: Ways = _NOTHING
-    gathers_back: tuple[_GatherBack, ...] = ()
+    forward: Sends = ()
+    again: Sends = ()
+    back: Sends = ()
+    gathers_back: tuple[tuple[Send, int], ...] = ()
     delivers: tuple[str, ...] = ()
     leaves_behind: Edge | None = None
     keeps: bool = False
 
 
-class _Senders:
-    """Looks up what nodes of a program send."""
+class StepSends:
+    """The effects of one strategy, as far as they send.
 
-    def __init__(self, sends: StepSends):
-        self.sends, self.graph = sends, sends.graph
-        self._tensors = sends.graph.atoms.graph.tensors
-        self._inside = {group.name: sends.inside(group) for group in self.graph.groups}
+    Args:
+        facts: by group name, the facts of its configuration.
+    """
+
+    def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
+        self.strategy, self.graph = strategy, strategy.graph
+        self.tensors = strategy.graph.atoms.graph.tensors
+        candidates = StrategyCandidates(strategy, facts)
+        # The optimizer that runs afterwards does not change what is sent.
+        self.prices = free_prices(strategy.graph, strategy.mesh, "sgd")
+        self.batch = Batch(candidates, *candidates.row(), self.prices)
+        self._of_groups = GroupEffects(self.prices)
+        self._choices = {group.name: self._choice(candidates, group) for group in self.graph.groups}
+        self._operators: dict[str, _Moments] = {}
+        self._resolved: dict[str, _Moments] = {}
+        for group in self.graph.groups:
+            moments = [_Moments(e.effects) for e in self._of_groups.inside(self._choices[group.name])]
+            if strategy.configurations[group.name].resolved is not None:
+                self._resolved[group.name] = moments.pop(0)
+            names = (op.name for op in group.operators)
+            self._operators.update(zip(names, moments, strict=True))
+
+    def _choice(self, candidates: StrategyCandidates, group: Group) -> Choice:
+        stored = {name: self.strategy.stored[name] for name in (*group.parameters, *group.shared)}
+        (configuration,), (work,) = candidates.configurations(group), candidates.works(group)
+        (facts,), (recomputed,) = candidates.facts(group), candidates.again(group)
+        tied = {name: parameter for name in group.shared if (parameter := self.batch.tied[name])}
+        turns = {name: parameter.turns[group.name].at(0) for name, parameter in tied.items()}
+        return Choice(configuration, work, facts, stored, recomputed, turns)
+
+    # -- parameters ---------------------------------------------------------------------------------
+
+    @cached_property
+    def uses(self) -> Mapping[ParameterUse, StoredUse]:
+        """All uses of parameters, in the order of groups."""
+        return {
+            ParameterUse(use.name, group.name): use
+            for group in self.graph.groups
+            for use in self._of_groups.stored_uses(self._choices[group.name])
+        }
+
+    def use(self, use: ParameterUse) -> _Moments:
+        """Return the collectives of a use."""
+        return _Moments(self.effects(use))
+
+    def effects(self, place: ParameterUse) -> tuple[Effect, ...]:
+        """Return all effects of a use in a micro-batch."""
+        return self._of_groups.parameters.used(self.uses[place]).effects
+
+    @cached_property
+    def copies(self) -> Mapping[str, _Moments]:
+        """The collectives for copies that stay gathered over the step, by parameter, in the order of
+        groups."""
+        copies, parameters = {}, self._of_groups.parameters
+        for place, use in self.uses.items():
+            name = place.parameter
+            if name in self.graph.shared:
+                first = self.batch.schedule.first_users[name]
+                neighbours = self.strategy.blocks.neighbours(first)
+                whole = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
+                of_copy = Use(whole, 0, neighbours=neighbours)
+                use = parameters.stored_use(name, self.strategy.stored[name], of_copy)
+            effects = parameters.unsharded(use).effects
+            if effects:
+                copies[name] = _Moments(effects)
+        return copies
+
+    def tensor(self, name: str) -> _Moments:
+        """Return the collectives for an activation and for its gradient."""
+        return _Moments(self.batch.owner("tensor", name).effects.at(0).effects)
+
+    # -- nodes --------------------------------------------------------------------------------------
 
     def sent(self, node: Node) -> _Sent:
-        """Return what a node sends."""
+        """Return what a node of the strategy's program sends."""
         if isinstance(node, Call):
             return self._call(node)
         return self._move(node.edge) if isinstance(node, Move) else _Sent()
 
-    # -- edges --------------------------------------------------------------------------------------
-
     def _move(self, edge: Edge) -> _Sent:
         if edge.kind == "parameter":
-            ways = self.sends.use(ParameterUse(edge.tensor, edge.reader)).ways(
-                GATHER, GATHER_AGAIN, PARAMETERS
-            )
+            sent = self.use(ParameterUse(edge.tensor, edge.reader)).sent(GATHER, GATHER_AGAIN, PARAMETERS)
             if edge.behind is not None:
-                return _Sent(ways, leaves_behind=edge)
-            return _Sent(ways, delivers=(edge.tensor,) if self.graph.learns(edge.tensor, edge.reader) else ())
+                return sent._replace(leaves_behind=edge)
+            learns = self.graph.learns(edge.tensor, edge.reader)
+            return sent._replace(delivers=(edge.tensor,) if learns else ())
         if edge.kind == "resolve":
-            return _Sent(self._inside[edge.reader][0].ways(INNER, INNER_AGAIN, INNER_BACK))
-        moments = self.sends.tensor(edge.tensor)
+            return self._resolved[edge.reader].sent(INNER, INNER_AGAIN, INNER_BACK)
+        moments = self.tensor(edge.tensor)
         if edge.kind == "output":
-            return _Sent(Ways(moments.at(OUTPUT), (), moments.at(OUTPUT_BACK)))
+            return _Sent(moments.at(OUTPUT), back=moments.at(OUTPUT_BACK))
         if not edge.reader:
-            return _Sent(moments.ways(HUB, HUB_AGAIN, HUB_BACK))
-        number = self.sends.reader(edge.tensor, edge.reader)
-        return _Sent(moments.ways(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK))))
-
-    # -- operators ----------------------------------------------------------------------------------
+            return moments.sent(HUB, HUB_AGAIN, HUB_BACK)
+        number = [reading.name for reading in self.batch.schedule.readers[edge.tensor]].index(edge.reader)
+        return moments.sent(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK)))
 
     def _call(self, node: Call) -> _Sent:
-        op, group = node.op, self.graph.group_of[node.op.name]
-        ways = self._inside[group.name][1][op.name].ways(INNER, INNER_AGAIN, INNER_BACK)
+        sent = self._operators[node.op.name].sent(INNER, INNER_AGAIN, INNER_BACK)
         if node.product is not None:
             # The gradient of its input is reduced before its weight's is computed.
-            reduced = self.sends.tensor(node.product.read).at(reader(0, USED_BACK))
-            ways = ways._replace(back=(*ways.back, *reduced))
-        delivers = self._delivered(node, group)
-        return _Sent(ways, tuple(self._gathered_back(node, group, delivers)), delivers, keeps=self._keeps(op))
+            reduced = self.tensor(node.product.read).at(reader(0, USED_BACK))
+            sent = sent._replace(back=(*sent.back, *reduced))
+        group = self.graph.group_of[node.op.name]
+        runs = self._choices[group.name].facts.backward_runs
+        made = _first_runs(group, (run.made for run in runs))
+        # The parameters that it reads as they are stored, in the order of their gradients.
+        leaves = [name for name, provider in node.reads.items() if isinstance(provider, Argument)]
+        leaves = [name for name in self._parameters(leaves) if self.graph.learns(name, group.name)]
+        delivers = tuple(sorted(leaves, key=lambda name: made.get(name, sys.maxsize)))
+        gathers = self._gathered_back(node, group, [made[name] for name in delivers if name in made])
+        return sent._replace(gathers_back=tuple(gathers), delivers=delivers, keeps=self._keeps(node.op))
 
-    def _gathered_back(self, node: Call, group: Group, delivers: tuple[str, ...]) -> Iterator[_GatherBack]:
+    def _gathered_back(
+        self, node: Call, group: Group, delivered: Sequence[int]
+    ) -> Iterator[tuple[Send, int]]:
         """Yield what the backward of an operator gathers again, in the order in which it needs it."""
-        order, made = self.sends.reads_back(group), self.sends.made_back(group)
-        delivered = [made[name] for name in delivers if name in made]
-        for name in sorted(node.reads, key=lambda name: order.get(name, sys.maxsize)):
-            if self._tensors[name].kind != "parameter":
-                continue
-            gathers = self.sends.use(ParameterUse(name, group.name)).at(GATHER_BACK)
+        runs = self._choices[group.name].facts.backward_runs
+        order = _first_runs(group, (run.reads for run in runs))
+        for name in sorted(self._parameters(node.reads), key=lambda name: order.get(name, sys.maxsize)):
+            gathers = self.use(ParameterUse(name, group.name)).at(GATHER_BACK)
             readers = [reader.name for reader in group.operators if name in reader.inputs()]
             # It is known how often a group's backward needs a parameter, but not in which of its operators:
             # each gets the same share, and the first one gets the remainder.
             share = len(gathers) // len(readers)
             rest = len(gathers) - share * len(readers) if node.op.name == readers[0] else 0
             behind = sum(run < order.get(name, 0) for run in delivered)
-            yield from (_GatherBack(send, behind) for send in gathers[: share + rest])
+            yield from ((send, behind) for send in gathers[: share + rest])
 
-    def _delivered(self, node: Call, group: Group) -> tuple[str, ...]:
-        """Return the parameters that an operator reads as they are stored, in the order of their
-        gradients."""
-        order = self.sends.made_back(group)
-        delivered = (
-            name
-            for name, provider in node.reads.items()
-            if isinstance(provider, Argument) and self._tensors[name].kind == "parameter"
-            if self.graph.learns(name, group.name)
-        )
-        return tuple(sorted(delivered, key=lambda name: order.get(name, sys.maxsize)))
+    def _parameters(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self.tensors[name].kind == "parameter"]
 
     def _keeps(self, op: Operator) -> bool:
-        if not any(self._tensors[name].requires_grad for name in op.outputs):
+        if not any(self.tensors[name].requires_grad for name in op.outputs):
             return False
-        reads_parameter = any(self._tensors[name].kind == "parameter" for name in op.inputs())
-        return reads_parameter or not self.graph.atoms.spaces[op.name].linear
+        return bool(self._parameters(op.inputs())) or not self.graph.atoms.spaces[op.name].linear
+
+
+def _first_runs(group: Group, runs: Iterable[tuple[str, ...]]) -> Mapping[str, int]:
+    """Return the first run of a group's backward that has each of its tensors: a run begins with each
+    parameter that is needed, and with each gradient that was made."""
+    names = {short: name for name, short in group.short_names.items()}
+    first: dict[str, int] = {}
+    for number, run in enumerate(runs):
+        for short in run:
+            first.setdefault(names[short], number)
+    return first
 
 
 def collectives_in_order(strategy: Strategy, facts: Mapping[str, Facts]) -> tuple[Collective, ...]:
@@ -205,8 +306,8 @@ class _Step:
     def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
         self.strategy = strategy
         self.sends = StepSends(strategy, facts)
-        self.program, senders = lower_program(strategy), _Senders(self.sends)
-        self.nodes = [(node, senders.sent(node)) for unit in self.program.units() for node in unit]
+        self.program = lower_program(strategy)
+        self.nodes = [(node, self.sends.sent(node)) for unit in self.program.units() for node in unit]
         self.issued: list[Collective] = []
         self._buckets = _Buckets(self.sends)
 
@@ -271,7 +372,7 @@ class _Step:
         for node, sent in self.nodes:
             if isinstance(node, BeginBlock):
                 self._begin_block(node.block, first=first)
-            self.issue(sent.ways.forward)
+            self.issue(sent.forward)
 
     def _begin_block(self, block: int, *, first: bool) -> None:
         if block == 0:
@@ -323,7 +424,7 @@ class _Backward:
             if sent.keeps and node.region in self._regions:
                 # The whole region runs again, as one, when the first tensor that it did not keep is needed.
                 for member in self._regions.pop(node.region):
-                    self.step.issue(member.ways.again)
+                    self.step.issue(member.again)
             self._pass(sent)
         self._arrive()
         self._scatter()
@@ -336,7 +437,7 @@ class _Backward:
             self._deliver(sent.delivers[delivered:behind])
             self.step.issue([send])
             delivered = behind
-        self.step.issue(sent.ways.back)
+        self.step.issue(sent.back)
         if (edge := sent.leaves_behind) is not None and edge.behind is not None:
             use = self.sends.use(ParameterUse(edge.tensor, edge.reader))
             self._leave(edge.behind, edge, use.beside(BACK_NEXT))

@@ -65,7 +65,8 @@ class Node:
         region: the name of the recomputed region in which it runs.
     """
 
-    reads: Mapping[str, Node] = field(default_factory=dict)
+    # Not shown, as it would show all that came before.
+    reads: Mapping[str, Node] = field(default_factory=dict, repr=False)
     region: str | None = None
 
 

@@ -146,18 +146,16 @@ class LoweredStrategy(Lowered):
     """A sharded plan as this rank runs it.
 
     Attributes:
-        inputs: the names of the arguments before the parameters.
         outputs: the names of the model outputs among the results, and of what departs for the next stage of a
             pipeline; the mutated buffers follow.
         mutations: the buffers whose new values follow the outputs.
-        ahead: for each block, the edges of its parameters that are gathered ahead, in its forward's order,
-            and whether their groups are recomputed.
+        ahead: for each block whose parameters are gathered ahead, the edges of those that backward gathers
+            for groups that it recomputes, in forward's order.
     """
 
-    inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     mutations: tuple[str, ...]
-    ahead: dict[int, list[tuple[EdgeSpec, bool]]]
+    ahead: dict[int, list[EdgeSpec]]
 
 
 class _Interpretation:
@@ -204,11 +202,10 @@ class _Interpretation:
             fx.GraphModule(self.root, graph, class_name="LoweredModel"),
             program.parameters,
             program.buffers,
-            self.source.inputs,
             program.outputs,
             tuple(self.source.mutations),
             {
-                block: [(self._spec(steps), steps.recomputed) for steps in ahead]
+                block: [self._spec(steps) for steps in ahead if steps.recomputed]
                 for block, ahead in program.ahead.items()
             },
         )

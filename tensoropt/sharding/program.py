@@ -257,13 +257,15 @@ class _Lowering:
             self._operator(op, group)
             self._begin_backward(op, group)
         self.region = None
-        departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
         outputs = [(name, self._output(name)) for name in source.outputs]
         changed = [(name, self._output(name)) for name in source.mutations.values()]
         # Departing tensors keep their layout: the next stage takes them over as they are.
-        results = (*outputs, *((name, self._made[name]) for name in departing), *changed)
-        outputs_of = (*source.outputs, *departing)
-        return ForwardProgram(tuple(self.nodes), parameters, buffers, outputs_of, results, self._ahead)
+        departing = (op.outputs[0] for op in source.operators if op.target == DEPART)
+        outputs += [(name, self._made[name]) for name in departing]
+        names = tuple(name for name, _ in outputs)
+        return ForwardProgram(
+            tuple(self.nodes), parameters, buffers, names, (*outputs, *changed), self._ahead
+        )
 
     def _add(self, node: Node) -> Node:
         self.nodes.append(node)
@@ -384,11 +386,6 @@ class _Lowering:
 
     def _slice(self, name: str, layout: Layout) -> Node:
         """Return what provides the shard of something that every rank has whole."""
-        if (name, layout) not in self._slices:
-            self._slices[name, layout] = self._sliced(name, layout)
-        return self._slices[name, layout]
-
-    def _sliced(self, name: str, layout: Layout) -> Node:
         if name not in self._arguments:
             self._arguments[name] = self._add(Argument(name=name))
         argument = self._arguments[name]
@@ -398,7 +395,9 @@ class _Lowering:
         expanded = kept is not None and tuple(kept.shape) != self.source.tensors[name].shape
         if whole and not expanded:
             return argument
-        return self._add(Slice(layout=layout, reads={name: argument}))
+        if (name, layout) not in self._slices:
+            self._slices[name, layout] = self._add(Slice(layout=layout, reads={name: argument}))
+        return self._slices[name, layout]
 
     def _source(self, name: str) -> Node:
         """Return what provides an activation to its readers."""

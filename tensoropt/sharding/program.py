@@ -222,11 +222,10 @@ class _Lowering:
         self.nodes: list[Node] = []
         self.region: str | None = None
         # By tensor: what the rank has before the step; results as their operators return them; results put
-        # where several readers find them; results as they leave.
+        # where several readers find them.
         self._arguments: dict[str, Node] = {}
         self._made: dict[str, Node] = {}
         self._hubs: dict[str, Node] = {}
-        self._outputs: dict[str, Node] = {}
         # What all groups can share, as slicing what every rank has is free; what one group has brought.
         self._slices: dict[tuple[str, Layout], Node] = {}
         self._brought: dict[tuple[str, str], Node] = {}
@@ -257,15 +256,13 @@ class _Lowering:
             self._operator(op, group)
             self._begin_backward(op, group)
         self.region = None
-        outputs = [(name, self._output(name)) for name in source.outputs]
-        changed = [(name, self._output(name)) for name in source.mutations.values()]
+        departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
+        outputs, changed = (*source.outputs, *departing), tuple(source.mutations.values())
+        leaving = {name: self._output(name) for name in dict.fromkeys((*source.outputs, *changed))}
         # Departing tensors keep their layout: the next stage takes them over as they are.
-        departing = (op.outputs[0] for op in source.operators if op.target == DEPART)
-        outputs += [(name, self._made[name]) for name in departing]
-        names = tuple(name for name, _ in outputs)
-        return ForwardProgram(
-            tuple(self.nodes), parameters, buffers, names, (*outputs, *changed), self._ahead
-        )
+        leaving |= {name: self._made[name] for name in departing}
+        results = tuple((name, leaving[name]) for name in (*outputs, *changed))
+        return ForwardProgram(tuple(self.nodes), parameters, buffers, outputs, results, self._ahead)
 
     def _add(self, node: Node) -> Node:
         self.nodes.append(node)
@@ -419,11 +416,8 @@ class _Lowering:
         """Return what provides a result of the model, or a buffer's new value, whole on every rank."""
         if self.source.tensors[name].kind != "activation":
             return self._slice(name, (REPLICATE,) * len(self.strategy.mesh))
-        if name not in self._outputs:
-            source = self.strategy.source_layout(name)
-            edge = Edge(name, source, output_layout(source), "", "output")
-            self._outputs[name] = self._move(self._source(name), edge)
-        return self._outputs[name]
+        source = self.strategy.source_layout(name)
+        return self._move(self._source(name), Edge(name, source, output_layout(source), "", "output"))
 
 
 def _left_as_views(graph: GroupGraph) -> Mapping[str, Sequence[str]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -247,9 +247,7 @@ class StepSends:
         gathers = self._gathered_back(node, group, [made[name] for name in delivers if name in made])
         return sent._replace(gathers_back=tuple(gathers), delivers=delivers, keeps=self._keeps(node.op))
 
-    def _gathered_back(
-        self, node: Call, group: Group, delivered: Sequence[int]
-    ) -> Iterator[tuple[Send, int]]:
+    def _gathered_back(self, node: Call, group: Group, delivered: list[int]) -> Iterator[tuple[Send, int]]:
         """Yield what the backward of an operator gathers again, in the order in which it needs it."""
         runs = self._choices[group.name].facts.backward_runs
         order = _first_runs(group, (run.reads for run in runs))
@@ -440,15 +438,12 @@ class _Backward:
         self.step.issue(sent.back)
         if (edge := sent.leaves_behind) is not None and edge.behind is not None:
             use = self.sends.use(ParameterUse(edge.tensor, edge.reader))
-            self._leave(edge.behind, edge, use.beside(BACK_NEXT))
+            self._leave(edge, (False, -edge.behind), use.beside(BACK_NEXT))
         self._deliver(sent.delivers[delivered:])
 
-    def _leave(
-        self, block: int, edge: Edge, gradient: Iterable[SharedCollective], *, last: bool = False
-    ) -> None:
+    def _leave(self, edge: Edge, left: tuple[bool, int], gradient: Iterable[SharedCollective]) -> None:
         """Hand over a gradient, and add it to those of other uses that read the parameter in the same way."""
-        left = self._left.setdefault((last, -block), {})
-        left.setdefault((edge.tensor, edge.target), []).extend(gradient)
+        self._left.setdefault(left, {}).setdefault((edge.tensor, edge.target), []).extend(gradient)
 
     def _deliver(self, names: Iterable[str]) -> None:
         for name in names:
@@ -458,8 +453,8 @@ class _Backward:
             if not self.step.strategy.reduced_last(name):
                 self.step.issue(self.buckets.arrived(name))
             elif self.buckets.complete and (block := self.step.last_block(name)) is not None:
-                edge, copy = self.step.strategy.unsharded[name], self.sends.copies[name]
-                self._leave(block, edge, copy.beside(LAST_NEXT), last=True)
+                gradient = self.sends.copies[name].beside(LAST_NEXT)
+                self._leave(self.step.strategy.unsharded[name], (True, -block), gradient)
 
     # -- blocks -------------------------------------------------------------------------------------
 

@@ -30,12 +30,15 @@ from tensoropt.sharding.program import (
 )
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Gather, Storage
-from tensoropt.sharding.strategy import Edge, Strategy
+from tensoropt.sharding.strategy import Edge, Strategy, strategy_from_dict
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, three, two_layers, unrolled
-from tests.sharding.test_regions import Stack
-from tests.simulate.test_collectives import FIRST, SECOND, written
-from tests.situations.readers import build_split_weights, build_target_without_gradient
+from tests.sharding.test_regions import Layer, Stack
+from tests.simulate.test_collectives import FIRST, SECOND
+from tests.situations.readers import (
+    build_split_weights,
+    build_target_without_gradient,
+)
 
 
 def shown(node: Node) -> str:
@@ -80,8 +83,16 @@ def lines(program: ForwardProgram) -> list[str]:
     return [shown(node) for node in program.nodes[first:]]
 
 
-def strategy_of(*args, **more) -> Strategy:
-    return written(*args, **more)[0]
+def strategy_of(build, labels, stored, hubs=None, mode: str = "train") -> Strategy:
+    """The strategy on two devices written as a label per group, in order, and stored placements."""
+    graph = problem(build, mode).graph
+    data = {
+        "mesh": [1, 2],
+        "groups": {g.name: ["none", label] for g, label in zip(graph.groups, labels, strict=True)},
+        "hubs": hubs or {},
+        "stored": {name: ["R", placement] for name, placement in stored.items()},
+    }
+    return strategy_from_dict(data, graph)
 
 
 def recipe(build) -> Recipe:
@@ -104,10 +115,9 @@ def stack() -> Recipe:
 def by_batch(build, ahead: Iterable[str] = (), mode: str = "train") -> Strategy:
     """Data parallelism with parameters in shards, some of them gathered ahead."""
     graph = problem(build, mode).graph
-    rows = [
-        ["d0" if "d0" in map(str, (s.label for s in group.strategies)) else "none"] for group in graph.groups
-    ]
-    strategy = strategy_of(build, rows, {t.name: ["S(0)"] for t in graph.atoms.graph.parameters}, mode=mode)
+    labels = ["d0" if "d0" in {str(s.label) for s in group.strategies} else "none" for group in graph.groups]
+    stored = dict.fromkeys((t.name for t in graph.atoms.graph.parameters), "S(0)")
+    strategy = strategy_of(build, labels, stored, {hub: ["R", "S(0)"] for hub in graph.hubs}, mode)
     for name in ahead:
         strategy.stored[name] = Storage(strategy.stored[name], Gather.AHEAD).stored
     return strategy
@@ -140,8 +150,8 @@ def test_a_partial_sum_is_resolved_behind_its_operator() -> None:
     program = lower_program(
         strategy_of(
             three,
-            [["none"], ["in_features@R"], ["none"], ["none"]],
-            {"p_model_enter_weight": ["R"], FIRST: ["S(1)"], SECOND: ["R"]},
+            ["none", "in_features@R", "none", "none"],
+            {"p_model_enter_weight": "R", FIRST: "S(1)", SECOND: "R"},
         )
     )
     assert lines(program)[1:5] == [
@@ -152,17 +162,14 @@ def test_a_partial_sum_is_resolved_behind_its_operator() -> None:
     ]
 
 
-COLUMNS = [["none"], ["out_features"], ["out_features"], ["d1"], ["none"], ["none"], ["none"], ["none"]]
+COLUMNS = ["none", "out_features", "out_features", "d1", "none", "none", "none", "none"]
 
 
 @pytest.mark.parametrize("evaluating", [False, True])
 def test_a_hub_lies_where_it_was_made_until_a_product_passes_it_on(evaluating: bool) -> None:
-    split = ("left", "right")
-    stored = {
-        t.name: ["S(0)" if any(part in t.name for part in split) else "R"]
-        for t in problem(gates).graph.atoms.graph.parameters
-    }
-    strategy = strategy_of(gates, COLUMNS, stored, hubs={"tanh": ["R", "R/P"]})
+    names_of = [t.name for t in problem(gates).graph.atoms.graph.parameters]
+    stored = {name: "S(0)" if "left" in name or "right" in name else "R" for name in names_of}
+    strategy = strategy_of(gates, COLUMNS, stored, {"tanh": ["R", "R/P"]})
     product, passed = ("", "'") if evaluating else (" for its product", "^")
     assert lines(lower_program(strategy, evaluating=evaluating))[1:9] == [
         "tanh(linear)",
@@ -220,16 +227,42 @@ def test_only_blocks_with_something_to_do_are_begun(ahead: int, forward: list, b
     assert [node.block for node in nodes if isinstance(node, BeginBlockBackward)] == backward
 
 
+class Last(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+class ReadAgain(Layer):
+    """A block that reads a weight three times, once without gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        with torch.no_grad():
+            y = self.down(torch.relu(self.up(x)))
+        return self.up(self.down(torch.relu(self.up(x)))).relu().mean(1, keepdim=True) + x + y
+
+
+def read_again() -> Recipe:
+    return nn.Sequential(ReadAgain(), ReadAgain(), Last()), (torch.randn(4, 8),), {}
+
+
+def test_a_block_gathers_once_for_all_groups_that_read_alike() -> None:
+    strategy = by_batch(read_again)
+    for name in strategy.stored:
+        strategy.stored[name] = Storage(strategy.stored[name], Gather.AHEAD).stored
+    gathered = lower_program(strategy).ahead[0]
+    readers = [steps.readers for steps in gathered if steps.edge.tensor == "p_model_0_up_weight"]
+    assert readers == [("linear",), ("linear_2", "linear_4")]
+
+
 def test_views_of_a_parameter_are_kept_for_other_groups() -> None:
     weight = "p_model_weights_0"
     shown_lines = lines(lower_program(by_batch(split_weights)))
     start = shown_lines.index(f"parameter to split({weight})")
     assert shown_lines[start + 1 : start + 3] == [f"split({weight}')", f"keep views({weight}')"]
-    whole = strategy_of(
-        split_weights,
-        [["none"] for _ in problem(split_weights).graph.groups],
-        {t.name: ["R"] for t in problem(split_weights).graph.atoms.graph.parameters},
-    )
+    graph = problem(split_weights).graph
+    stored = dict.fromkeys((t.name for t in graph.atoms.graph.parameters), "R")
+    whole = strategy_of(split_weights, ["none"] * len(graph.groups), stored)
     assert not any(isinstance(node, KeepViews) for node in lower_program(whole).nodes)
 
 
@@ -243,6 +276,40 @@ def test_a_use_without_gradient_is_detached_first() -> None:
         f"detach({bias})",
         f"parameter to linear_5({bias}')",
     ]
+
+
+def shifted() -> Recipe:
+    class Shifted(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.norm(x) + torch.ones(4, 8)).square().mean()
+
+    return Shifted(), (torch.randn(4, 8),), {}
+
+
+def test_a_constant_is_expanded_by_a_slice() -> None:
+    """One that is kept at a reduced shape, also where every rank reads it whole."""
+    strategy = by_batch(shifted)
+    assert [tuple(kept.shape) for kept in strategy.graph.atoms.graph.constants.values()] == [(1, 1)]
+    stored = dict.fromkeys(strategy.stored, "R")
+    whole = strategy_of(shifted, ["none"] * len(strategy.graph.groups), stored)
+    for each in (strategy, whole):
+        start = lines(lower_program(each)).index("constant")
+        assert lines(lower_program(each))[start + 1 :][:2] == [
+            "slice(constant)",
+            "add(layer_norm, constant')",
+        ]
+
+
+def ends_inside() -> Recipe:
+    return nn.Sequential(Layer(), Last()), (torch.randn(4, 8),), {}
+
+
+def test_results_leave_outside_of_the_last_region() -> None:
+    strategy = replace(by_batch(ends_inside), recomputed=find_regions(problem(ends_inside).graph))
+    *_, last, leaving = lower_program(strategy).nodes
+    assert last.region is not None
+    assert leaving.region is None
+    assert shown(leaving) == "output to all(mean)"
 
 
 def test_a_stage_takes_and_leaves_tensors_as_they_lie() -> None:
@@ -361,12 +428,14 @@ def detached(provider: Node) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("build", [gates, unrolled, gpt2, stack, target_without_gradient])
+@pytest.mark.parametrize("build", [gates, unrolled, gpt2, llama_two, stack, target_without_gradient])
 def test_every_edge_is_moved_along_once_and_gathered_once_for_its_readers(build, seed: int) -> None:
-    strategy = drawn(build, seed)
+    strategy = drawn(build, seed, "bfloat16" if seed % 2 else "float32")
     program, learns = lower_program(strategy), strategy.graph.learns
     moves = [node for node in program.nodes if isinstance(node, Move)]
-    moving = [e for e in strategy.edges() if any(strategy.steps(e)) or (e.back and e.kind == "parameter")]
+    cast = {t.name for t in strategy.graph.atoms.graph.parameters if t.master_dtype is not None}
+    cast -= set(strategy.unsharded)
+    moving = [e for e in strategy.edges() if e.back or e.tensor in cast or any(strategy.steps(e))]
     assert Counter(node.edge for node in moves) == Counter(e for e in moving if e.kind != "unsharded")
     for node in moves:
         assert (node.steps.forward, node.steps.backward) == strategy.steps(node.edge)
@@ -389,6 +458,14 @@ def test_every_edge_is_moved_along_once_and_gathered_once_for_its_readers(build,
             for reader in node.steps.readers:
                 assert node.steps.recomputed == (reader in strategy.region_of)
                 assert learns(node.edge.tensor, reader) == learns(node.edge.tensor, node.edge.reader)
+
+
+def test_units_are_a_region_behind_what_it_reads_in_order() -> None:
+    x = Argument(name="x")
+    first, between, second = Slice(reads={"x": x}, layout=(0,), region="r"), Detach(reads={"x": x}), Detach()
+    last = Slice(reads={"y": between, "z": second, "x": first}, layout=(0,), region="r")
+    program = ForwardProgram((x, first, between, second, last), (), (), (), (), {})
+    assert list(program.units()) == [(x,), (between,), (second,), (first, last)]
 
 
 @pytest.mark.parametrize("seed", range(4))

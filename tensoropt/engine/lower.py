@@ -34,7 +34,7 @@ from tensoropt.sharding.program import (
     Argument,
     BeginBlock,
     BeginBlockBackward,
-    Call,
+    Compute,
     Detach,
     EdgeSteps,
     KeepViews,
@@ -212,7 +212,7 @@ class _Interpretation:
 
     def _value(self, name: str, provider: Node) -> fx.Node:
         value = self.values[provider]
-        node: fx.Node = value[name] if isinstance(provider, Call) else value
+        node: fx.Node = value[name] if isinstance(provider, Compute) else value
         return node
 
     def _node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
@@ -238,11 +238,11 @@ class _Interpretation:
                 return moved
             case Move():
                 return self._bring(node, reads)
-            case Call(product=None):
+            case Compute(product=None):
                 device = self.runtime.device
                 call = add_call(self.graph, node.op, node.call, reads.__getitem__, self.runtime, device)
                 return add_results(self.graph, node.op, call)
-            case Call():
+            case Compute():
                 return self._linear_beside(node, reads)
             case KeepViews():
                 return self._function(keep_gathered, "keep_gathered", reads, self.runtime)
@@ -275,7 +275,7 @@ class _Interpretation:
         self.links[node] = link
         return value
 
-    def _linear_beside(self, node: Call, reads: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
+    def _linear_beside(self, node: Compute, reads: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
         """Add a linear operator in whose backward the gradient of its operand is reduced; further readers of
         the operand use it as this operator passes it on."""
         product = node.product

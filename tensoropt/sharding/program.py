@@ -106,7 +106,7 @@ class Move(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Call(Node):
+class Compute(Node):
     """A rank's part of an operator.
 
     Attributes:
@@ -276,7 +276,7 @@ class _Lowering:
             # It is received in its layout here, whatever the layout of the whole.
             made = {op.outputs[0]: self._arguments[op.inputs()[0]]}
         else:
-            made = dict.fromkeys(op.outputs, self._call(op, group))
+            made = dict.fromkeys(op.outputs, self._compute(op, group))
         if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
             name, before, after = configuration.resolved
             made[name] = self._move(made[name], Edge(name, before, after, group.name, "resolve"))
@@ -291,7 +291,7 @@ class _Lowering:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
                 self._hubs[name] = self._move(node, edge)
 
-    def _call(self, op: Operator, group: Group) -> Node:
+    def _compute(self, op: Operator, group: Group) -> Node:
         configuration = self.strategy.configurations[group.name]
         call = localise(configuration.placed(op.name, self.graph.atoms, self.strategy.mesh, self.place))
         if self.evaluating:
@@ -302,7 +302,7 @@ class _Lowering:
         product = self._products.get(op.name)
         hub = product.read if product is not None and product.read in self._hubs else ""
         node = self._add(
-            Call(op=op, call=call, product=product, passes_on=hub, reads=reads, region=self.region)
+            Compute(op=op, call=call, product=product, passes_on=hub, reads=reads, region=self.region)
         )
         if hub:
             self._hubs[hub] = node

@@ -64,7 +64,7 @@ from tensoropt.sharding.program import (
     Argument,
     BeginBlock,
     BeginBlockBackward,
-    Call,
+    Compute,
     Move,
     Node,
     lower_program,
@@ -99,10 +99,9 @@ class _Moments:
         """Return the collectives that the device waits for."""
         return tuple(self._sends.get(when, ()))
 
-    def sent(self, *moments: When) -> _Sent:
-        """Return the collectives that the device waits for in forward, in a second forward, and in
-        backward."""
-        return _Sent(*map(self.at, moments))
+    def sent(self, forward: When, again: When, back: When) -> _Sent:
+        """Return the collectives that the device waits for at three moments."""
+        return _Sent(self.at(forward), self.at(again), self.at(back))
 
     def beside(self, when: When) -> tuple[SharedCollective, ...]:
         """Return the parts that are combined with others of the same moment."""
@@ -210,8 +209,8 @@ class StepSends:
 
     def sent(self, node: Node) -> _Sent:
         """Return what a node of the strategy's program sends."""
-        if isinstance(node, Call):
-            return self._call(node)
+        if isinstance(node, Compute):
+            return self._compute(node)
         return self._move(node.edge) if isinstance(node, Move) else _Sent()
 
     def _move(self, edge: Edge) -> _Sent:
@@ -231,7 +230,7 @@ class StepSends:
         number = [reading.name for reading in self.batch.schedule.readers[edge.tensor]].index(edge.reader)
         return moments.sent(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK)))
 
-    def _call(self, node: Call) -> _Sent:
+    def _compute(self, node: Compute) -> _Sent:
         sent = self._operators[node.op.name].sent(INNER, INNER_AGAIN, INNER_BACK)
         if node.product is not None:
             # The gradient of its input is reduced before its weight's is computed.
@@ -247,7 +246,7 @@ class StepSends:
         gathers = self._gathered_back(node, group, [made[name] for name in delivers if name in made])
         return sent._replace(gathers_back=tuple(gathers), delivers=delivers, keeps=self._keeps(node.op))
 
-    def _gathered_back(self, node: Call, group: Group, delivered: list[int]) -> Iterator[tuple[Send, int]]:
+    def _gathered_back(self, node: Compute, group: Group, delivered: list[int]) -> Iterator[tuple[Send, int]]:
         """Yield what the backward of an operator gathers again, in the order in which it needs it."""
         runs = self._choices[group.name].facts.backward_runs
         order = _first_runs(group, (run.reads for run in runs))

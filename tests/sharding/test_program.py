@@ -18,7 +18,7 @@ from tensoropt.sharding.program import (
     Argument,
     BeginBlock,
     BeginBlockBackward,
-    Call,
+    Compute,
     Detach,
     EdgeSteps,
     ForwardProgram,
@@ -53,7 +53,7 @@ def shown(node: Node) -> str:
             text = "detach"
         case Move():
             text = f"{node.edge.kind} to {node.edge.reader or 'all'}" + " for its product" * node.product
-        case Call():
+        case Compute():
             text = node.op.name
         case KeepViews():
             text = "keep views"
@@ -66,7 +66,7 @@ def shown(node: Node) -> str:
 
 
 def mark(name: str, provider: Node) -> str:
-    if isinstance(provider, Call):
+    if isinstance(provider, Compute):
         return "^" if provider.passes_on == name else ""
     return "" if isinstance(provider, Argument) else "'"
 
@@ -318,7 +318,7 @@ def test_a_stage_takes_and_leaves_tensors_as_they_lie() -> None:
     for seed in range(4):
         program = lower_program(random_strategy(graph, (1, 2), micro, random.Random(seed)))
         ((name, departing),) = program.results
-        calls = [node for node in program.nodes if isinstance(node, Call)]
+        calls = [node for node in program.nodes if isinstance(node, Compute)]
         assert [node.op.outputs for node in calls] == [("linear_1",), ("relu_1",), (name,)]
         assert departing is calls[-1]
         assert program.outputs == (name,)
@@ -378,7 +378,7 @@ def test_every_node_reads_what_it_needs_as_it_needs_it(build, seed: int) -> None
             assert name == node.edge.tensor == node.steps.edge.tensor
             if node.edge.kind in ("activation", "output"):
                 assert lies(strategy, name, provider) == node.edge.source
-        if isinstance(node, Call):
+        if isinstance(node, Compute):
             configuration = strategy.configurations[graph.group_of[node.op.name].name]
             assert list(node.reads) == list(
                 dict.fromkeys(iter_refs((node.call.args, *node.call.kwargs.values())))
@@ -389,12 +389,12 @@ def test_every_node_reads_what_it_needs_as_it_needs_it(build, seed: int) -> None
                 if source.tensors[name].kind == "parameter":
                     idle = source.training and not graph.learns(name, configuration.group.name)
                     assert idle == detached(provider)
-    assert [node.op for node in program.nodes if isinstance(node, Call)] == list(source.operators)
+    assert [node.op for node in program.nodes if isinstance(node, Compute)] == list(source.operators)
 
 
 def provided(node: Node) -> tuple[str, ...]:
     """The tensors that a node provides."""
-    if isinstance(node, Call):
+    if isinstance(node, Compute):
         return (*node.op.outputs, node.passes_on)
     return (node.name,) if isinstance(node, Argument) else tuple(node.reads)
 
@@ -406,7 +406,7 @@ def lies(strategy: Strategy, name: str, provider: Node) -> tuple[int, ...] | Non
             return provider.edge.target
         case Slice():
             return provider.layout
-        case Call():
+        case Compute():
             return strategy.hubs[name] if provider.passes_on == name else strategy.made[name]
     if strategy.tensor(name).kind != "parameter":
         return None
@@ -479,7 +479,7 @@ def test_a_region_runs_at_once_behind_what_it_reads(build, seed: int) -> None:
     for node in program.nodes:
         if isinstance(node, (Argument, Slice, BeginBlock)):
             assert node.region is None
-        if isinstance(node, Call):
+        if isinstance(node, Compute):
             region = strategy.region_of.get(graph.group_of[node.op.name].name)
             assert node.region == (None if region is None else region.name)
         if isinstance(node, Move) and node.edge.reader:

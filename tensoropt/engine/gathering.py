@@ -37,7 +37,7 @@ from tensoropt.engine import runtime
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import Layout
-from tensoropt.sharding.program import EdgeSteps, edge_steps_of
+from tensoropt.sharding.program import EdgeSteps
 from tensoropt.sharding.reshard.redistribute import (
     EdgeSpec,
     Packed,
@@ -489,7 +489,7 @@ class UnshardedParameters:
         self.unreduced: dict[str, torch.Tensor] = {}
         self._of_block: dict[int, list[EdgeSpec]] = {}
         for name, edge in strategy.unsharded.items():
-            spec = self.specs[name] = edge_spec(strategy, edge_steps_of(strategy, edge))
+            spec = self.specs[name] = edge_spec(strategy, EdgeSteps.of(strategy, edge))
             if edge.block is not None:
                 self._of_block.setdefault(edge.block, []).append(spec)
             if strategy.reduced_last(name):

@@ -45,15 +45,15 @@ class EdgeSteps:
     readers: tuple[str, ...]
     recomputed: bool = False
 
-
-def edge_steps_of(
-    strategy: Strategy, edge: Edge, readers: tuple[str, ...] = (), *, recomputed: bool = False
-) -> EdgeSteps:
-    """Return the steps of an edge, taken once for all ``readers`` (by default the edge's own)."""
-    # An unsharded parameter was cast when it was gathered.
-    unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
-    casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
-    return EdgeSteps(edge, *strategy.steps(edge), casts, readers or (edge.reader,), recomputed)
+    @classmethod
+    def of(
+        cls, strategy: Strategy, edge: Edge, readers: tuple[str, ...] = (), *, recomputed: bool = False
+    ) -> EdgeSteps:
+        """Return the steps of an edge, taken once for all ``readers`` (by default the edge's own)."""
+        # An unsharded parameter was cast when it was gathered.
+        unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
+        casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
+        return cls(edge, *strategy.steps(edge), casts, readers or (edge.reader,), recomputed)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -327,7 +327,7 @@ class _Lowering:
                     uses.setdefault((edge.block, name, edge.target, recomputed, learns), []).append(edge)
         for (block, name, _, recomputed, _), edges in uses.items():
             readers = tuple(edge.reader for edge in edges)
-            steps = edge_steps_of(self.strategy, edges[0], readers, recomputed=recomputed)
+            steps = EdgeSteps.of(self.strategy, edges[0], readers, recomputed=recomputed)
             self._ahead.setdefault(block, []).append(steps)
             self._ahead_of.update(((name, reader), steps) for reader in readers)
 
@@ -405,7 +405,7 @@ class _Lowering:
     def _move(self, origin: Node, edge: Edge) -> Node:
         """Return what provides a tensor behind an edge; an edge that does nothing is no node."""
         _, of_product = self._reduced_beside.get(edge.tensor, (None, None))
-        steps = self._ahead_of.get((edge.tensor, edge.reader)) or edge_steps_of(self.strategy, edge)
+        steps = self._ahead_of.get((edge.tensor, edge.reader)) or EdgeSteps.of(self.strategy, edge)
         does = steps.casts or edge.back is not None or steps.forward or steps.backward
         if not does:
             return origin

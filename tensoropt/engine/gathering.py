@@ -37,6 +37,7 @@ from tensoropt.engine import runtime
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.program import EdgeSteps
 from tensoropt.sharding.reshard.redistribute import (
     EdgeSpec,
     Packed,
@@ -99,6 +100,31 @@ def wait(value: torch.Tensor) -> torch.Tensor:
     """Wait for a value, and return it."""
     arrived: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
     return arrived
+
+
+def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | None = None) -> EdgeSpec:
+    """Return an edge of a strategy as the executor needs it.
+
+    Args:
+        order: the tensor's memory order; None for the order of its dims.
+    """
+    edge = steps.edge
+    return EdgeSpec(
+        edge.tensor,
+        strategy.atoms(edge.tensor),
+        strategy.mesh,
+        edge.source,
+        edge.target,
+        steps.forward,
+        steps.backward,
+        parameter=edge.kind == "parameter",
+        dtype=getattr(torch, strategy.tensor(edge.tensor).dtype) if steps.casts else None,
+        back=edge.back,
+        order=order,
+        block=edge.block,
+        behind=edge.behind,
+        readers=len(steps.readers),
+    )
 
 
 _Deliver = Callable[[str, torch.Tensor], None]
@@ -463,13 +489,7 @@ class UnshardedParameters:
         self.unreduced: dict[str, torch.Tensor] = {}
         self._of_block: dict[int, list[EdgeSpec]] = {}
         for name, edge in strategy.unsharded.items():
-            tensor = strategy.tensor(name)
-            forward, backward = strategy.steps(edge)
-            cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None else None
-            atoms, mesh = strategy.atoms(name), strategy.mesh
-            spec = self.specs[name] = EdgeSpec(
-                name, atoms, mesh, edge.source, edge.target, forward, backward, dtype=cast, block=edge.block
-            )
+            spec = self.specs[name] = edge_spec(strategy, EdgeSteps.of(strategy, edge))
             if edge.block is not None:
                 self._of_block.setdefault(edge.block, []).append(spec)
             if strategy.reduced_last(name):

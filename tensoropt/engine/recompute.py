@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -114,10 +114,6 @@ class RegatheredParameters:
         return whole.as_strided(packed.shape, packed.stride, packed.offset)
 
 
-REGION = "region"
-"""The key in a node's ``meta`` for the name of the recomputed region in which it runs."""
-
-
 class Recomputed(torch.nn.Module):
     """Runs a region's graph so that backward recomputes its intermediate tensors."""
 
@@ -149,19 +145,22 @@ class Recomputed(torch.nn.Module):
         return recomputed(run, *inputs)
 
 
-def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) -> fx.Graph:
-    """Return the graph with every region's nodes replaced by a call of one submodule of ``root``."""
-    # The common case, and the graph is then left untouched.
-    if not any(REGION in node.meta for node in graph.nodes):
-        return graph
+def extract_regions(
+    root: torch.nn.Module, units: Iterable[tuple[str | None, Sequence[fx.Node]]], runtime: Runtime
+) -> fx.Graph:
+    """Return a graph of the given nodes in which each region's are one call of a submodule of ``root``.
+
+    Args:
+        units: the nodes of a graph with the name of the region in which they run, those of a region
+            together, each after everything that it needs.
+    """
     result = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for unit in _in_order(graph):
-        name = unit[0].meta.get(REGION)
+    for name, nodes in units:
         if name is None:
-            copies[unit[0]] = result.node_copy(unit[0], lambda n: copies[n])
+            copies.update((node, result.node_copy(node, lambda n: copies[n])) for node in nodes)
             continue
-        inputs, outputs, body = _body(root, unit)
+        inputs, outputs, body = _body(root, nodes)
         # Names of submodules have no dots, and fx makes attributes of them.
         target = "recompute_" + name.replace(".", "_").replace("#", "_")
         root.add_module(target, Recomputed(body, runtime))
@@ -171,40 +170,8 @@ def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) ->
     return result
 
 
-def _in_order(graph: fx.Graph) -> Iterable[tuple[fx.Node, ...]]:
-    """Yield nodes, and each region as a unit, after everything that they need; otherwise in the graph's
-    order.
-    """
-    regions: dict[str, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if REGION in node.meta:
-            regions.setdefault(node.meta[REGION], []).append(node)
-    units: dict[fx.Node, tuple[fx.Node, ...]] = {node: (node,) for node in graph.nodes}
-    for members in regions.values():
-        units.update(dict.fromkeys(members, tuple(members)))
-    done: set[fx.Node] = set()
-    # Depth first with an explicit stack: a graph's chains are longer than Python's recursion limit.
-    for node in graph.nodes:
-        waiting = [units[node]]
-        while waiting:
-            unit = waiting[-1]
-            missing = {
-                units[n]: None
-                for member in unit
-                for n in member.all_input_nodes
-                if n not in done and units[n] is not unit
-            }
-            if unit[0] in done or not missing:
-                waiting.pop()
-                if unit[0] not in done:
-                    done.update(unit)
-                    yield unit
-            else:
-                waiting.extend(reversed(missing))
-
-
 def _body(
-    root: torch.nn.Module, nodes: tuple[fx.Node, ...]
+    root: torch.nn.Module, nodes: Sequence[fx.Node]
 ) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
     """Return (the nodes that the region needs, its nodes that others need, its graph)."""
     inside = set(nodes)

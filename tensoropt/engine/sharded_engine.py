@@ -112,10 +112,9 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         ahead = self._lowered_for(evaluating).ahead
         if not ahead and not self.unsharded.goes_ahead and not self.strategy.scattered:
             return
-        recomputed = {block: [spec for spec, is_again in specs if is_again] for block, specs in ahead.items()}
         behind = self.strategy.blocks.behind
         self.runtime.ahead = CallAhead(
-            self.runtime, behind, recomputed, self._deliver, self._calls, self._copies_to_make()
+            self.runtime, behind, ahead, self._deliver, self._calls, self._copies_to_make()
         )
         self._waiting += torch.is_grad_enabled()
 

@@ -415,7 +415,7 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
         "backward_s": backward,
         "kept_bytes": own_kept,
         "forward_peak_bytes": max(0, forward_peak - sum(b for v, b in made.items() if v.tensor not in kept)),
-        # Below 0 if it releases what it kept, or was given, before it makes the gradients of all that it reads.
+        # Below 0 if it releases what it kept, or was given, before it makes gradients of all that it reads.
         "backward_peak_bytes": max(
             backward_peak - incoming_bytes - comes,
             # By then it has released its kept tensors and the gradients it was given.

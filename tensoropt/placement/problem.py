@@ -140,15 +140,19 @@ class PlacementProblem:
         kept_bytes: (n,) made inside, kept from forward to backward; tensors between operators are not
             counted here but by ``kept_by``.
         forward_peak_bytes, backward_peak_bytes: (n,) alive while the operator runs, in addition to kept
-        tensors, the tensors it reads and makes, and their gradients; below 0 for a backward that releases
-        some of these before it makes others. handed_peak_bytes: (n,) the same for backward if a gradient that it is given outlasts it, in a gradient that it has handed on; None if that
-        makes no difference. tensors: the tensors between operators. update_peak_bytes: (n,) taken by the
-        optimizer's step for the operator's parameters while it runs; by all operators of a device at once.
-        None for nothing. together: sets of operators that must share a device. pinned: operator -> the
-        devices it may lie on. micro_batches: the number of micro-batches into which a step's batch is cut.
-        Seconds and bytes of operators and tensors are those of one of them; stored tensors, and the
-        optimizer's step, occur once. results: the results given to all devices after forward, for the whole
-        batch.
+            tensors, the tensors it reads and makes, and their gradients; below 0 for a backward that releases
+            some of these before it makes others.
+        handed_peak_bytes: (n,) the same for backward if a gradient that it is given outlasts it, in a
+            gradient that it has handed on; None if that makes no difference.
+        tensors: the tensors between operators.
+        update_peak_bytes: (n,) taken by the optimizer's step for the operator's parameters while it runs; by
+            all operators of a device at once. None for nothing.
+        together: sets of operators that must share a device.
+        pinned: operator -> the devices it may lie on.
+        micro_batches: the number of micro-batches into which a step's batch is cut. Seconds and bytes of
+            operators and tensors are those of one of them; stored tensors, and the optimizer's step, occur
+            once.
+        results: the results given to all devices after forward, for the whole batch.
     """
 
     names: tuple[str, ...]

@@ -2,10 +2,6 @@
 
 ``verify`` compares them with what the executor really issues; nothing here queries the executor.
 
-The collectives of one strategy are derived sender by sender: uses of parameters, operators, tensors, copies.
-The simulator uses effects by their moments, which belong to whole groups. The order in which collectives are
-issued depends on single operators and parameters, so effects are derived one by one.
-
 The cost of coming from work to collectives and going back is computed for all collectives of a step at once.
 The first collective after some work takes longer; the others that follow it find the ranks in step. The work
 after them takes longer, too: of several in a row, the worst counts. The amount of work between two
@@ -19,24 +15,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from tensoropt.costs.effects import BACK_LEFT, COMPLETE, Effect, GradientShare, SharedCollective, When
-from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameter_effects import StoredUse, Use
+from tensoropt.costs.effects import BACK_LEFT, COMPLETE, GradientShare
 from tensoropt.costs.prices import CommunicationCosts, Send, free_prices
 from tensoropt.graph import DTYPE_BYTES
-from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.buckets import BUCKET_BYTES, arrival_order, bucket_numbers
-from tensoropt.sharding.groups import Group
-from tensoropt.sharding.storage import whole_layout
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
@@ -242,209 +232,6 @@ def _arriving(batch: Batch) -> _Arriving | None:
 
 
 _bucket_numbers = njit(cache=True, nogil=True)(bucket_numbers)
-
-
-Sends = tuple[Send, ...]
-
-
-class ParameterUse(NamedTuple):
-    """A parameter, and the name of a group that uses it."""
-
-    parameter: str
-    group: str
-
-
-class Ways(NamedTuple):
-    """The collectives of a sender in forward, in the second forward of a recomputed region, and in
-    backward."""
-
-    forward: Sends = ()
-    again: Sends = ()
-    back: Sends = ()
-
-
-class _Moments:
-    """The collectives of one owner's effects, by the moments as the owner names them."""
-
-    def __init__(self, effects: Iterable[Effect] = ()):
-        self._sends: dict[When, list[Send]] = {}
-        self._beside: dict[When, list[SharedCollective]] = {}
-        for effect in effects:
-            self._sends.setdefault(effect.when, []).extend(effect.sends)
-            self._beside.setdefault(effect.when, []).extend(effect.beside)
-
-    def at(self, when: When) -> Sends:
-        """Return the collectives that the device waits for."""
-        return tuple(self._sends.get(when, ()))
-
-    def ways(self, forward: When, again: When, back: When) -> Ways:
-        """Return the collectives that the device waits for at three moments."""
-        return Ways(self.at(forward), self.at(again), self.at(back))
-
-    def beside(self, when: When) -> tuple[SharedCollective, ...]:
-        """Return the parts that are combined with others of the same moment."""
-        return tuple(self._beside.get(when, ()))
-
-
-class StepSends:
-    """The effects of one strategy, as far as they send.
-
-    Args:
-        facts: by group name, the facts of its configuration.
-    """
-
-    def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
-        self.strategy, self.graph = strategy, strategy.graph
-        candidates = StrategyCandidates(strategy, facts)
-        # The optimizer that runs afterwards does not change what is sent.
-        self.prices = free_prices(strategy.graph, strategy.mesh, "sgd")
-        self.batch = Batch(candidates, *candidates.row(), self.prices)
-        self._of_groups = GroupEffects(self.prices)
-        self._choices = {group.name: self._choice(candidates, group) for group in self.graph.groups}
-        self._used: dict[ParameterUse, _Moments] = {}
-        self._tensors: dict[str, _Moments] = {}
-
-    def _choice(self, candidates: StrategyCandidates, group: Group) -> Choice:
-        stored = {name: self.strategy.stored[name] for name in (*group.parameters, *group.shared)}
-        (configuration,), (work,) = candidates.configurations(group), candidates.works(group)
-        (facts,), (recomputed,) = candidates.facts(group), candidates.again(group)
-        tied = {name: parameter for name in group.shared if (parameter := self.batch.tied[name])}
-        turns = {name: parameter.turns[group.name].at(0) for name, parameter in tied.items()}
-        return Choice(configuration, work, facts, stored, recomputed, turns)
-
-    # -- parameters ---------------------------------------------------------------------------------
-
-    @cached_property
-    def uses(self) -> Mapping[ParameterUse, StoredUse]:
-        """All uses of parameters, in the order of groups."""
-        return {
-            ParameterUse(use.name, group.name): use
-            for group in self.graph.groups
-            for use in self._of_groups.stored_uses(self._choices[group.name])
-        }
-
-    def use(self, use: ParameterUse) -> _Moments:
-        """Return the collectives of a use."""
-        if use not in self._used:
-            self._used[use] = _Moments(self.effects(use))
-        return self._used[use]
-
-    def effects(self, place: ParameterUse) -> tuple[Effect, ...]:
-        """Return all effects of a use in a micro-batch."""
-        return self._of_groups.parameters.used(self.uses[place]).effects
-
-    def changes(self, place: ParameterUse) -> bool:
-        """Return whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
-        use = self.uses[place]
-        return use.moves or bool(use.backward) or (use.way.back != use.way.source and use.gives)
-
-    def delivers(self, place: ParameterUse) -> bool:
-        """Return whether the gradient of a parameter's use comes to a leaf.
-
-        The leaf is the one whose gradient the optimizer reads, or a copy that collects gradients until the
-        last micro-batch.
-        """
-        return self.uses[place].gives
-
-    def leaves_behind(self, place: ParameterUse) -> bool:
-        """Return whether the gradient of a use is scattered with others, one block behind backward."""
-        return self.uses[place].behind
-
-    @cached_property
-    def last_block(self) -> Mapping[tuple[str, Layout], int]:
-        """The block that backward reaches last, for each parameter and each way of reading it, among the uses
-        whose gradients are scattered together."""
-        blocks: dict[tuple[str, Layout], int] = {}
-        for place, use in self.uses.items():
-            if self.leaves_behind(place):
-                blocks.setdefault((place.parameter, use.use.layout), self.strategy.blocks.of[place.group])
-        return blocks
-
-    def arrivals(self, name: str) -> int:
-        """Return the number of parts in which a parameter's gradient comes to its shard: each sum that is
-        scattered together, and one for those that come by themselves."""
-        by_itself = any(
-            use.parameter == name and self.delivers(use) and not self.leaves_behind(use) for use in self.uses
-        )
-        return by_itself + sum(parameter == name for parameter, _ in self.last_block)
-
-    @cached_property
-    def ahead(self) -> Mapping[int, tuple[ParameterUse, ...]]:
-        """The uses that are gathered ahead for each block, in the order of groups."""
-        by_block: dict[int, list[ParameterUse]] = {}
-        for place, use in self.uses.items():
-            if use.ahead:
-                by_block.setdefault(self.strategy.blocks.of[place.group], []).append(place)
-        return {block: tuple(uses) for block, uses in by_block.items()}
-
-    @cached_property
-    def copies(self) -> Mapping[str, _Moments]:
-        """The collectives for copies that stay gathered over the step, by parameter, in the order of
-        groups."""
-        copies, parameters = {}, self._of_groups.parameters
-        for place, use in self.uses.items():
-            name = place.parameter
-            if name in self.graph.shared:
-                first = self.batch.schedule.first_users[name]
-                neighbours = self.strategy.blocks.neighbours(first)
-                whole = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
-                of_copy = Use(whole, 0, neighbours=neighbours)
-                use = parameters.stored_use(name, self.strategy.stored[name], of_copy)
-            effects = parameters.unsharded(use).effects
-            if effects:
-                copies[name] = _Moments(effects)
-        return copies
-
-    @cached_property
-    def copies_of(self) -> Mapping[int, tuple[str, ...]]:
-        """The parameters whose copies are made together for each block, in the order of groups."""
-        by_block: dict[int, list[str]] = {}
-        for name in self.copies:
-            block = self.strategy.unsharded[name].block
-            if block is not None:
-                by_block.setdefault(block, []).append(name)
-        return {block: tuple(names) for block, names in by_block.items()}
-
-    # -- groups -------------------------------------------------------------------------------------
-
-    def inside(self, group: Group) -> tuple[_Moments, Mapping[str, _Moments]]:
-        """Return the collectives of a group's resolved partial sum, and those of each of its operators."""
-        choice = self._choices[group.name]
-        moments = [_Moments(effects.effects) for effects in self._of_groups.inside(choice)]
-        resolved = moments.pop(0) if choice.configuration.resolved is not None else _Moments()
-        return resolved, {op.name: of_op for op, of_op in zip(group.operators, moments, strict=True)}
-
-    def reads_back(self, group: Group) -> Mapping[str, int]:
-        """Return the order in which a group's backward first needs each parameter, among all that it
-        needs."""
-        return self._first_runs(group, [run.reads for run in self._choices[group.name].facts.backward_runs])
-
-    def made_back(self, group: Group) -> Mapping[str, int]:
-        """Return the order in which a group's backward has made each parameter's gradient, among all that it
-        makes."""
-        return self._first_runs(group, [run.made for run in self._choices[group.name].facts.backward_runs])
-
-    def _first_runs(self, group: Group, runs: Iterable[tuple[str, ...]]) -> Mapping[str, int]:
-        # A run begins with each parameter that is needed, and with each gradient that was made: the first run
-        # that has a name gives the order.
-        names = {short: name for name, short in group.short_names.items()}
-        first: dict[str, int] = {}
-        for number, run in enumerate(runs):
-            for short in run:
-                first.setdefault(names[short], number)
-        return first
-
-    # -- tensors ------------------------------------------------------------------------------------
-
-    def tensor(self, name: str) -> _Moments:
-        """Return the collectives for an activation and for its gradient."""
-        if name not in self._tensors:
-            self._tensors[name] = _Moments(self.batch.owner("tensor", name).effects.at(0).effects)
-        return self._tensors[name]
-
-    def reader(self, name: str, group: str) -> int:
-        """Return the number under which a tensor's effects refer to a group that reads it."""
-        return [reading.name for reading in self.batch.schedule.readers[name]].index(group)
 
 
 Axes = tuple[int, ...]

@@ -8,19 +8,16 @@ made again by the first node that needs it: a gathered parameter, or a whole rec
 
 Nothing here queries the executor: ``verify`` compares the result with what it really issues.
 
-Forward adds nodes to autograd's graph; their order of creation, and what each of them sends, are derived
-first. Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator
-of a group that needs a tensor brings it to the group, right before itself; the group's other operators then
-use the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
-where they find it. Backward passes the nodes in reverse.
+Forward adds the nodes of the strategy's program (:mod:`tensoropt.sharding.program`) to autograd's graph, and
+backward passes them in reverse; what each of them sends follows from the effects.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
@@ -50,240 +47,237 @@ from tensoropt.costs.effects import (
     READ_BACK,
     REDUCE_LAST,
     USED_BACK,
+    Effect,
     SharedCollective,
     When,
     reader,
 )
-from tensoropt.costs.prices import Send
-from tensoropt.costs.tables import leaves_model
-from tensoropt.graph import DTYPE_BYTES, Operator, iter_refs
+from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.parameter_effects import StoredUse, Use
+from tensoropt.costs.prices import Send, free_prices
+from tensoropt.graph import DTYPE_BYTES, Operator
 from tensoropt.ops.layouts import Layout
-from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.collectives import Collective, ParameterUse, Sends, StepSends, Ways
+from tensoropt.sharding.program import (
+    Argument,
+    BeginBlock,
+    BeginBlockBackward,
+    Compute,
+    Move,
+    Node,
+    lower_program,
+)
+from tensoropt.sharding.storage import whole_layout
+from tensoropt.sharding.strategy import Edge, Scattered, Strategy
+from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.candidates import StrategyCandidates
+from tensoropt.simulate.collectives import Collective
 
-_NOTHING = Ways()
+Sends = tuple[Send, ...]
 
 
-class _GatherBack(NamedTuple):
-    """A gather for an operator's backward.
+class ParameterUse(NamedTuple):
+    """A parameter, and the name of a group that uses it."""
+
+    parameter: str
+    group: str
+
+
+class _Moments:
+    """The collectives of one owner's effects, by the moments as the owner names them."""
+
+    def __init__(self, effects: Iterable[Effect] = ()):
+        self._sends: dict[When, list[Send]] = {}
+        self._beside: dict[When, list[SharedCollective]] = {}
+        for effect in effects:
+            self._sends.setdefault(effect.when, []).extend(effect.sends)
+            self._beside.setdefault(effect.when, []).extend(effect.beside)
+
+    def at(self, when: When) -> Sends:
+        """Return the collectives that the device waits for."""
+        return tuple(self._sends.get(when, ()))
+
+    def sent(self, forward: When, again: When, back: When) -> _Sent:
+        """Return the collectives that the device waits for at three moments."""
+        return _Sent(self.at(forward), self.at(again), self.at(back))
+
+    def beside(self, when: When) -> tuple[SharedCollective, ...]:
+        """Return the parts that are combined with others of the same moment."""
+        return tuple(self._beside.get(when, ()))
+
+
+class _Sent(NamedTuple):
+    """What a node of the program sends, and what it hands on in backward.
 
     Attributes:
-        behind: the number of the operator's own gradients that are delivered before it: an operator with
-            several layers has one autograd node for each.
-    """
-
-    send: Send
-    behind: int
-
-
-@dataclass(eq=False, kw_only=True)
-class _Node:
-    """An operator, a tensor's move from one layout to another, or the beginning of a block in forward.
-
-    Attributes:
-        sends: what it sends; for an operator, what its own kernels send.
-        after: the nodes whose results it uses.
-        region: the recomputed region that it runs in.
-        gathers_back: what its backward gathers before its kernels send, because autograd does not keep it.
+        forward, again, back: in forward, in the second forward of a recomputed region, and in backward; for
+            an operator, what its own kernels send.
+        gathers_back: what its backward gathers before its kernels send, because autograd does not keep it;
+            each with the number of the operator's own gradients that are delivered before it: an operator
+            with several layers has one autograd node for each.
         delivers: the parameters to whose leaves, or copies, it delivers a gradient, in order.
         leaves_behind: the use whose gradient it hands over, to be scattered with others of the block.
-        begins: the block that begins in forward.
-        begins_back: the block that begins when backward reaches this node.
         keeps: whether its backward needs more than the gradient.
     """
 
-    sends: Ways = _NOTHING
-    after: tuple[_Node, ...] = ()
-    region: str | None = None
-    gathers_back: tuple[_GatherBack, ...] = ()
+    forward: Sends = ()
+    again: Sends = ()
+    back: Sends = ()
+    gathers_back: tuple[tuple[Send, int], ...] = ()
     delivers: tuple[str, ...] = ()
-    leaves_behind: ParameterUse | None = None
-    begins: int | None = None
-    begins_back: int | None = None
+    leaves_behind: Edge | None = None
     keeps: bool = False
 
 
-def _forward_nodes(sends: StepSends) -> list[_Node]:
-    """Return all nodes of a strategy's forward, in the order in which they run."""
-    return list(_regions_together(_Forward(sends).nodes()))
+class StepSends:
+    """The effects of one strategy, as far as they send.
 
+    Args:
+        facts: by group name, the facts of its configuration.
+    """
 
-class _Forward:
-    """The nodes as lowering creates them, and what has been made and brought so far."""
+    def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
+        self.strategy, self.graph = strategy, strategy.graph
+        self.tensors = strategy.graph.atoms.graph.tensors
+        candidates = StrategyCandidates(strategy, facts)
+        # The optimizer that runs afterwards does not change what is sent.
+        self.prices = free_prices(strategy.graph, strategy.mesh, "sgd")
+        self.batch = Batch(candidates, *candidates.row(), self.prices)
+        self._of_groups = GroupEffects(self.prices)
+        self._choices = {group.name: self._choice(candidates, group) for group in self.graph.groups}
+        self._operators: dict[str, _Moments] = {}
+        self._resolved: dict[str, _Moments] = {}
+        for group in self.graph.groups:
+            moments = [_Moments(e.effects) for e in self._of_groups.inside(self._choices[group.name])]
+            if strategy.configurations[group.name].resolved is not None:
+                self._resolved[group.name] = moments.pop(0)
+            names = (op.name for op in group.operators)
+            self._operators.update(zip(names, moments, strict=True))
 
-    def __init__(self, sends: StepSends):
-        self.sends, self.strategy, self.graph = sends, sends.strategy, sends.graph
-        self.source = self.graph.atoms.graph
-        self._inside = {group.name: sends.inside(group) for group in self.graph.groups}
-        # The tensor whose gradient is reduced in an operator's backward, by operator.
-        self._beside = {product.operator: name for name, (product, _) in self.strategy.reduced_beside.items()}
-        self._nodes: list[_Node] = []
-        self._made: dict[str, _Node] = {}
-        self._brought: dict[tuple[str, str], _Node | None] = {}
-        self._begun = -1
+    def _choice(self, candidates: StrategyCandidates, group: Group) -> Choice:
+        stored = {name: self.strategy.stored[name] for name in (*group.parameters, *group.shared)}
+        (configuration,), (work,) = candidates.configurations(group), candidates.works(group)
+        (facts,), (recomputed,) = candidates.facts(group), candidates.again(group)
+        tied = {name: parameter for name in group.shared if (parameter := self.batch.tied[name])}
+        turns = {name: parameter.turns[group.name].at(0) for name, parameter in tied.items()}
+        return Choice(configuration, work, facts, stored, recomputed, turns)
 
-    def nodes(self) -> list[_Node]:
-        for op in self.source.operators:
-            group = self.graph.group_of[op.name]
-            region = self.strategy.region_of.get(group.name)
-            self._begin(self.strategy.blocks.of[group.name])
-            self._operator(op, group, None if region is None else region.name)
-        for name in dict.fromkeys((*self.source.outputs, *self.source.mutations.values())):
-            if name in self._made and leaves_model(self.graph, name):
-                moments = self.sends.tensor(name)
-                self._add(sends=Ways(moments.at(OUTPUT), (), moments.at(OUTPUT_BACK)), after=self._made[name])
-        return self._nodes
+    # -- parameters ---------------------------------------------------------------------------------
 
-    def _add(
-        self, *, sends: Ways, after: _Node | None = None, region: str | None = None, delivers: str = ""
-    ) -> _Node:
-        """Add a node for a tensor on its way."""
-        node = _Node(sends=sends, after=() if after is None else (after,), region=region)
-        if delivers:
-            node.delivers = (delivers,)
-        self._nodes.append(node)
-        return node
+    @cached_property
+    def uses(self) -> Mapping[ParameterUse, StoredUse]:
+        """All uses of parameters, in the order of groups."""
+        return {
+            ParameterUse(use.name, group.name): use
+            for group in self.graph.groups
+            for use in self._of_groups.stored_uses(self._choices[group.name])
+        }
 
-    def _begin(self, block: int) -> None:
-        self._nodes += [_Node(begins=number) for number in range(self._begun + 1, block + 1)]
-        self._begun = max(self._begun, block)
+    def use(self, use: ParameterUse) -> _Moments:
+        """Return the collectives of a use."""
+        return _Moments(self.effects(use))
 
-    # -- operators ----------------------------------------------------------------------------------
+    def effects(self, place: ParameterUse) -> tuple[Effect, ...]:
+        """Return all effects of a use in a micro-batch."""
+        return self._of_groups.parameters.used(self.uses[place]).effects
 
-    def _operator(self, op: Operator, group: Group, region: str | None) -> None:
-        configuration, blocks = self.strategy.configurations[group.name], self.strategy.blocks
-        call = localise(configuration.placed(op.name, self.graph.atoms, self.strategy.mesh, None))
-        # In the order of the rank's kernel, which may differ from that of the graph's operator.
-        names = tuple(dict.fromkeys(iter_refs((call.args, tuple(call.kwargs.values())))))
-        operands = [self._operand(name, group, region) for name in names]
-        resolving, own = self._inside[group.name]
-        ways = own[op.name].ways(INNER, INNER_AGAIN, INNER_BACK)
-        if (read := self._beside.get(op.name)) is not None:
+    @cached_property
+    def copies(self) -> Mapping[str, _Moments]:
+        """The collectives for copies that stay gathered over the step, by parameter, in the order of
+        groups."""
+        copies, parameters = {}, self._of_groups.parameters
+        for place, use in self.uses.items():
+            name = place.parameter
+            if name in self.graph.shared:
+                first = self.batch.schedule.first_users[name]
+                neighbours = self.strategy.blocks.neighbours(first)
+                whole = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
+                of_copy = Use(whole, 0, neighbours=neighbours)
+                use = parameters.stored_use(name, self.strategy.stored[name], of_copy)
+            effects = parameters.unsharded(use).effects
+            if effects:
+                copies[name] = _Moments(effects)
+        return copies
+
+    def tensor(self, name: str) -> _Moments:
+        """Return the collectives for an activation and for its gradient."""
+        return _Moments(self.batch.owner("tensor", name).effects.at(0).effects)
+
+    # -- nodes --------------------------------------------------------------------------------------
+
+    def sent(self, node: Node) -> _Sent:
+        """Return what a node of the strategy's program sends."""
+        if isinstance(node, Compute):
+            return self._compute(node)
+        return self._move(node.edge) if isinstance(node, Move) else _Sent()
+
+    def _move(self, edge: Edge) -> _Sent:
+        if edge.kind == "parameter":
+            sent = self.use(ParameterUse(edge.tensor, edge.reader)).sent(GATHER, GATHER_AGAIN, PARAMETERS)
+            if edge.behind is not None:
+                return sent._replace(leaves_behind=edge)
+            learns = self.graph.learns(edge.tensor, edge.reader)
+            return sent._replace(delivers=(edge.tensor,) if learns else ())
+        if edge.kind == "resolve":
+            return self._resolved[edge.reader].sent(INNER, INNER_AGAIN, INNER_BACK)
+        moments = self.tensor(edge.tensor)
+        if edge.kind == "output":
+            return _Sent(moments.at(OUTPUT), back=moments.at(OUTPUT_BACK))
+        if not edge.reader:
+            return moments.sent(HUB, HUB_AGAIN, HUB_BACK)
+        number = [reading.name for reading in self.batch.schedule.readers[edge.tensor]].index(edge.reader)
+        return moments.sent(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK)))
+
+    def _compute(self, node: Compute) -> _Sent:
+        sent = self._operators[node.op.name].sent(INNER, INNER_AGAIN, INNER_BACK)
+        if node.product is not None:
             # The gradient of its input is reduced before its weight's is computed.
-            ways = ways._replace(back=(*ways.back, *self.sends.tensor(read).at(reader(0, USED_BACK))))
-        node = _Node(
-            sends=ways,
-            after=tuple(operand for operand in operands if operand is not None),
-            region=region,
-            gathers_back=tuple(self._gathered_back(op, group, names)),
-            delivers=self._delivered(group, names),
-            keeps=self._keeps(op),
-        )
-        self._nodes.append(node)
-        self._made.update(dict.fromkeys(op.outputs, node))
-        if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
-            ways = resolving.ways(INNER, INNER_AGAIN, INNER_BACK)
-            node = self._made[configuration.resolved[0]] = self._add(sends=ways, after=node, region=region)
-        block = blocks.of[group.name]
-        if group.name == blocks.last[block] and op is group.operators[-1] and self._learns(op):
-            node.begins_back = block
-        for name in op.outputs:
-            if name in self.strategy.hubs:
-                ways = self.sends.tensor(name).ways(HUB, HUB_AGAIN, HUB_BACK)
-                self._made[name] = self._add(sends=ways, after=self._made[name], region=region)
+            reduced = self.tensor(node.product.read).at(reader(0, USED_BACK))
+            sent = sent._replace(back=(*sent.back, *reduced))
+        group = self.graph.group_of[node.op.name]
+        runs = self._choices[group.name].facts.backward_runs
+        made = _first_runs(group, (run.made for run in runs))
+        # The parameters that it reads as they are stored, in the order of their gradients.
+        leaves = [name for name, provider in node.reads.items() if isinstance(provider, Argument)]
+        leaves = [name for name in self._parameters(leaves) if self.graph.learns(name, group.name)]
+        delivers = tuple(sorted(leaves, key=lambda name: made.get(name, sys.maxsize)))
+        gathers = self._gathered_back(node, group, [made[name] for name in delivers if name in made])
+        return sent._replace(gathers_back=tuple(gathers), delivers=delivers, keeps=self._keeps(node.op))
 
-    def _gathered_back(self, op: Operator, group: Group, names: tuple[str, ...]) -> Iterator[_GatherBack]:
+    def _gathered_back(self, node: Compute, group: Group, delivered: list[int]) -> Iterator[tuple[Send, int]]:
         """Yield what the backward of an operator gathers again, in the order in which it needs it."""
-        order, made = self.sends.reads_back(group), self.sends.made_back(group)
-        delivered = [made[name] for name in self._delivered(group, names) if name in made]
-        for name in sorted(names, key=lambda name: order.get(name, sys.maxsize)):
-            if (use := ParameterUse(name, group.name)) not in self.sends.uses:
-                continue
-            gathers = self.sends.use(use).at(GATHER_BACK)
+        runs = self._choices[group.name].facts.backward_runs
+        order = _first_runs(group, (run.reads for run in runs))
+        for name in sorted(self._parameters(node.reads), key=lambda name: order.get(name, sys.maxsize)):
+            gathers = self.use(ParameterUse(name, group.name)).at(GATHER_BACK)
             readers = [reader.name for reader in group.operators if name in reader.inputs()]
             # It is known how often a group's backward needs a parameter, but not in which of its operators:
             # each gets the same share, and the first one gets the remainder.
             share = len(gathers) // len(readers)
-            rest = len(gathers) - share * len(readers) if op.name == readers[0] else 0
+            rest = len(gathers) - share * len(readers) if node.op.name == readers[0] else 0
             behind = sum(run < order.get(name, 0) for run in delivered)
-            yield from (_GatherBack(send, behind) for send in gathers[: share + rest])
+            yield from ((send, behind) for send in gathers[: share + rest])
 
-    def _delivered(self, group: Group, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the parameters that an operator reads as they are stored, in the order of their
-        gradients."""
-        order, delivered = self.sends.made_back(group), []
-        for name in names:
-            use = ParameterUse(name, group.name)
-            if use in self.sends.uses and not self.sends.changes(use) and self.sends.delivers(use):
-                delivered.append(name)
-        return tuple(sorted(delivered, key=lambda name: order.get(name, sys.maxsize)))
-
-    def _learns(self, op: Operator) -> bool:
-        """Return whether backward reaches an operator."""
-        return any(self.source.tensors[name].requires_grad for name in op.outputs)
+    def _parameters(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self.tensors[name].kind == "parameter"]
 
     def _keeps(self, op: Operator) -> bool:
-        if not self._learns(op):
+        if not any(self.tensors[name].requires_grad for name in op.outputs):
             return False
-        reads_parameter = any(self.source.tensors[name].kind == "parameter" for name in op.inputs())
-        return reads_parameter or not self.graph.atoms.spaces[op.name].linear
-
-    # -- operands -----------------------------------------------------------------------------------
-
-    def _operand(self, name: str, group: Group, region: str | None) -> _Node | None:
-        """Return the node that provides an operand; None for one that exists before the step."""
-        kind = self.source.tensors[name].kind
-        if kind == "activation" and name not in group.reads:
-            return self._made[name]
-        if kind not in ("activation", "parameter"):
-            return None
-        key = name, group.name
-        if key not in self._brought:
-            bring = self._parameter if kind == "parameter" else self._activation
-            self._brought[key] = bring(name, group, region)
-        return self._brought[key]
-
-    def _activation(self, name: str, group: Group, region: str | None) -> _Node:
-        number = self.sends.reader(name, group.name)
-        ways = self.sends.tensor(name).ways(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK)))
-        return self._add(sends=ways, after=self._made[name], region=region)
-
-    def _parameter(self, name: str, group: Group, region: str | None) -> _Node | None:
-        use = ParameterUse(name, group.name)
-        if not self.sends.changes(use):
-            return None
-        ways = self.sends.use(use).ways(GATHER, GATHER_AGAIN, PARAMETERS)
-        if self.sends.leaves_behind(use):
-            node = self._add(sends=ways, region=region)
-            node.leaves_behind = use
-            return node
-        return self._add(sends=ways, region=region, delivers=name if self.sends.delivers(use) else "")
+        return bool(self._parameters(op.inputs())) or not self.graph.atoms.spaces[op.name].linear
 
 
-def _regions_together(nodes: list[_Node]) -> Iterator[_Node]:
-    """Yield the nodes with those of each recomputed region together, after everything that any of them needs;
-    otherwise in the given order."""
-    members: dict[str, list[_Node]] = {}
-    for node in nodes:
-        if node.region is not None:
-            members.setdefault(node.region, []).append(node)
-    done: set[_Node] = set()
-
-    def unit(node: _Node) -> list[_Node]:
-        return [node] if node.region is None else members[node.region]
-
-    for node in nodes:
-        # Depth first with an explicit stack: a graph's chains are longer than Python's recursion allows.
-        waiting = [unit(node)]
-        while waiting:
-            first = waiting[-1][0]
-            missing = {
-                unit(needed)[0]: None
-                for member in waiting[-1]
-                for needed in member.after
-                if needed not in done and unit(needed)[0] is not first
-            }
-            if missing and first not in done:
-                waiting += [unit(needed) for needed in reversed(missing)]
-                continue
-            ready = waiting.pop()
-            if first not in done:
-                done.update(ready)
-                yield from ready
+def _first_runs(group: Group, runs: Iterable[tuple[str, ...]]) -> Mapping[str, int]:
+    """Return the first run of a group's backward that has each of its tensors: a run begins with each
+    parameter that is needed, and with each gradient that was made."""
+    names = {short: name for name, short in group.short_names.items()}
+    first: dict[str, int] = {}
+    for number, run in enumerate(runs):
+        for short in run:
+            first.setdefault(names[short], number)
+    return first
 
 
 def collectives_in_order(strategy: Strategy, facts: Mapping[str, Facts]) -> tuple[Collective, ...]:
@@ -309,7 +303,8 @@ class _Step:
     def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
         self.strategy = strategy
         self.sends = StepSends(strategy, facts)
-        self.nodes = _forward_nodes(self.sends)
+        self.program = lower_program(strategy)
+        self.nodes = [(node, self.sends.sent(node)) for unit in self.program.units() for node in unit]
         self.issued: list[Collective] = []
         self._buckets = _Buckets(self.sends)
 
@@ -339,21 +334,27 @@ class _Step:
 
     def issue_gathers(self, block: int, when: When) -> None:
         """Issue the gathers of what a block uses, ahead of it."""
-        uses = self.sends.ahead.get(block, ())
-        self.issue_together(part for use in uses for part in self.sends.use(use).beside(when))
+        self.issue_together(
+            part
+            for steps in self.program.ahead.get(block, ())
+            for reader in steps.readers
+            for part in self.sends.use(ParameterUse(steps.edge.tensor, reader)).beside(when)
+        )
 
     def issue_copies(self, block: int, when: When) -> None:
         """Issue the gathers of the copies that a block uses, ahead of it."""
-        names = self.sends.copies_of.get(block, ())
-        self.issue_together(part for name in names for part in self.sends.copies[name].beside(when))
+        copies = self.sends.copies.items()
+        self.issue_together(
+            part
+            for name, moments in copies
+            if self.strategy.unsharded[name].block == block
+            for part in moments.beside(when)
+        )
 
-    @property
-    def scatters_last(self) -> frozenset[str]:
-        """The parameters whose gradients wait for the last micro-batch and are then scattered behind."""
-        if self.strategy.micro_batches == 1:
-            return frozenset()
-        names = (name for of_block in self.sends.copies_of.values() for name in of_block)
-        return frozenset(filter(self.strategy.reduced_last, names))
+    def last_block(self, name: str) -> int | None:
+        """Return the block behind which a gradient that waits for the last micro-batch is scattered with
+        others; None if it is not."""
+        return self.strategy.unsharded[name].block if self.strategy.micro_batches > 1 else None
 
     # -- moments ------------------------------------------------------------------------------------
 
@@ -365,21 +366,24 @@ class _Step:
             self.issue(moments.at(GATHER_ONCE))
 
     def _forward(self, *, first: bool) -> None:
-        for node in self.nodes:
-            if node.begins == 0:
-                self.issue_gathers(0, BEGIN)
-                if first:
-                    self.issue_copies(0, FIRST_BEGIN)
-            if node.begins is not None:
-                self.issue_gathers(node.begins + 1, BEGIN_BEFORE)
-                if first:
-                    self.issue_copies(node.begins + 1, FIRST_BEFORE)
-            self.issue(node.sends.forward)
+        for node, sent in self.nodes:
+            if isinstance(node, BeginBlock):
+                self._begin_block(node.block, first=first)
+            self.issue(sent.forward)
+
+    def _begin_block(self, block: int, *, first: bool) -> None:
+        if block == 0:
+            self.issue_gathers(0, BEGIN)
+            if first:
+                self.issue_copies(0, FIRST_BEGIN)
+        self.issue_gathers(block + 1, BEGIN_BEFORE)
+        if first:
+            self.issue_copies(block + 1, FIRST_BEFORE)
 
     def _end_step(self) -> None:
         """Issue the gradients that were collected with copies, and the buckets that wait for them."""
         for name, moments in self.sends.copies.items():
-            if self.strategy.reduced_last(name) and name not in self.scatters_last:
+            if self.strategy.reduced_last(name) and self.last_block(name) is None:
                 self.issue(moments.at(REDUCE_LAST))
                 self.issue(self._buckets.arrived(name))
         self.issue(self._buckets.rest())
@@ -391,61 +395,65 @@ class _Backward:
     def __init__(self, step: _Step, buckets: _Buckets):
         self.step, self.sends, self.buckets = step, step.sends, buckets
         self.blocks = step.strategy.blocks
+        tensors = step.strategy.graph.atoms.graph.tensors
         # Recomputed regions that have not run a second time yet.
-        self._regions: dict[str, list[_Node]] = {}
-        for node in step.nodes:
+        self._regions: dict[str, list[_Sent]] = {}
+        # The blocks that begin as backward comes to a node.
+        self._begins: dict[Node, int] = {}
+        for node, sent in step.nodes:
             if node.region is not None:
-                self._regions.setdefault(node.region, []).append(node)
+                self._regions.setdefault(node.region, []).append(sent)
+            if isinstance(node, BeginBlockBackward):
+                learning = (p for name, p in node.reads.items() if tensors[name].requires_grad)
+                self._begins.update(dict.fromkeys(learning, node.block))
         # For each parameter, the number of gradients that its leaf waits for.
-        self._missing = Counter(name for node in step.nodes for name in node.delivers)
-        # For each block, what waits to be scattered; and what was scattered, until it is waited for.
-        self._left: dict[int, dict[tuple[str, Layout], list[ParameterUse]]] = {}
-        self._left_last: dict[int, list[str]] = {}
+        self._missing = Counter(name for _, sent in step.nodes for name in sent.delivers)
+        # What waits to be scattered, by whether it has waited for the last micro-batch, and block, the last
+        # one first; then by parameter and the way of reading it. What was scattered, until it is waited for.
+        self._left: dict[tuple[bool, int], dict[tuple[str, Layout], list[SharedCollective]]] = {}
         self._scattered: list[str] = []
-        self._scatters_last = step.scatters_last if buckets.complete else frozenset[str]()
 
     def run(self) -> None:
         """Run backward as autograd does: what was made last comes first."""
-        for node in reversed(self.step.nodes):
-            if node.begins_back is not None:
-                self._begin(node.begins_back)
-            if node.keeps and node.region in self._regions:
+        for node, sent in reversed(self.step.nodes):
+            if node in self._begins:
+                self._begin(self._begins[node])
+            if sent.keeps and node.region in self._regions:
                 # The whole region runs again, as one, when the first tensor that it did not keep is needed.
                 for member in self._regions.pop(node.region):
-                    self.step.issue(member.sends.again)
-            self._node(node)
+                    self.step.issue(member.again)
+            self._pass(sent)
         self._arrive()
         self._scatter()
         self._arrive()
 
-    def _node(self, node: _Node) -> None:
-        """Run one node: it gathers, its kernels send, and it passes gradients on."""
+    def _pass(self, sent: _Sent) -> None:
+        """Pass one node: it gathers, its kernels send, and it passes gradients on."""
         delivered = 0
-        for send, behind in node.gathers_back:
-            self._deliver(node.delivers[delivered:behind])
+        for send, behind in sent.gathers_back:
+            self._deliver(sent.delivers[delivered:behind])
             self.step.issue([send])
             delivered = behind
-        self.step.issue(node.sends.back)
-        if node.leaves_behind is not None:
-            self._leave(node.leaves_behind)
-        self._deliver(node.delivers[delivered:])
+        self.step.issue(sent.back)
+        if (edge := sent.leaves_behind) is not None and edge.behind is not None:
+            use = self.sends.use(ParameterUse(edge.tensor, edge.reader))
+            self._leave(edge, (False, -edge.behind), use.beside(BACK_NEXT))
+        self._deliver(sent.delivers[delivered:])
 
-    def _leave(self, use: ParameterUse) -> None:
+    def _leave(self, edge: Edge, left: tuple[bool, int], gradient: Iterable[SharedCollective]) -> None:
         """Hand over a gradient, and add it to those of other uses that read the parameter in the same way."""
-        key = use.parameter, self.sends.uses[use].use.layout
-        self._left.setdefault(self.sends.last_block[key], {}).setdefault(key, []).append(use)
+        self._left.setdefault(left, {}).setdefault((edge.tensor, edge.target), []).extend(gradient)
 
     def _deliver(self, names: Iterable[str]) -> None:
         for name in names:
             self._missing[name] -= 1
             if self._missing[name]:
                 continue
-            if name in self._scatters_last:
-                block = self.step.strategy.unsharded[name].block
-                assert block is not None
-                self._left_last.setdefault(block, []).append(name)
-            elif not self.step.strategy.reduced_last(name):
+            if not self.step.strategy.reduced_last(name):
                 self.step.issue(self.buckets.arrived(name))
+            elif self.buckets.complete and (block := self.step.last_block(name)) is not None:
+                gradient = self.sends.copies[name].beside(LAST_NEXT)
+                self._leave(self.step.strategy.unsharded[name], (True, -block), gradient)
 
     # -- blocks -------------------------------------------------------------------------------------
 
@@ -459,25 +467,15 @@ class _Backward:
         self._scatter(above=block)
 
     def _scatter(self, above: int = -1) -> None:
-        for block in sorted((number for number in self._left if number > above), reverse=True):
-            for_each = [
-                (name, [part for use in uses for part in self.sends.use(use).beside(BACK_NEXT)])
-                for (name, _), uses in self._left.pop(block).items()
-            ]
-            self._scatter_together(for_each)
-        for block in sorted((number for number in self._left_last if number > above), reverse=True):
-            names = self._left_last.pop(block)
-            self._scatter_together([(name, self.sends.copies[name].beside(LAST_NEXT)) for name in names])
-
-    def _scatter_together(self, gradients: Sequence[tuple[str, Sequence[SharedCollective]]]) -> None:
-        """Scatter the gradients of a block, each given with its parameter; they arrive collective by
-        collective."""
-        arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}
-        for name, members in gradients:
-            for member in members:
-                arriving.setdefault((member.send.axes, member.dtype), []).append(name)
-        self.step.issue_together(member for _, members in gradients for member in members)
-        self._scattered += [name for names in arriving.values() for name in names]
+        """Scatter the gradients of each block together; they arrive collective by collective."""
+        for key in sorted(key for key in self._left if -key[1] > above):
+            gradients = self._left.pop(key)
+            self.step.issue_together(member for members in gradients.values() for member in members)
+            arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}
+            for (name, _), members in gradients.items():
+                for member in members:
+                    arriving.setdefault((member.send.axes, member.dtype), []).append(name)
+            self._scattered += [name for names in arriving.values() for name in names]
 
     def _arrive(self) -> None:
         for name in self._scattered:
@@ -500,7 +498,11 @@ class _Buckets:
         self._waiting: dict[int, Send] = {}
         for number, bucket in enumerate(gradient_buckets(sends.strategy)):
             self._of.update(dict.fromkeys(bucket.parameters, number))
-            self._parts.update((name, sends.arrivals(name)) for name in bucket.parameters)
+            # Each sum that is scattered comes separately, and one part for those that come by themselves.
+            scattered = (
+                (name, sends.strategy.scattered.get(name, Scattered(1))) for name in bucket.parameters
+            )
+            self._parts.update((name, sum(parts)) for name, parts in scattered)
             self._missing.append(len(bucket.parameters))
             size = bucket.elements * DTYPE_BYTES[bucket.dtype]
             # Gradients that no rank sends are in no reduction.

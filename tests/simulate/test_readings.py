@@ -19,8 +19,8 @@ from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.collectives import Collective, StepSends, predicted_collectives
-from tensoropt.simulate.issue_order import collectives_in_order
+from tensoropt.simulate.collectives import Collective, predicted_collectives
+from tensoropt.simulate.issue_order import StepSends, collectives_in_order
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of

@@ -1,0 +1,437 @@
+"""The program of a strategy: what one rank's forward does, node by node, without PyTorch.
+
+It is made once, here, and read by everything that has to know in which order a rank computes, moves tensors
+and gathers parameters: the executor turns it into an fx graph, and the order of collectives follows from it.
+
+Operators come in the order of the graph, whatever their groups. Operand by operand, the first operator of a
+group that needs a tensor brings it to the group, right before itself; the group's other operators then use
+the same tensor. After the operator its partial sum is resolved, and a result with several readers is put
+where they find it. Backward passes the nodes in reverse, as autograd does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tensoropt.graph import Operator, iter_refs
+from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.families.stages import ARRIVE, DEPART
+from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.localise import localise
+from tensoropt.ops.registry import evaluated
+from tensoropt.sharding.groups import Group, GroupGraph, LinearProduct
+from tensoropt.sharding.reshard.steps import Step
+from tensoropt.sharding.strategy import Edge, Strategy, output_layout
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeSteps:
+    """An edge with its steps; equal only to itself.
+
+    Attributes:
+        edge: for a parameter that is gathered ahead for several groups, the edge of the first one.
+        forward, backward: steps; backward is empty if no gradient flows.
+        casts: whether the tensor is cast before it moves (a parameter's master weights), and its gradient
+            afterwards.
+        readers: the groups that take what is gathered ahead, in their order; otherwise the edge's.
+        recomputed: whether what is gathered ahead is for groups whose forward runs again in backward.
+    """
+
+    edge: Edge
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    casts: bool
+    readers: tuple[str, ...]
+    recomputed: bool = False
+
+    @classmethod
+    def of(
+        cls, strategy: Strategy, edge: Edge, readers: tuple[str, ...] = (), *, recomputed: bool = False
+    ) -> EdgeSteps:
+        """Return the steps of an edge, taken once for all ``readers`` (by default the edge's own)."""
+        # An unsharded parameter was cast when it was gathered.
+        unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
+        casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
+        return cls(edge, *strategy.steps(edge), casts, readers or (edge.reader,), recomputed)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Node:
+    """One node of a program; equal only to itself.
+
+    Attributes:
+        reads: for each tensor that it reads, the node that provides it, in the order in which it takes them.
+        region: the name of the recomputed region in which it runs.
+    """
+
+    # Not shown, as it would show all that came before.
+    reads: Mapping[str, Node] = field(default_factory=dict, repr=False)
+    region: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Argument(Node):
+    """An input, a parameter, a buffer or a constant, as the rank has it before the step."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Slice(Node):
+    """The rank's shard of a tensor that every rank has whole."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Detach(Node):
+    """A parameter at a use that gives it no gradient."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Move(Node):
+    """A tensor on its way along an edge: an activation to a group or to its hub, a parameter to its use, a
+    partial sum to its reduction inside a group, a result to the caller.
+
+    Attributes:
+        steps: those that readers gathered ahead for have in common.
+        product: whether the gradient is reduced by the linear operator that reads the result, during the
+            product for its weight's gradient.
+    """
+
+    edge: Edge
+    steps: EdgeSteps
+    product: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Compute(Node):
+    """A rank's part of an operator.
+
+    Attributes:
+        product: the operands of a linear operator in whose backward the gradient of its operand is reduced.
+        passes_on: the hub that further readers use as this linear operator passes it on; "" for none.
+    """
+
+    op: Operator
+    call: LocalCall
+    product: LinearProduct | None = None
+    passes_on: str = ""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeepViews(Node):
+    """From here on autograd keeps the views of a gathered parameter that it saves: other groups read them."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BeginBlock(Node):
+    """A block begins in forward.
+
+    Attributes:
+        own: the parameters of the first block, which are gathered as it begins.
+        following: the parameters of the next block, which are gathered while this one computes.
+    """
+
+    block: int
+    own: tuple[EdgeSteps, ...]
+    following: tuple[EdgeSteps, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BeginBlockBackward(Node):
+    """A block begins in backward, when that comes to what provides any of the tensors."""
+
+    block: int
+
+
+@dataclass(frozen=True)
+class ForwardProgram:
+    """One rank's forward.
+
+    Attributes:
+        nodes: in the order in which they are made; each reads earlier ones only.
+        parameters, buffers: the names of its arguments after the model's inputs.
+        outputs: the names of the model's outputs, and of what departs for the next stage of a pipeline.
+        results: for each output, then each changed buffer, the tensor and the node that provides it.
+        ahead: for each block, its parameters that are gathered ahead, in its forward's order.
+    """
+
+    nodes: tuple[Node, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    outputs: tuple[str, ...]
+    results: tuple[tuple[str, Node], ...]
+    ahead: Mapping[int, Sequence[EdgeSteps]]
+
+    def units(self) -> Iterator[tuple[Node, ...]]:
+        """Yield each node, and those of each recomputed region together, after everything that any of them
+        reads; otherwise in the given order."""
+        regions: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            if node.region is not None:
+                regions.setdefault(node.region, []).append(node)
+        members = {name: tuple(nodes) for name, nodes in regions.items()}
+        unit = {node: (node,) if node.region is None else members[node.region] for node in self.nodes}
+        done: set[Node] = set()
+        for node in self.nodes:
+            # Depth first with an explicit stack: a graph's chains are longer than Python's recursion limit.
+            waiting = [unit[node]]
+            while waiting:
+                current = waiting[-1]
+                read = (provider for member in current for provider in member.reads.values())
+                missing = {unit[p]: None for p in read if p not in done and unit[p] is not current}
+                if current[0] not in done and missing:
+                    waiting += reversed(missing)
+                    continue
+                waiting.pop()
+                if current[0] not in done:
+                    done.update(current)
+                    yield current
+
+
+def lower_program(
+    strategy: Strategy, place: tuple[int, ...] | None = None, *, evaluating: bool = False
+) -> ForwardProgram:
+    """Return the program of a rank.
+
+    Args:
+        place: the rank's coordinate on the mesh, micro-batch first; by default that of the largest shards.
+        evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
+    """
+    return _Lowering(strategy, place, evaluating).program()
+
+
+_WHOLE = (REPLICATE, PARTIAL_GRAD)
+"""Placements of an axis along which every rank has the value whole; only their gradients differ."""
+
+
+class _Lowering:
+    """One lowering of a strategy.
+
+    Attributes:
+        nodes: those added so far.
+        region: the recomputed region of the operator that is being lowered.
+    """
+
+    def __init__(self, strategy: Strategy, place: tuple[int, ...] | None, evaluating: bool):
+        self.strategy, self.graph = strategy, strategy.graph
+        self.source = strategy.graph.atoms.graph
+        self.place, self.evaluating = place, evaluating
+        self.nodes: list[Node] = []
+        self.region: str | None = None
+        # By tensor: what the rank has before the step; results as their operators return them; results put
+        # where several readers find them.
+        self._arguments: dict[str, Node] = {}
+        self._made: dict[str, Node] = {}
+        self._hubs: dict[str, Node] = {}
+        # What all groups can share, as slicing what every rank has is free; what one group has brought.
+        self._slices: dict[tuple[str, Layout], Node] = {}
+        self._brought: dict[tuple[str, str], Node] = {}
+        self._views = _left_as_views(strategy.graph)
+        self._reduced_beside = {} if evaluating else strategy.reduced_beside
+        self._products = {product.operator: product for product, _ in self._reduced_beside.values()}
+        # The parameters that are gathered ahead: by block, and by reader.
+        self._ahead: dict[int, list[EdgeSteps]] = {}
+        self._ahead_of: dict[tuple[str, str], EdgeSteps] = {}
+        # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
+        self._blocks = {edge.block for edge in strategy.unsharded.values()}
+        self._begun = -1
+
+    def program(self) -> ForwardProgram:
+        """Return the whole program."""
+        source = self.source
+        parameters = tuple(t.name for t in source.parameters)
+        buffers = tuple(t.name for t in source.tensors.values() if t.kind == "buffer")
+        # All of them, used or not, as the signature does not depend on the strategy.
+        for name in (*source.inputs, *parameters, *buffers):
+            self._arguments[name] = self._add(Argument(name=name))
+        self._gather_ahead()
+        for op in source.operators:
+            group = self.graph.group_of[op.name]
+            region = self.strategy.region_of.get(group.name)
+            self._begin(self.strategy.blocks.of[group.name])
+            self.region = None if region is None else region.name
+            self._operator(op, group)
+            self._begin_backward(op, group)
+        self.region = None
+        departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
+        outputs, changed = (*source.outputs, *departing), tuple(source.mutations.values())
+        leaving = {name: self._output(name) for name in dict.fromkeys((*source.outputs, *changed))}
+        # Departing tensors keep their layout: the next stage takes them over as they are.
+        leaving |= {name: self._made[name] for name in departing}
+        results = tuple((name, leaving[name]) for name in (*outputs, *changed))
+        return ForwardProgram(tuple(self.nodes), parameters, buffers, outputs, results, self._ahead)
+
+    def _add(self, node: Node) -> Node:
+        self.nodes.append(node)
+        return node
+
+    # -- operators ----------------------------------------------------------------------------------
+
+    def _operator(self, op: Operator, group: Group) -> None:
+        configuration = self.strategy.configurations[group.name]
+        if op.target == ARRIVE:
+            # It is received in its layout here, whatever the layout of the whole.
+            made = {op.outputs[0]: self._arguments[op.inputs()[0]]}
+        else:
+            made = dict.fromkeys(op.outputs, self._compute(op, group))
+        if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
+            name, before, after = configuration.resolved
+            made[name] = self._move(made[name], Edge(name, before, after, group.name, "resolve"))
+        for name in self._views.get(op.name, ()):
+            gathered = self._brought[group.name, name]
+            if gathered is not self._arguments[name]:
+                self._add(KeepViews(reads={name: gathered}, region=self.region))
+        for name, node in made.items():
+            self._made[name] = node
+            if name in self.strategy.hubs:
+                # At once, where it is made: every reader then starts from this one copy, as priced.
+                edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
+                self._hubs[name] = self._move(node, edge)
+
+    def _compute(self, op: Operator, group: Group) -> Node:
+        configuration = self.strategy.configurations[group.name]
+        call = localise(configuration.placed(op.name, self.graph.atoms, self.strategy.mesh, self.place))
+        if self.evaluating:
+            call = evaluated(op, call)
+        # In the order of the rank's kernel, which may differ from that of the graph's operator.
+        names = dict.fromkeys(iter_refs((call.args, tuple(call.kwargs.values()))))
+        reads = {name: self._operand(name, configuration.layout(name), group) for name in names}
+        product = self._products.get(op.name)
+        hub = product.read if product is not None and product.read in self._hubs else ""
+        node = self._add(
+            Compute(op=op, call=call, product=product, passes_on=hub, reads=reads, region=self.region)
+        )
+        if hub:
+            self._hubs[hub] = node
+        return node
+
+    # -- blocks -------------------------------------------------------------------------------------
+
+    def _gather_ahead(self) -> None:
+        """Collect the parameters that are gathered ahead: each once for all groups of a block that read it in
+        the same way, except for groups of a recomputed region, which read it twice.
+        """
+        uses: dict[tuple[int, str, Layout, bool, bool], list[Edge]] = {}
+        for group in self.graph.groups:
+            recomputed = group.name in self.strategy.region_of
+            for name in (*group.parameters, *group.shared):
+                edge = self.strategy.use(name, group)
+                if edge.block is None:
+                    continue
+                self._blocks |= {edge.block, edge.behind}
+                if edge.back is None:
+                    learns = self.graph.learns(name, group.name)
+                    uses.setdefault((edge.block, name, edge.target, recomputed, learns), []).append(edge)
+        for (block, name, _, recomputed, _), edges in uses.items():
+            readers = tuple(edge.reader for edge in edges)
+            steps = EdgeSteps.of(self.strategy, edges[0], readers, recomputed=recomputed)
+            self._ahead.setdefault(block, []).append(steps)
+            self._ahead_of.update(((name, reader), steps) for reader in readers)
+
+    def _begin(self, block: int) -> None:
+        """Gather the parameters of a block's successor as the block begins."""
+        for number in range(self._begun + 1, block + 1):
+            # Nothing precedes the first block, whose own parameters are gathered as it begins.
+            own = tuple(self._ahead.get(number, ())) if number == 0 else ()
+            following = tuple(self._ahead.get(number + 1, ()))
+            if {number, number + 1} & self._blocks:
+                names = (steps.edge.tensor for steps in (*own, *following))
+                shards = {name: self._arguments[name] for name in names}
+                # In no recomputed region, as the second forward must not gather ahead.
+                self._add(BeginBlock(block=number, own=own, following=following, reads=shards))
+        self._begun = max(self._begun, block)
+
+    def _begin_backward(self, op: Operator, group: Group) -> None:
+        """Begin a block's backward when autograd reaches the last operator of the group by which backward
+        enters the block."""
+        block = self.strategy.blocks.of[group.name]
+        if group.name != self.strategy.blocks.last[block] or op is not group.operators[-1]:
+            return
+        if not {block - 1, block, block + 1, block + 2} & self._blocks:
+            return
+        reads = {name: self._made[name] for name in op.outputs}
+        self._add(BeginBlockBackward(block=block, reads=reads, region=self.region))
+
+    # -- operands -----------------------------------------------------------------------------------
+
+    def _operand(self, name: str, layout: Layout, group: Group) -> Node:
+        kind = self.source.tensors[name].kind
+        # Made inside the group, which passes it on unchanged.
+        if kind == "activation" and name not in group.reads:
+            return self._made[name]
+        if kind not in ("activation", "parameter"):
+            return self._slice(name, layout)
+        # One copy per group: its operators share the values moved for the first of them.
+        key = group.name, name
+        if key not in self._brought:
+            if kind == "parameter":
+                self._brought[key] = self._parameter(name, group)
+            else:
+                edge = Edge(name, self.strategy.source_layout(name), layout, group.name, "activation")
+                self._brought[key] = self._move(self._source(name), edge)
+        return self._brought[key]
+
+    def _parameter(self, name: str, group: Group) -> Node:
+        origin = self._arguments[name]
+        if self.source.training and not self.graph.learns(name, group.name):
+            # It may be trained elsewhere: here autograd would keep tensors for which no gradient comes back.
+            origin = self._add(Detach(reads={name: origin}, region=self.region))
+        return self._move(origin, self.strategy.use(name, group))
+
+    def _slice(self, name: str, layout: Layout) -> Node:
+        """Return what provides the shard of something that every rank has whole."""
+        if name not in self._arguments:
+            self._arguments[name] = self._add(Argument(name=name))
+        argument = self._arguments[name]
+        whole = all(self.strategy.mesh[a] == 1 or code in _WHOLE for a, code in enumerate(layout))
+        # A constant may be kept at a reduced shape and expanded to the graph's; a slice does both.
+        kept = self.source.constants.get(name)
+        expanded = kept is not None and tuple(kept.shape) != self.source.tensors[name].shape
+        if whole and not expanded:
+            return argument
+        if (name, layout) not in self._slices:
+            self._slices[name, layout] = self._add(Slice(layout=layout, reads={name: argument}))
+        return self._slices[name, layout]
+
+    def _source(self, name: str) -> Node:
+        """Return what provides an activation to its readers."""
+        return self._hubs.get(name, self._made[name])
+
+    # -- edges --------------------------------------------------------------------------------------
+
+    def _move(self, origin: Node, edge: Edge) -> Node:
+        """Return what provides a tensor behind an edge; an edge that does nothing is no node."""
+        _, of_product = self._reduced_beside.get(edge.tensor, (None, None))
+        steps = self._ahead_of.get((edge.tensor, edge.reader)) or EdgeSteps.of(self.strategy, edge)
+        does = steps.casts or edge.back is not None or steps.forward or steps.backward
+        if not does:
+            return origin
+        reads, product = {edge.tensor: origin}, edge == of_product
+        return self._add(Move(edge=edge, steps=steps, product=product, reads=reads, region=self.region))
+
+    def _output(self, name: str) -> Node:
+        """Return what provides a result of the model, or a buffer's new value, whole on every rank."""
+        if self.source.tensors[name].kind != "activation":
+            return self._slice(name, (REPLICATE,) * len(self.strategy.mesh))
+        source = self.strategy.source_layout(name)
+        return self._move(self._source(name), Edge(name, source, output_layout(source), "", "output"))
+
+
+def _left_as_views(graph: GroupGraph) -> Mapping[str, Sequence[str]]:
+    """Return, for each operator, the parameters that its group has then finished reading but whose parts
+    (split, transposed) it leaves to other groups."""
+    views: dict[str, list[str]] = {}
+    for group in graph.groups:
+        for name in (*group.parameters, *group.shared):
+            made, last = {name}, None
+            for op in group.operators:
+                if made.intersection(op.inputs()):
+                    last = op.name
+                    if made.issuperset(op.inputs()):
+                        made.update(op.outputs)
+            if last is not None and made.intersection(group.writes):
+                views.setdefault(last, []).append(name)
+    return views

@@ -31,6 +31,7 @@ from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict, 
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.model import PlacedModel
 from tensoropt.placement.points import PlacedStrategy, placed_from_dict, placed_strategy, placed_to_dict
+from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.plan.plan import Plan, example_call, load_plan
 from tensoropt.question.model_source import load_model
 from tensoropt.sharding.atoms import refine_graph
@@ -273,9 +274,9 @@ def executable_of_plan(plan: Plan, graph: GroupGraph) -> Executable:
     Raises:
         PlanError: the plan is for another model.
     """
-    if plan.placed is not None:
+    if plan.kind is PLACED:
         return _PlacedExecutable(placed_strategy(plan, graph))
-    if plan.pipeline is not None:
+    if plan.kind is PIPELINED:
         return _PipelinedExecutable(pipelined_strategy(plan, graph))
     return _ShardedExecutable(plan.strategy(graph))
 

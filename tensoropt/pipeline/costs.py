@@ -16,7 +16,7 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.prices import ComputeCosts, Prices
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import ClusterError
-from tensoropt.plan.plan import STAGE_AXIS
+from tensoropt.plan.kinds import STAGE_AXIS
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph

@@ -22,9 +22,9 @@ from tensoropt.placement.graph import PlacedGraph, PlacedOperator, Value, placed
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
 from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
-from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, PlacedInfo, Plan, TransferPlan
+from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, StagesInfo, TransferPlan
 from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.point_records import StagesRecord, read_off_timeline
 from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, Recording
@@ -141,14 +141,14 @@ def placed_from_dict(data: Mapping[str, Any], groups: GroupGraph) -> PlacedStrat
     return PlacedStrategy(graph, placement, transfers)
 
 
-def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord:
+def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord:
     """Return the plan of a simulated placement, without a recording of its step."""
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
     training = simulated.problem.training
     device_of = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
-    return PlacedRecord(
+    return StagesRecord(
         operators={
             op.name: OperatorPlan(
                 axes={},
@@ -164,7 +164,7 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord
             name: ParameterPlan(key=str(tensors[name].key), device=device_of[holder])
             for name, holder in graph.holder.items()
         },
-        info=PlacedInfo(
+        info=StagesInfo(
             splits={name: tuple(kind) for name, kind in graph.splits.items()},
             transfers=tuple(
                 TransferPlan(
@@ -184,9 +184,10 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
         PlanError: the plan is not a placed one, or is for another model; the message names the first
             difference.
     """
-    if plan.placed is None:
-        raise PlanError(f"this plan of {plan.planner} splits operators over a mesh; it places none")
-    graph = placed_graph(groups, plan.placed.splits, plan.micro_batches)
+    stages = plan.stages
+    if stages is None or stages.schedule:
+        raise PlanError(f"this {plan.kind.name} of {plan.planner} places no operators on single devices")
+    graph = placed_graph(groups, stages.splits, plan.micro_batches)
     names = [op.name for op in graph.operators]
     for name in names:
         if name not in plan.operators:
@@ -204,7 +205,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
         _orders(plan, names, device, "order"),
         _orders(plan, names, device, "backward_order") if groups.atoms.graph.training else None,
     )
-    transfers = tuple(ValueTransfer(t.value, t.source, t.target, t.backward) for t in plan.placed.transfers)
+    transfers = tuple(ValueTransfer(t.value, t.source, t.target, t.backward) for t in stages.transfers)
     return PlacedStrategy(graph, placement, transfers)
 
 
@@ -280,9 +281,6 @@ def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, st
     return takes, gives
 
 
-OVERLAP = "messages run beside computing; those that share a lane queue"
-
-
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
     """Return the space of the placed points with ``micro_batches`` micro-batches: a row of devices.
 
@@ -324,7 +322,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         collectives=tuple(("send", pair, size, count) for (pair, size), count in sorted(sends.items())),
         sources=_sources(graph, simulated),
         planner=planner,
-        placed=plan_part(graph.graph, simulated),
+        record=plan_part(graph.graph, simulated),
     )
 
 
@@ -368,7 +366,7 @@ def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, flo
     return {name: seconds / whole for name, seconds in seconds_by_source.items() if seconds}
 
 
-def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> PlacedRecord:
+def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> StagesRecord:
     """Return the record of a kept placed point: its plan, its planner's remarks, and its timeline with the
     memory of the fullest device. Making it takes longer than simulating the step."""
     fullest = _fullest(simulated)
@@ -382,7 +380,8 @@ def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequ
         for time_s, sizes in simulated.timeline.memory(device_name(fullest))
     )
     recording = Recording.of(_rows(graph, simulated), events, curve, _owned_on(simulated, fullest))
-    return replace(plan_part(graph.graph, simulated), notes=tuple(notes), recording=recording)
+    record = replace(plan_part(graph.graph, simulated), notes=tuple(notes), recording=recording)
+    return read_off_timeline(record)
 
 
 def _lane(resources: Sequence[str]) -> str:

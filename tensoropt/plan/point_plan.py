@@ -23,7 +23,7 @@ def plan_of(findings: Findings, point: Point) -> Plan:
     """Return the plan of a point of one of the exploration's spaces; neither model nor search is needed."""
     space = findings.spaces[point.space]
     record = point.record
-    fields = _sharded_fields(space, point) if record is None else record.plan_fields(space.micro_batches)
+    fields = _sharded_fields(space, point) if record is None else record.plan_fields
     return Plan(
         planner=point.planner,
         model=findings.model,

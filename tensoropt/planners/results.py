@@ -15,7 +15,7 @@ from tensoropt.placement.points import placed_point, placed_record
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point, reduce_points
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer
 from tensoropt.planners.placed.common.units import PlacedAnswer
@@ -36,11 +36,11 @@ class SimulatedPoint(NamedTuple):
 
     point: Point
     notes: tuple[str, ...]
-    record: Callable[[], PlacedRecord] | None = None
+    record: Callable[[], StagesRecord] | None = None
 
     def whole(self) -> Point:
         """Return the point with its whole record."""
-        return self.point if self.record is None else replace(self.point, placed=self.record())
+        return self.point if self.record is None else replace(self.point, record=self.record())
 
 
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:

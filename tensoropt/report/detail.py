@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
@@ -22,27 +22,26 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.ops.layouts import layout_names
-from tensoropt.placement.points import OVERLAP
-from tensoropt.plan.plan import STAGE_AXIS
-from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
+from tensoropt.plan.kinds import STAGE_AXIS
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.recorded import Recorded, mesh_of
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload, workload
-from tensoropt.report.step_parts import (
+from tensoropt.plan.spent import (
     COPIES,
     NOTHING,
     OPTIMIZER_TITLE,
     RECOMPUTATION,
-    Computed,
-    Detail,
-    Part,
-    Share,
     Spent,
     beside_groups,
+    spent_by_group,
+)
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload, workload
+from tensoropt.report.step_parts import (
+    Computed,
+    Detail,
+    Share,
     computed_by,
     kind_of,
-    spent_by_group,
     step_parts,
 )
 from tensoropt.sharding.groups import Group
@@ -61,18 +60,24 @@ from tensoropt.simulate.recording import (
 )
 
 
-def carried_detail(exploration: Exploration, index: int) -> Detail:
-    """Return the detail of placed or pipelined point ``index`` of ``all_points``, from its record."""
-    point = exploration.all_points[index]
-    assert point.record is not None, "a point with indices is simulated anew"
-    recording = point.record.recording
+def carried_detail(exploration: Exploration, index: int, record: StagesRecord) -> Detail:
+    """Return the detail of placed or pipelined point ``index`` of ``all_points``, from its record.
+
+    Raises:
+        TensorOptError: an older version saved the point without the seconds of its places.
+    """
+    point, recording = exploration.all_points[index], record.recording
+    if record.loads is None or record.computed is None:
+        raise TensorOptError(
+            f"point {index + 1} was saved without what its {record.kind.place}s compute (by an older "
+            "version); explore again"
+        )
     rows, timeline = recording.operator_rows(), recording.timeline()
-    parts: tuple[Part, ...]
-    if point.pipeline is not None:
-        parts = _parts_of_pipeline(exploration, index, point.pipeline, timeline)
-    else:
-        rows = _copying_apart(rows, spent_by_group(timeline, {row.group for row in rows}))
-        parts = _parts_of_placed(exploration, index, rows, timeline)
+    computed = _computed(exploration, record.computed)
+    others = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
+    known_s = sum(others.values()) + sum(group.seconds for group in computed)
+    # This includes the slow-down of computation during communication.
+    others[COPIES] = max(point.compute_s - known_s, 0.0)
     return Detail(
         point=index,
         operators=tuple(rows),
@@ -80,107 +85,42 @@ def carried_detail(exploration: Exploration, index: int) -> Detail:
         timeline=timeline,
         memory_curve=recording.memory_curve(),
         step=point,
-        overlap=OVERLAP if point.pipeline is None else point.pipeline.overlap,
+        overlap=record.kind.overlap,
         sources=point.sources,
-        parts=parts,
-        places=_places_of(point),
+        parts=step_parts(exploration, index, computed, others, timeline),
+        places=tuple(_places(record, record.loads, rows, point.memory_bytes)),
     )
 
 
-def _copying_apart(rows: Sequence[OperatorRow], spent: Mapping[str, Spent]) -> list[OperatorRow]:
-    """Return the rows of a placed plan with the seconds of its timeline; those that cut tensors into pieces,
-    or join pieces, copy."""
-    timed = []
-    for row in rows:
-        seconds = spent.get(row.group, NOTHING)
-        worked = replace(row, communication_s=seconds.communication_s, forward_s=0.0, backward_s=0.0)
-        if row.members:
-            timed.append(replace(worked, forward_s=seconds.forward_s, backward_s=seconds.backward_s))
-        else:
-            timed.append(replace(worked, copies_s=seconds.forward_s + seconds.backward_s))
-    return timed
+def _computed(exploration: Exploration, groups: Sequence[tuple[str, str, str, float]]) -> list[Computed]:
+    """Return what groups of operators compute, each named after its anchor if the graph was saved."""
+    of = exploration.recorded.grouped.group_of if exploration.recorded is not None else {}
+    return [
+        Computed(module, kind_of(of[name].anchor.target if name in of else name), seconds)
+        for _, module, name, seconds in groups
+    ]
 
 
-def _parts_of_placed(
-    exploration: Exploration, index: int, rows: Sequence[OperatorRow], timeline: Sequence[TimelineEvent]
-) -> tuple[Part, ...]:
-    """Return the parts of the step on the device that computes longest."""
-    busy: dict[str, float] = defaultdict(float)
-    for event in timeline:
-        if event.is_computing:
-            busy[event.lane] += event.duration_s
-    lane = max(busy, key=busy.__getitem__, default="")
-    own = [event for event in timeline if event.lane == lane]
-    spent = spent_by_group(own, {row.group for row in rows})
-    computed = []
-    copied_s = 0.0
-    for row in rows:
-        took = spent.get(row.group, NOTHING)
-        if row.members:
-            computed.append(Computed(row.module, _kind(exploration, row), took.forward_s + took.backward_s))
-        else:
-            copied_s += took.forward_s + took.backward_s
-    others = beside_groups(own, spent)
-    others[COPIES] += copied_s
-    return step_parts(exploration, index, computed, others, timeline)
+def _places(
+    record: StagesRecord,
+    loads: Sequence[tuple[float, float]],
+    rows: Sequence[OperatorRow],
+    memory_bytes: float,
+) -> Iterator[Share]:
+    """Yield the peak and the seconds of a rank of each place.
 
-
-def _kind(exploration: Exploration, row: OperatorRow) -> str:
-    """Return what a placed group, or a piece of one, computes."""
-    recorded = exploration.recorded
-    group = recorded.grouped.group_of.get(row.members[0]) if recorded is not None else None
-    return kind_of(group.anchor.target if group is not None else row.members[0])
-
-
-def _parts_of_pipeline(
-    exploration: Exploration, index: int, record: PipelineRecord, timeline: Sequence[TimelineEvent]
-) -> tuple[Part, ...]:
-    """Return the parts of the step on a rank of the busiest place."""
-    if record.computed is None:  # saved by an older version: its stages' operators are not distinguished
-        return step_parts(exploration, index, None, {}, timeline)
-    computed = [Computed(module, kind_of(target), s) for _, module, target, s in record.computed]
-    others = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
-    known_s = sum(others.values()) + sum(group.seconds for group in computed)
-    # This includes the slow-down of computation during communication.
-    others[COPIES] = max(exploration.all_points[index].compute_s - known_s, 0.0)
-    return step_parts(exploration, index, computed, others, timeline)
-
-
-def _places_of(point: Point) -> tuple[Share, ...]:
-    """Return the peak and the seconds of each device of a placed plan, or of a rank of each place of a
-    pipeline.
-
-    Empty for pipelines that were explored before these were kept, and for points that carry no recording.
+    Args:
+        memory_bytes: what the fullest place needs, with what a process takes beside its tensors.
     """
-    if point.placed is not None:
-        return _devices(point.placed, sum(point.terms.values()))
-    return () if point.pipeline is None else tuple(_places(point.pipeline))
-
-
-def _devices(record: PlacedRecord, beside_bytes: float) -> tuple[Share, ...]:
-    device_of = {row.group: row.configuration["device"] for row in record.recording.operator_rows()}
-    seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for event in record.recording.timeline():
-        if event.is_computing:
-            seconds[event.lane.removeprefix("device ")][0] += event.duration_s
-        elif event.group in device_of:
-            seconds[device_of[event.group]][1] += event.duration_s
-    return tuple(
-        Share(f"device {number}", peak + beside_bytes, *seconds[str(number)])
-        for number, peak in enumerate(record.info.peak_bytes)
-    )
-
-
-def _places(record: PipelineRecord) -> Iterator[Share]:
-    if record.loads is None:
-        return
-    stages: dict[int, list[str]] = defaultdict(list)
-    for row in record.recording.operator_rows():
-        stages[int(row.configuration[STAGE_AXIS])].append(row.group.removeprefix("stage "))
-    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, record.loads, strict=True)):
-        own = stages[number]
-        title = f"place {number}, stage{'s' if len(own) > 1 else ''} {', '.join(own)}"
-        yield Share(title, peak, *seconds)
+    stages: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for place in (row.configuration[axis] for axis in row.configuration if axis == STAGE_AXIS):
+            stages[place].append(row.group.removeprefix("stage "))
+    beside_bytes = memory_bytes - max(record.info.peak_bytes, default=0.0)
+    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, loads, strict=True)):
+        own = stages[str(number)]
+        words = f", stage{'s' if len(own) > 1 else ''} {', '.join(own)}" if own else ""
+        yield Share(f"{record.kind.place} {number}{words}", peak + beside_bytes, *seconds)
 
 
 @dataclass(frozen=True)
@@ -278,8 +218,8 @@ def detail(exploration: Exploration, index: int) -> Detail:
     points = exploration.all_points
     if not 0 <= index < len(points):
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
-    if points[index].record is not None:
-        return carried_detail(exploration, index)
+    if (record := points[index].record) is not None:
+        return carried_detail(exploration, index, record)
     return _DetailBuilder(exploration, index, recorded_of(exploration)).build()
 
 

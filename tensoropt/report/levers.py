@@ -144,10 +144,9 @@ def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever,
     """
     point = exploration.all_points[index]
     if point.record is not None:
-        kind = "pipeline" if point.pipeline is not None else "placed plan"
         raise TensorOptError(
-            f"a {kind} is saved with its recording but without its costs, so it cannot be simulated under "
-            "other prices; answers that are looked up or explored hold for it, too"
+            f"a {point.kind.name} is saved with its recording but without its costs, so it cannot be "
+            "simulated under other prices; answers that are looked up or explored hold for it, too"
         )
     plan = rebuilt(exploration, index, recorded_of(exploration))
     bounds = (_without_communication(plan), _at_the_peak(plan))

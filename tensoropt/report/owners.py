@@ -13,12 +13,11 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.report.detail import curve_of_step, recorded_step
 from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recording import MemoryAt, OwnerRow, Recording
+from tensoropt.simulate.recording import MemoryAt, OwnerRow
 from tensoropt.units import format_bytes, format_seconds
-
-BY_STAGE = "a pipeline's owners are given by stage and micro-batch; tensors in a stage are not distinguished"
 
 
 @dataclass(frozen=True)
@@ -124,13 +123,14 @@ def point_owners(exploration: Exploration, index: int) -> PointOwners:
     if not 0 <= index < len(points):
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
     if (record := points[index].record) is not None:
-        return _recorded(record.recording, points[index].pipeline is not None, index)
+        return _recorded(record, index)
     evaluated, recorder = recorded_step(exploration, index)
     return PointOwners(curve_of_step(evaluated, recorder), StepOwners(evaluated.batch, recorder).at)
 
 
-def _recorded(recording: Recording, pipelined: bool, index: int) -> PointOwners:
+def _recorded(record: StagesRecord, index: int) -> PointOwners:
     """Return the owners of a placed or pipelined point, which has them in its record."""
+    recording = record.recording
     if recording.owners is None:
         raise TensorOptError(
             f"point {index + 1} was saved without the owners of its memory (by an older version); "
@@ -149,4 +149,4 @@ def _recorded(recording: Recording, pipelined: bool, index: int) -> PointOwners:
                 rows.append(OwnerRow(operator, tensor, what, kind, size, *times, since, until))
         return rows
 
-    return PointOwners(curve, rows_at, BY_STAGE if pipelined else "")
+    return PointOwners(curve, rows_at, record.kind.owners)

@@ -12,7 +12,7 @@ from tensoropt.evaluation.evaluate import space_of
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.frontier import knee, reduce, representatives
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.point import Point, unbeaten
+from tensoropt.plan.point import Point, by_strategy, unbeaten
 from tensoropt.plan.recorded import Recorded, record
 from tensoropt.plan.space import Space
 from tensoropt.question.settings import Settings
@@ -102,6 +102,11 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     return unbeaten(found)
 
 
+def _sharded(points: Sequence[Point]) -> list[int]:
+    """Return the rows of the points of searched spaces."""
+    return sorted(row for rows in by_strategy(points)[0].values() for row in rows)
+
+
 def only_used_spaces(exploration: Exploration) -> Exploration:
     """Return the exploration without spaces that were not searched and have no point, each of the others
     once; its points have the new numbers."""
@@ -134,8 +139,6 @@ def _used(
     searched: Sequence[SearchedSpace], spaces: Sequence[Space], points: Sequence[Point]
 ) -> Iterator[tuple[CostTables, Mapping[str, int]]]:
     """Yield, for each sharded point, the tables it comes from and its choice by name."""
-    for point in points:
-        if point.record is not None:
-            continue
+    for point in (points[row] for row in _sharded(points)):
         names = spaces[point.space].variables
         yield searched[point.space].tables, dict(zip(names, point.choice, strict=True))

@@ -22,6 +22,7 @@ from tensoropt.pipeline.timing import sent_by_rank
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.points import PlacedStrategy, ValueTransfer, placed_strategy
 from tensoropt.placement.prices import PricedGraph
+from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.cuda_kernels import has_recurrent
 from tensoropt.profiling.facts import Facts
@@ -160,9 +161,9 @@ class Prediction:
 def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     """Return a plan file's own prediction."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
-    if plan.placed is not None:
+    if plan.kind is PLACED:
         rows += _result_rows(placed_strategy(plan, graph))
-    peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
+    peaks = plan.stages.peak_bytes if plan.stages is not None and plan.kind is PIPELINED else ()
     # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
     return Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.plan.spent import COPIES, OPTIMIZER_TITLE, RECOMPUTATION
 from tensoropt.report.detail import detail, recorded_step
 from tensoropt.report.explain import parts_table
 from tensoropt.report.step_parts import (
     COMPUTING,
-    COPIES,
-    OPTIMIZER_TITLE,
-    RECOMPUTATION,
     Computed,
     Part,
     kind_of,

@@ -31,7 +31,7 @@ from tensoropt.plan.plan import (
     StagesInfo,
     check_plan,
 )
-from tensoropt.plan.point import Point
+from tensoropt.plan.point import Point, stages_point
 from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
@@ -139,15 +139,7 @@ def pipelined_space(
         keys: parameter name in the graph -> the model's own name.
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
-    return Space(
-        mesh=info,
-        micro_batches=micro_batches,
-        groups={},
-        hubs={},
-        shared={},
-        keys=dict(keys),
-        notes=tuple(notes),
-    )
+    return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes))
 
 
 def pipelined_point(
@@ -166,11 +158,13 @@ def pipelined_point(
     fullest = evaluation.memory[evaluation.fullest]
     constants = float(evaluation.constants[evaluation.fullest])
     seconds = np.sum([stage.metrics.sources[0] for stage in evaluation.stages], axis=0)
-    whole = float(seconds.sum()) or 1.0
     sent = evaluation.sent_by(evaluation.fullest * evaluation.strategy.devices_per_place)
     busiest = evaluation.busiest
     memory, time_s = additive or (evaluation.memory_bytes, evaluation.time_s)
-    return Point.of(
+    return stages_point(
+        _record(evaluation, mesh),
+        dict(zip(SOURCES, map(float, seconds), strict=True)),
+        sent,
         memory_bytes=evaluation.memory_bytes,
         time_s=evaluation.time_s,
         **vars(busiest),
@@ -184,10 +178,7 @@ def pipelined_point(
         memory=tuple(float(size) for size in fullest),
         terms={CONSTANTS: constants} if constants else {},
         space=space,
-        collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(sent.items())),
-        sources={name: float(x) / whole for name, x in zip(SOURCES, seconds, strict=True) if x},
         planner=planner,
-        record=_record(evaluation, mesh),
     )
 
 

@@ -23,10 +23,11 @@ from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
 from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, StagesInfo, TransferPlan
-from tensoropt.plan.point import Point
+from tensoropt.plan.point import Point, stages_point
 from tensoropt.plan.point_records import StagesRecord, read_off_timeline
 from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, Recording
 from tensoropt.simulate.timeline import Timeline, joined, length_s
 
@@ -288,7 +289,7 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
         keys: parameter name in the graph -> the model's own name.
     """
     mesh = MeshInfo(shape=(cluster.device_count,), names=("device",), placed=True)
-    return Space(mesh=mesh, micro_batches=micro_batches, groups={}, hubs={}, shared={}, keys=dict(keys))
+    return Space(mesh, micro_batches, keys=dict(keys))
 
 
 def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
@@ -299,16 +300,19 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         which that device waits while some message is under way, ``idle_s`` that for which it waits and none
         is.
     """
-    sends: Counter[tuple[tuple[int, int], int]] = Counter()
+    sent: Counter[Collective] = Counter()
     sent_by: Counter[int] = Counter()
     for tensor, source, target, _ in simulated.transfers:
         size = simulated.problem.tensors[tensor].bytes
-        sends[(source, target), size] += simulated.micro_batches
+        sent[Collective("send", (source, target), size)] += simulated.micro_batches
         sent_by[source] += size * simulated.micro_batches
     additive = [0.0] * simulated.problem.devices.count
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
-    return Point.of(
+    return stages_point(
+        plan_part(graph.graph, simulated),
+        _seconds_by_source(graph, simulated),
+        sent,
         memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),
         time_s=simulated.time_s,
         **_seconds(simulated),
@@ -319,10 +323,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         memory=tuple(simulated.peaks[_fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
         space=space,
-        collectives=tuple(("send", pair, size, count) for (pair, size), count in sorted(sends.items())),
-        sources=_sources(graph, simulated),
         planner=planner,
-        record=plan_part(graph.graph, simulated),
     )
 
 
@@ -354,16 +355,15 @@ def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
     }
 
 
-def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
-    """Return the shares of all seconds, computing and sending, by their sources."""
+def _seconds_by_source(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
+    """Return all seconds, computing and sending, by the source of their figures."""
     seconds_by_source: dict[str, float] = defaultdict(float)
     seconds_by_source[graph.prices.compute()[0].source] += sum(simulated.busy_s)
     for tensor, source, target, _ in simulated.transfers:
         size = simulated.problem.tensors[tensor].bytes
         seconds = simulated.micro_batches * simulated.problem.devices.transfer_s(size, source, target)
         seconds_by_source[graph.prices.links.pair_source(source, target)] += seconds
-    whole = sum(seconds_by_source.values()) or 1.0
-    return {name: seconds / whole for name, seconds in seconds_by_source.items() if seconds}
+    return seconds_by_source
 
 
 def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> StagesRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point_records import StagesRecord
 from tensoropt.simulate.recording import is_host_bound
 from tensoropt.units import format_bytes
+
+if TYPE_CHECKING:
+    from tensoropt.simulate.collectives import Collective
 
 FRONTIER = "frontier"
 """The planner of the search's own points, and in a comparison the row of all that are shown."""
@@ -161,6 +164,28 @@ class Point(Shown):
             "Point({memory_bytes} per device, {time_s} per step: compute {compute_s}, communication "
             f"{{communication_s}}; space {self.space}, by {self.planner})",
         )
+
+
+def stages_point(
+    record: StagesRecord,
+    seconds_by_source: Mapping[str, float],
+    sent: Mapping[Collective, int],
+    **fields: Any,
+) -> Point:
+    """Return the point of a simulated plan of several stages, with nothing proven about it.
+
+    Args:
+        seconds_by_source: all seconds, computing and sending, by the source of their figures.
+        sent: how many of each collective or message are sent.
+        fields: the other fields and figures of :meth:`Point.of`.
+    """
+    whole = sum(seconds_by_source.values()) or 1.0
+    return Point.of(
+        collectives=tuple((*send, count) for send, count in sorted(sent.items())),
+        sources={name: seconds / whole for name, seconds in seconds_by_source.items() if seconds},
+        record=record,
+        **fields,
+    )
 
 
 _NO_STAGES = StagesInfo()

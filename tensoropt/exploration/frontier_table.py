@@ -57,8 +57,8 @@ def split_words(findings: Findings, index: int) -> str:
     """
     point = findings.all_points[index]
     space = findings.spaces[point.space]
-    if point.record is not None:
-        return ", ".join(point.record.split_words)
+    if words := point.record.split_words:
+        return ", ".join(words)
     if not space.mesh.shape:
         return "one device"
     known = any(group["micro"] not in UNSPLIT for group in space.groups.values())

@@ -18,12 +18,15 @@ class PlanKind:
 
     Attributes:
         name: what such a plan is called.
-        axes_of_stages: how many axes its mesh begins with along which stages lie; operators are split along
-            the others.
+        first_axes: the axis along which its stages lie; operators are split along the others.
+        placed: whether each operator lies on one device.
         key: what of its stages tells it apart, as :mod:`tensoropt.plan.keys` names it.
+        rows: what the rows of its detail are.
+        computing: the heading of their seconds.
         place: what a peak of its memory is given for.
         memory_of: the devices whose memory a point has.
         headline: the devices whose memory and whose seconds a point has.
+        bound: why no step is shorter than its computation, if other devices compute less; else "".
         idle: what a device waits for if it waits neither for a link nor for its host.
         host_wait: what idle time is if the host is slower than the device.
         host: where the host's seconds are counted, if an operator takes as long as the slower of
@@ -37,11 +40,15 @@ class PlanKind:
     """
 
     name: str
-    axes_of_stages: int = 1
+    first_axes: tuple[str, ...] = ()
+    placed: bool = False
     key: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: str = "operators that take longest"
+    computing: str = "compute"
     place: str = "device"
     memory_of: str = "on the fullest device"
     headline: str = "fullest, busiest device"
+    bound: str = ""
     idle: str = "waiting for other devices"
     host_wait: str = "waiting for the host"
     host: str = ""
@@ -52,10 +59,15 @@ class PlanKind:
     gaps: str = ""
 
 
-SHARDED = PlanKind("sharded plan", axes_of_stages=0, memory_of="on each device")
+SHARDED = PlanKind("sharded plan", memory_of="on each device")
 """One stage on the whole mesh."""
+_BUSIEST = "what the busiest device computes: no schedule of this plan takes less"
 PIPELINED = PlanKind(
     "pipeline",
+    first_axes=(STAGE_AXIS,),
+    rows="stages; seconds in the schedule, waits included",
+    computing="in all",
+    bound=_BUSIEST,
     key={"pipeline": ("schedule", "again", "stages", "kinds")},
     place="place",
     idle="idle time of the pipeline, in which its busiest place waits for others",
@@ -71,6 +83,9 @@ PIPELINED = PlanKind(
 """Stages of several operators, through which micro-batches pass by a schedule."""
 PLACED = PlanKind(
     "placed plan",
+    first_axes=("device",),
+    placed=True,
+    bound=_BUSIEST,
     key={"placed": ("splits", "transfers")},
     headline="fullest, busiest; all messages",
     host="in compute",

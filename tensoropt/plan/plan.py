@@ -63,7 +63,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_mesh(plan: Plan) -> None:
-    mesh, stages = plan.mesh, plan.stages or StagesInfo()
+    mesh, stages, kind = plan.mesh, plan.stages or StagesInfo(), plan.kind
     if any(size < 1 for size in mesh.shape):
         raise PlanError(f"the mesh {list(mesh.shape)} has an axis below 1; give sizes of at least 1")
     if len(mesh.names) != len(mesh.shape) or len(set(mesh.names)) != len(mesh.names):
@@ -76,13 +76,14 @@ def _check_mesh(plan: Plan) -> None:
             f"the schedule is {stages.schedule!r}, and there are {len(stages.stages)} stages; give both or "
             "none"
         )
-    if stages.schedule and mesh.names[:1] != (STAGE_AXIS,):
+    if mesh.names[: len(kind.first_axes)] != kind.first_axes:
         raise PlanError(
-            f"the first axis of a pipeline's mesh is called {STAGE_AXIS}, and here {_listed(mesh.names)}"
+            f"the first axis of the mesh of a {kind.name} is called {_listed(kind.first_axes)}, and here "
+            f"{_listed(mesh.names)}"
         )
-    if mesh.placed != (plan.kind is PLACED):
+    if mesh.placed != kind.placed:
         raise PlanError(
-            f"the mesh says {mesh.placed} for 'placed', but by its 'stages' it is a {plan.kind.name}; make "
+            f"the mesh says {mesh.placed} for 'placed', but by its 'stages' it is a {kind.name}; make "
             "both agree"
         )
 
@@ -355,9 +356,8 @@ class StagesInfo(_Strict):
 
 def kind_of(stages: StagesInfo | None) -> PlanKind:
     """Return the kind of a plan with these stages."""
-    if stages is None:
-        return SHARDED
-    return PIPELINED if stages.schedule else PLACED
+    kinds = {None: SHARDED, "": PLACED}
+    return kinds.get(stages and stages.schedule, PIPELINED)
 
 
 class CollectiveCount(_Strict):
@@ -447,7 +447,7 @@ class Plan(Shown, _Strict):
     @property
     def axes(self) -> tuple[str, ...]:
         """The names of the mesh axes along which operators are split."""
-        return self.mesh.names[self.kind.axes_of_stages :]
+        return self.mesh.names[len(self.kind.first_axes) :]
 
     @property
     def model_source(self) -> str:

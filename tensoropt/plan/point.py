@@ -15,7 +15,7 @@ from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.figures import BREAKDOWNS, KEPT, kept_figures, worded
 from tensoropt.plan.kinds import SHARDED, PlanKind
 from tensoropt.plan.plan import StagesInfo
-from tensoropt.plan.point_records import StagesRecord
+from tensoropt.plan.point_records import WITH_INDICES, StagesRecord
 from tensoropt.simulate.recording import is_host_bound
 from tensoropt.units import format_bytes
 
@@ -53,7 +53,7 @@ class Point(Shown):
     options: tuple[int, ...]
     collectives: tuple[tuple[str, tuple[int, ...], int, int], ...]
     planner: str = FRONTIER
-    record: StagesRecord | None = None
+    record: StagesRecord = WITH_INDICES
 
     @classmethod
     def of(
@@ -64,7 +64,7 @@ class Point(Shown):
         options: tuple[int, ...] = (),
         collectives: tuple[tuple[str, tuple[int, ...], int, int], ...],
         planner: str = FRONTIER,
-        record: StagesRecord | None = None,
+        record: StagesRecord = WITH_INDICES,
         **figures: Any,
     ) -> Point:
         """Return a point from a strategy and its figures by name; the parts of a breakdown are given
@@ -125,13 +125,13 @@ class Point(Shown):
 
     @property
     def stages(self) -> StagesInfo:
-        """The stages of a placed or pipelined point; an empty list for a choice in a searched space."""
-        return _NO_STAGES if self.record is None else self.record.info
+        """The stages of a placed or pipelined point; none of a choice in a searched space."""
+        return self.record.stages
 
     @property
     def kind(self) -> PlanKind:
         """The kind of its plan, with the words for it."""
-        return SHARDED if self.record is None else self.record.kind
+        return self.record.kind
 
     @property
     def tensor_bytes(self) -> float:
@@ -147,8 +147,7 @@ class Point(Shown):
     def identity(self) -> tuple[Any, ...]:
         """A value that two points share only if they are the same strategy by the same planner."""
         # Points without indices are told apart by their plans.
-        own = self.record and self.record.info.model_dump_json()
-        return (self.planner, self.space, self.choice, self.options, own)
+        return (self.planner, self.space, self.choice, self.options, self.record.identity)
 
     @property
     def proven(self) -> str:
@@ -188,7 +187,6 @@ def stages_point(
     )
 
 
-_NO_STAGES = StagesInfo()
 _ASSUMED = kept_figures({f.name: f.default for f in KEPT.values() if f.part is None})
 """What a figure is that is not given, where that is not unknown."""
 _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
@@ -200,7 +198,7 @@ def by_strategy(points: Sequence[Point]) -> tuple[dict[int, list[int]], dict[int
     of_spaces: dict[int, list[int]] = {}
     records: dict[int, StagesRecord] = {}
     for row, point in enumerate(points):
-        if point.record is None:
+        if point.kind is SHARDED:
             of_spaces.setdefault(point.space, []).append(row)
         else:
             records[row] = point.record

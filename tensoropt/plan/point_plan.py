@@ -22,8 +22,6 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 def plan_of(findings: Findings, point: Point) -> Plan:
     """Return the plan of a point of one of the exploration's spaces; neither model nor search is needed."""
     space = findings.spaces[point.space]
-    record = point.record
-    fields = _sharded_fields(space, point) if record is None else record.plan_fields
     return Plan(
         planner=point.planner,
         model=findings.model,
@@ -34,7 +32,7 @@ def plan_of(findings: Findings, point: Point) -> Plan:
         predicted=_predicted(point),
         settings=dict(findings.settings),
         versions=dict(findings.versions),
-        **fields,
+        **_strategy_fields(space, point),
     )
 
 
@@ -52,10 +50,10 @@ def _predicted(point: Point) -> Predicted:
     )
 
 
-def _sharded_fields(space: Space, point: Point) -> dict[str, Any]:
-    """Return the fields of a plan that follow from a sharded point's indices."""
+def _strategy_fields(space: Space, point: Point) -> dict[str, Any]:
+    """Return the fields of a plan that its point's record has, or that follow from its indices."""
     names = space.mesh.names
-    operators, parameters = {}, {}
+    operators, parameters = dict(point.record.operators), dict(point.record.parameters)
     position = dict(zip(space.variables, range(len(space.variables)), strict=True))
     for name, group in space.groups.items():
         which = point.choice[position[name]]
@@ -79,5 +77,6 @@ def _sharded_fields(space: Space, point: Point) -> dict[str, Any]:
         "operators": operators,
         "parameters": parameters,
         "hubs": hubs,
-        "recomputed": space.recomputed(point.choice),
+        "recomputed": (*point.record.recomputed, *space.recomputed(point.choice)),
+        "stages": point.record.info,
     }

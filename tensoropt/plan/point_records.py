@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from tensoropt.plan.kinds import PlanKind
@@ -24,10 +25,10 @@ from tensoropt.units import counted
 
 @dataclass(frozen=True)
 class StagesRecord:
-    """The plan of a point that no indices describe, and the recording of its step.
+    """The plan of a point that no indices describe, and the recording of its step; empty for others.
 
     Attributes:
-        info: what the plan says beside its operators and parameters.
+        info: what the plan says beside its operators and parameters; None of a point with indices.
         operators, parameters: of all stages; what several stages have is listed as in the first of them.
         recomputed: the recomputed blocks of all stages.
         notes: its planner's remarks.
@@ -39,7 +40,7 @@ class StagesRecord:
         recording: empty until a placed point is kept: making it takes longer than simulating the step.
     """
 
-    info: StagesInfo
+    info: StagesInfo | None = None
     operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
     parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
     recomputed: tuple[str, ...] = ()
@@ -50,7 +51,17 @@ class StagesRecord:
     optimizer_s: float = 0.0
     recording: Recording = field(default_factory=Recording)
 
-    @property
+    @cached_property
+    def stages(self) -> StagesInfo:
+        """The stages; none of a point with indices."""
+        return self.info or StagesInfo()
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells the plan from others; the same for all points with indices."""
+        return self.stages.model_dump_json()
+
+    @cached_property
     def kind(self) -> PlanKind:
         """The kind of the plan, with the words for it."""
         return kind_of(self.info)
@@ -60,13 +71,13 @@ class StagesRecord:
         """On how many devices single operators lie, and how many are cut for that, in words."""
         used = {plan.device for plan in self.operators.values()} - {None}
         placed = (f"placed on {counted(len(used), 'device')}",) if used else ()
-        cut = (f"{counted(len(self.info.splits), 'operator')} cut",) if self.info.splits else ()
+        cut = (f"{counted(len(self.stages.splits), 'operator')} cut",) if self.stages.splits else ()
         return (*placed, *cut)
 
     @property
     def split_words(self) -> tuple[str, ...]:
         """How the model is cut into stages, and what is recomputed or lies on single devices, in words."""
-        stages = (f"{len(self.info.stages)} stages", self.info.schedule) if self.info.stages else ()
+        stages = (f"{len(self.stages.stages)} stages", self.stages.schedule) if self.stages.stages else ()
         again = (f"{len(self.recomputed)} blocks recomputed",) if self.recomputed else ()
         return (*stages, *again, *self.placing)
 
@@ -103,7 +114,7 @@ class StagesRecord:
     def to_data(self) -> dict[str, Any]:
         """Return the record as plain data."""
         return {
-            "stages": self.info.model_dump(mode="json"),
+            "stages": self.stages.model_dump(mode="json"),
             "operators": {name: plan.model_dump(mode="json") for name, plan in self.operators.items()},
             "parameters": {name: plan.model_dump(mode="json") for name, plan in self.parameters.items()},
             "recomputed": list(self.recomputed),
@@ -122,7 +133,7 @@ def read_off_timeline(record: StagesRecord) -> StagesRecord:
     """
     rows, timeline = record.recording.operator_rows(), record.recording.timeline()
     device_of = {row.group: row.configuration["device"] for row in rows}
-    loads = {str(number): [0.0, 0.0] for number in range(len(record.info.peak_bytes))}
+    loads = {str(number): [0.0, 0.0] for number in range(len(record.stages.peak_bytes))}
     for event in timeline:
         if event.is_computing:
             loads[event.lane.removeprefix("device ")][0] += event.duration_s
@@ -154,10 +165,14 @@ def read_off_timeline(record: StagesRecord) -> StagesRecord:
     )
 
 
-def record_of(saved: Mapping[str, Any]) -> StagesRecord | None:
-    """Return the record among the fields of a point that any version saved; None if it has indices."""
+WITH_INDICES = StagesRecord()
+"""The record of all points that indices describe."""
+
+
+def record_of(saved: Mapping[str, Any]) -> StagesRecord:
+    """Return the record among the fields of a point that any version saved."""
     data = saved.get("record") or saved.get("placed") or saved.get("pipeline")
-    return None if data is None else StagesRecord.from_data(data)
+    return StagesRecord.from_data(data) if data else WITH_INDICES
 
 
 def _tuples(rows: Any) -> Any:

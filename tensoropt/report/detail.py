@@ -12,8 +12,9 @@ changed costs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
@@ -22,7 +23,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.ops.layouts import layout_names
-from tensoropt.plan.kinds import STAGE_AXIS
+from tensoropt.plan.kinds import SHARDED, STAGE_AXIS
 from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.recorded import Recorded, mesh_of
 from tensoropt.plan.spent import (
@@ -49,6 +50,7 @@ from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy, strategy_from_dict
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, overlap_of
+from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.recording import (
     COMPUTE,
@@ -56,40 +58,75 @@ from tensoropt.simulate.recording import (
     EdgeRow,
     MemoryAt,
     OperatorRow,
+    OwnerRow,
     TimelineEvent,
 )
 
 
-def carried_detail(exploration: Exploration, index: int, record: StagesRecord) -> Detail:
-    """Return the detail of placed or pipelined point ``index`` of ``all_points``, from its record.
+class Step(Protocol):
+    """The step of a point: recorded when it was found, or simulated again."""
 
-    Raises:
-        TensorOptError: an older version saved the point without the seconds of its places.
-    """
-    point, recording = exploration.all_points[index], record.recording
-    if record.loads is None or record.computed is None:
-        raise TensorOptError(
-            f"point {index + 1} was saved without what its {record.kind.place}s compute (by an older "
-            "version); explore again"
+    def detail(self) -> Detail:
+        """Return everything about the point."""
+
+    def owners(self) -> tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]:
+        """Return the memory curve, and the owners of the bytes at a point of it, by its number."""
+
+
+@dataclass(frozen=True)
+class _RecordedStep:
+    """The step of a placed or pipelined point, from its record."""
+
+    exploration: Exploration
+    index: int
+
+    @property
+    def record(self) -> StagesRecord:
+        return self.exploration.all_points[self.index].record
+
+    def detail(self) -> Detail:
+        record, point = self.record, self.exploration.all_points[self.index]
+        if record.loads is None or record.computed is None:
+            raise self._older(f"what its {record.kind.place}s compute")
+        rows, timeline = record.recording.operator_rows(), record.recording.timeline()
+        computed = _computed(self.exploration, record.computed)
+        others = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
+        known_s = sum(others.values()) + sum(group.seconds for group in computed)
+        # This includes the slow-down of computation during communication.
+        others[COPIES] = max(point.compute_s - known_s, 0.0)
+        return Detail(
+            point=self.index,
+            operators=tuple(rows),
+            edges=(),
+            timeline=timeline,
+            memory_curve=record.recording.memory_curve(),
+            step=point,
+            overlap=record.kind.overlap,
+            sources=point.sources,
+            parts=step_parts(self.exploration, self.index, computed, others, timeline),
+            places=tuple(_places(record, record.loads, rows, point.memory_bytes)),
         )
-    rows, timeline = recording.operator_rows(), recording.timeline()
-    computed = _computed(exploration, record.computed)
-    others = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
-    known_s = sum(others.values()) + sum(group.seconds for group in computed)
-    # This includes the slow-down of computation during communication.
-    others[COPIES] = max(point.compute_s - known_s, 0.0)
-    return Detail(
-        point=index,
-        operators=tuple(rows),
-        edges=(),
-        timeline=timeline,
-        memory_curve=recording.memory_curve(),
-        step=point,
-        overlap=record.kind.overlap,
-        sources=point.sources,
-        parts=step_parts(exploration, index, computed, others, timeline),
-        places=tuple(_places(record, record.loads, rows, point.memory_bytes)),
-    )
+
+    def owners(self) -> tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]:
+        owned = self.record.recording.owners
+        if owned is None:
+            raise self._older("the owners of its memory")
+        curve = self.record.recording.memory_curve()
+        times = [*(at.time_s for at in curve), curve[-1].time_s]
+
+        def rows_at(number: int) -> list[OwnerRow]:
+            return [
+                OwnerRow(*named, times[first], times[end] if until else None, since, until)
+                for *named, first, end, since, until in owned
+                if first <= number < end
+            ]
+
+        return curve, rows_at
+
+    def _older(self, what: str) -> TensorOptError:
+        return TensorOptError(
+            f"point {self.index + 1} was saved without {what} (by an older version); explore again"
+        )
 
 
 def _computed(exploration: Exploration, groups: Sequence[tuple[str, str, str, float]]) -> list[Computed]:
@@ -116,8 +153,8 @@ def _places(
     for row in rows:
         for place in (row.configuration[axis] for axis in row.configuration if axis == STAGE_AXIS):
             stages[place].append(row.group.removeprefix("stage "))
-    beside_bytes = memory_bytes - max(record.info.peak_bytes, default=0.0)
-    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, loads, strict=True)):
+    beside_bytes = memory_bytes - max(record.stages.peak_bytes, default=0.0)
+    for number, (peak, seconds) in enumerate(zip(record.stages.peak_bytes, loads, strict=True)):
         own = stages[str(number)]
         words = f", stage{'s' if len(own) > 1 else ''} {', '.join(own)}" if own else ""
         yield Share(f"{record.kind.place} {number}{words}", peak + beside_bytes, *seconds)
@@ -209,8 +246,8 @@ _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard"
 """The moments of a step whose work moves something to where it is used."""
 
 
-def detail(exploration: Exploration, index: int) -> Detail:
-    """Return everything about point ``index`` of ``exploration.all_points``, also for one loaded from disk.
+def step_of(exploration: Exploration, index: int) -> Step:
+    """Return the step of point ``index`` of ``exploration.all_points``, also for one loaded from disk.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.
@@ -218,9 +255,18 @@ def detail(exploration: Exploration, index: int) -> Detail:
     points = exploration.all_points
     if not 0 <= index < len(points):
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
-    if (record := points[index].record) is not None:
-        return carried_detail(exploration, index, record)
-    return _DetailBuilder(exploration, index, recorded_of(exploration)).build()
+    if points[index].kind is SHARDED:
+        return _SimulatedStep(exploration, index, recorded_of(exploration))
+    return _RecordedStep(exploration, index)
+
+
+def detail(exploration: Exploration, index: int) -> Detail:
+    """Return everything about point ``index`` of ``exploration.all_points``, also for one loaded from disk.
+
+    Raises:
+        TensorOptError: there is no such point, or the exploration was saved without what this needs.
+    """
+    return step_of(exploration, index).detail()
 
 
 def recorded_of(exploration: Exploration) -> Recorded:
@@ -237,20 +283,8 @@ def recorded_of(exploration: Exploration) -> Recorded:
     return exploration.recorded
 
 
-def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
-    """Return the step of a sharded point, simulated again and recorded; errors as in :func:`detail`."""
-    return _DetailBuilder(exploration, index, recorded_of(exploration)).step()
-
-
-def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[MemoryAt, ...]:
-    """Return the memory curve of one recorded strategy."""
-    lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
-    return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
-
-
-class _DetailBuilder:
-    """The construction of a sharded point's detail, from its rebuilt strategy, its prices and its simulated
-    step."""
+class _SimulatedStep:
+    """The step of a sharded point, simulated again from its rebuilt strategy at its prices."""
 
     def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
         self.exploration, self.index = exploration, index
@@ -262,13 +296,20 @@ class _DetailBuilder:
         self.prices: Prices = self.rebuilt.prices()
         self.overlap: Overlap = self.rebuilt.overlap()
 
-    def step(self) -> tuple[Evaluation, StepRecorder]:
-        """Return the point's step, simulated again and recorded."""
+    def _step(self) -> tuple[Evaluation, StepRecorder, tuple[MemoryAt, ...]]:
+        """Return the step, its recording and its memory curve."""
         recorder = StepRecorder()
-        return self.rebuilt.simulated(recorder=recorder), recorder
+        evaluated = self.rebuilt.simulated(recorder=recorder)
+        lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
+        curve = tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
+        return evaluated, recorder, curve
 
-    def build(self) -> Detail:
-        evaluated, recorder = self.step()
+    def owners(self) -> tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]:
+        evaluated, recorder, curve = self._step()
+        return curve, StepOwners(evaluated.batch, recorder).at
+
+    def detail(self) -> Detail:
+        evaluated, recorder, curve = self._step()
         names = self.space.mesh.names
         groups = self.strategy.graph.group_of
         events = tuple(
@@ -291,7 +332,7 @@ class _DetailBuilder:
             edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
             timeline=events,
             parts=step_parts(self.exploration, self.index, computed, beside_groups(events, spent), events),
-            memory_curve=curve_of_step(evaluated, recorder),
+            memory_curve=curve,
             step=self.point,
             overlap=self.overlap.words,
             sources=dict(self.point.sources),

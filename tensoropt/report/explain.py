@@ -28,11 +28,12 @@ def detail_lines(detail: Detail, top: int) -> list[str]:
         f"assumed: {detail.overlap}; figures: {shares}",
     ]
     operators = sorted(detail.operators, key=_seconds, reverse=True)
-    title = "operators that take longest"
-    if detail.by_stage:
-        title = "stages; seconds in the schedule, waits included"
     lines += ["", "what the step goes into", parts_table(detail.parts)]
-    lines += ["", _counted(title, top, len(operators)), _operators(operators[:top], by_stage=detail.by_stage)]
+    lines += [
+        "",
+        _counted(step.kind.rows, top, len(operators)),
+        _operators(operators[:top], step.kind.computing),
+    ]
     if detail.places:
         lines += ["", f"each {step.kind.place}", _table(detail.places)]
     else:
@@ -57,13 +58,12 @@ def _seconds(row: OperatorRow) -> float:
     return row.compute_s + row.communication_s
 
 
-def _operators(rows: Sequence[OperatorRow], *, by_stage: bool) -> str:
-    # A stage's seconds include its waits.
+def _operators(rows: Sequence[OperatorRow], computing: str) -> str:
     head = [
         "group",
         "module",
         "split by",
-        "in all" if by_stage else "compute",
+        computing,
         "forward",
         "backward",
         "copies",

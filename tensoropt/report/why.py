@@ -283,7 +283,7 @@ def looked_up(
         binding=binding(exploration, index, detail, budget, within, limit=limit),
         bounds=(
             unlimited_memory(exploration),
-            *((without_waiting(exploration, index),) if point.record is not None else ()),
+            *((without_waiting(exploration, index),) if point.kind.bound else ()),
         ),
         levers=memory_levers(exploration, budget),
         deeper=_deeper(exploration, index, budget, folder, notes),

@@ -92,7 +92,7 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     A strategy may be the best under its cap or on its mesh, and yet another mesh's may be better in the
     additive model. It stays if the simulator prefers it, with its gap.
     """
-    sharded = [i for i, point in enumerate(points) if point.record is None]
+    sharded = _sharded(points)
     memory = np.array([points[i].additive_memory_bytes for i in sharded])
     time_s = np.array([points[i].additive_time_s for i in sharded])
     gaps, exact = certify([s.frontier for s in searched], memory, time_s)

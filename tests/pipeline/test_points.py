@@ -363,7 +363,6 @@ def test_its_parts_are_what_the_busiest_place_computes(
 @pytest.mark.parametrize("missing", ["loads", "computed"])
 def test_a_point_saved_before_these_were_kept_says_so(explored: Exploration, missing: str) -> None:
     point = explored.points[0]
-    assert point.record is not None
     record = replace(point.record, **{missing: None})
     with pytest.raises(TensorOptError, match=r"point 1 was saved without what its places .* explore again"):
         detail(replace(explored, points=(point.changed(record=record),)), 0)

@@ -111,14 +111,12 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
     """Return the operators in the model's order.
 
     Args:
-        detail: the point's detail; without it, and for pipelines, whose details are given by stage, a row has
-            only what the plan itself says.
+        detail: the point's detail; the row of an operator that it has none of (those of pipelines are by
+            stage) has only what the plan itself says.
     """
-    point = exploration.all_points[row]
-    if detail is None or detail.by_stage:
-        return _planned(exploration, row)
-    space, sizes = exploration.spaces[point.space], _sizes(exploration, row)
-    return tuple(_detailed(o, space, sizes) for o in detail.operators)
+    space, sizes = exploration.spaces[exploration.all_points[row].space], _sizes(exploration, row)
+    detailed = {o.group: _detailed(o, space, sizes) for o in (detail.operators if detail is not None else ())}
+    return tuple(detailed.get(o.group, o) for o in _planned(exploration, row))
 
 
 def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:

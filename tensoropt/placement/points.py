@@ -165,7 +165,7 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord
             name: ParameterPlan(key=str(tensors[name].key), device=device_of[holder])
             for name, holder in graph.holder.items()
         },
-        info=StagesInfo(
+        stages=StagesInfo(
             splits={name: tuple(kind) for name, kind in graph.splits.items()},
             transfers=tuple(
                 TransferPlan(

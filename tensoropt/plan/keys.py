@@ -37,7 +37,7 @@ def point_keys(points: Sequence[Point], spaces: Sequence[Space], step: tuple[str
     bases = [_base(step, space.mesh, space.micro_batches) for space in spaces]
     of_spaces, records = by_strategy(points)
     for row, record in records.items():
-        keys[row] = _key(bases[points[row].space], record.plan_fields)
+        keys[row] = _key(bases[points[row].space], vars(record))
     for number, rows in of_spaces.items():
         choice = np.array([points[row].choice for row in rows], dtype=int)
         options = np.array([points[row].options for row in rows], dtype=int)
@@ -63,11 +63,11 @@ def _said(fields: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield _operator(name, list(one.axes.values()), one.device, one.order, one.backward_order)
     for name, one in fields["parameters"].items():
         yield _parameter(name, one.stored, one.device)
-    for name, layout in fields["hubs"].items():
+    for name, layout in fields.get("hubs", {}).items():
         yield _hub(name, layout)
-    for block in fields.get("recomputed", ()):
+    for block in fields["recomputed"]:
         yield _recomputed(block)
-    stages = fields.get("stages")
+    stages = fields["stages"]
     for name, own in kind_of(stages).key.items():
         data = stages.model_dump(mode="json", include=set(own))
         yield name, {field: value for field, value in data.items() if value or field != "kinds"}

@@ -356,8 +356,9 @@ class StagesInfo(_Strict):
 
 def kind_of(stages: StagesInfo | None) -> PlanKind:
     """Return the kind of a plan with these stages."""
-    kinds = {None: SHARDED, "": PLACED}
-    return kinds.get(stages and stages.schedule, PIPELINED)
+    if stages is None:
+        return SHARDED
+    return PIPELINED if stages.schedule else PLACED
 
 
 class CollectiveCount(_Strict):

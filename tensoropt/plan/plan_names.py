@@ -101,7 +101,7 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
 
 
 def _staged_name(record: StagesRecord, space: Space) -> str:
-    stages, shape = record.stages.stages, space.mesh.shape[len(record.kind.first_axes) :]
+    stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
     done = [
         [what_it_does(label, batch) for label in labels]
         for stage in stages
@@ -121,7 +121,7 @@ def _staged_name(record: StagesRecord, space: Space) -> str:
         (
             *(_axes_and_storage(shape, counts, stored) if np.prod(shape) > 1 else ()),
             *((f"{again} {'block' if again == 1 else 'blocks'} recomputed",) if again else ()),
-            *(_schedule(record.stages, space) if stages else ()),
+            *(_schedule(record.info, space) if stages else ()),
             *record.placing,
         )
     )

@@ -126,7 +126,7 @@ class Point(Shown):
     @property
     def stages(self) -> StagesInfo:
         """The stages of a placed or pipelined point; none of a choice in a searched space."""
-        return self.record.stages
+        return self.record.info
 
     @property
     def kind(self) -> PlanKind:

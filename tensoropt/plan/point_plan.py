@@ -78,5 +78,5 @@ def _strategy_fields(space: Space, point: Point) -> dict[str, Any]:
         "parameters": parameters,
         "hubs": hubs,
         "recomputed": (*point.record.recomputed, *space.recomputed(point.choice)),
-        "stages": point.record.info,
+        "stages": point.record.stages,
     }

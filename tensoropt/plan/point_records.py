@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from tensoropt.plan.kinds import PlanKind
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, kind_of
 from tensoropt.plan.spent import (
@@ -28,7 +30,7 @@ class StagesRecord:
     """The plan of a point that no indices describe, and the recording of its step; empty for others.
 
     Attributes:
-        info: what the plan says beside its operators and parameters; None of a point with indices.
+        stages: what the plan says beside its operators and parameters; None of a point with indices.
         operators, parameters: of all stages; what several stages have is listed as in the first of them.
         recomputed: the recomputed blocks of all stages.
         notes: its planner's remarks.
@@ -40,7 +42,7 @@ class StagesRecord:
         recording: empty until a placed point is kept: making it takes longer than simulating the step.
     """
 
-    info: StagesInfo | None = None
+    stages: StagesInfo | None = None
     operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
     parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
     recomputed: tuple[str, ...] = ()
@@ -52,79 +54,51 @@ class StagesRecord:
     recording: Recording = field(default_factory=Recording)
 
     @cached_property
-    def stages(self) -> StagesInfo:
-        """The stages; none of a point with indices."""
-        return self.info or StagesInfo()
+    def info(self) -> StagesInfo:
+        """The stages; an empty list of a point with indices."""
+        return self.stages or StagesInfo()
 
     @cached_property
     def identity(self) -> str:
         """What tells the plan from others; the same for all points with indices."""
-        return self.stages.model_dump_json()
+        return self.info.model_dump_json()
 
     @cached_property
     def kind(self) -> PlanKind:
         """The kind of the plan, with the words for it."""
-        return kind_of(self.info)
+        return kind_of(self.stages)
 
     @property
     def placing(self) -> tuple[str, ...]:
         """On how many devices single operators lie, and how many are cut for that, in words."""
         used = {plan.device for plan in self.operators.values()} - {None}
         placed = (f"placed on {counted(len(used), 'device')}",) if used else ()
-        cut = (f"{counted(len(self.stages.splits), 'operator')} cut",) if self.stages.splits else ()
+        cut = (f"{counted(len(self.info.splits), 'operator')} cut",) if self.info.splits else ()
         return (*placed, *cut)
 
     @property
     def split_words(self) -> tuple[str, ...]:
         """How the model is cut into stages, and what is recomputed or lies on single devices, in words."""
-        stages = (f"{len(self.stages.stages)} stages", self.stages.schedule) if self.stages.stages else ()
+        stages = (f"{len(self.info.stages)} stages", self.info.schedule) if self.info.stages else ()
         again = (f"{len(self.recomputed)} blocks recomputed",) if self.recomputed else ()
         return (*stages, *again, *self.placing)
-
-    @property
-    def plan_fields(self) -> dict[str, Any]:
-        """The fields of its plan."""
-        return {
-            "operators": self.operators,
-            "parameters": self.parameters,
-            "hubs": {},
-            "recomputed": self.recomputed,
-            "stages": self.info,
-        }
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> StagesRecord:
         """Return the record that :meth:`to_data` wrote, or an older version, which has ``placed`` or
         ``pipeline`` in place of ``stages``."""
         name = next(name for name in ("stages", "placed", "pipeline") if name in data)
-        record = cls(
-            StagesInfo(**data[name]),
-            {name: OperatorPlan(**plan) for name, plan in data["operators"].items()},
-            {name: ParameterPlan(**plan) for name, plan in data["parameters"].items()},
-            recomputed=tuple(data.get("recomputed", ())),
-            notes=tuple(data.get("notes", ())),
-            loads=_tuples(data.get("loads")),
-            computed=_tuples(data.get("computed")),
-            again_s=data.get("again_s", 0.0),
-            optimizer_s=data.get("optimizer_s", 0.0),
-            recording=Recording.from_data(data),
-        )
+        recording = Recording.from_data(data)
+        record = _PLAIN.validate_python({**data, "stages": data[name], "recording": recording})
         return read_off_timeline(record) if name == "placed" else record
 
     def to_data(self) -> dict[str, Any]:
         """Return the record as plain data."""
-        return {
-            "stages": self.stages.model_dump(mode="json"),
-            "operators": {name: plan.model_dump(mode="json") for name, plan in self.operators.items()},
-            "parameters": {name: plan.model_dump(mode="json") for name, plan in self.parameters.items()},
-            "recomputed": list(self.recomputed),
-            "notes": list(self.notes),
-            "loads": self.loads,
-            "computed": self.computed,
-            "again_s": self.again_s,
-            "optimizer_s": self.optimizer_s,
-            **self.recording.to_data(),
-        }
+        plain = _PLAIN.dump_python(self, mode="json", exclude={"recording"})
+        return {**plain, **self.recording.to_data()}
+
+
+_PLAIN = TypeAdapter(StagesRecord)
 
 
 def read_off_timeline(record: StagesRecord) -> StagesRecord:
@@ -133,7 +107,7 @@ def read_off_timeline(record: StagesRecord) -> StagesRecord:
     """
     rows, timeline = record.recording.operator_rows(), record.recording.timeline()
     device_of = {row.group: row.configuration["device"] for row in rows}
-    loads = {str(number): [0.0, 0.0] for number in range(len(record.stages.peak_bytes))}
+    loads = {str(number): [0.0, 0.0] for number in range(len(record.info.peak_bytes))}
     for event in timeline:
         if event.is_computing:
             loads[event.lane.removeprefix("device ")][0] += event.duration_s
@@ -173,7 +147,3 @@ def record_of(saved: Mapping[str, Any]) -> StagesRecord:
     """Return the record among the fields of a point that any version saved."""
     data = saved.get("record") or saved.get("placed") or saved.get("pipeline")
     return StagesRecord.from_data(data) if data else WITH_INDICES
-
-
-def _tuples(rows: Any) -> Any:
-    return None if rows is None else tuple(map(tuple, rows))

@@ -41,7 +41,6 @@ from tensoropt.report.step_parts import (
     Computed,
     Detail,
     Share,
-    computed_by,
     kind_of,
     step_parts,
 )
@@ -115,11 +114,12 @@ class _RecordedStep:
         times = [*(at.time_s for at in curve), curve[-1].time_s]
 
         def rows_at(number: int) -> list[OwnerRow]:
-            return [
-                OwnerRow(*named, times[first], times[end] if until else None, since, until)
-                for *named, first, end, since, until in owned
-                if first <= number < end
-            ]
+            rows = []
+            for operator, tensor, what, kind, size, first, end, since, until in owned:
+                if first <= number < end:
+                    alive = times[first], times[end] if until else None
+                    rows.append(OwnerRow(operator, tensor, what, kind, size, *alive, since, until))
+            return rows
 
         return curve, rows_at
 
@@ -153,8 +153,8 @@ def _places(
     for row in rows:
         for place in (row.configuration[axis] for axis in row.configuration if axis == STAGE_AXIS):
             stages[place].append(row.group.removeprefix("stage "))
-    beside_bytes = memory_bytes - max(record.stages.peak_bytes, default=0.0)
-    for number, (peak, seconds) in enumerate(zip(record.stages.peak_bytes, loads, strict=True)):
+    beside_bytes = memory_bytes - max(record.info.peak_bytes, default=0.0)
+    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, loads, strict=True)):
         own = stages[str(number)]
         words = f", stage{'s' if len(own) > 1 else ''} {', '.join(own)}" if own else ""
         yield Share(f"{record.kind.place} {number}{words}", peak + beside_bytes, *seconds)
@@ -325,7 +325,11 @@ class _SimulatedStep:
             for event in recorder.events
         )
         spent = spent_by_group(events, groups)
-        computed = computed_by(spent, lambda name: groups[name].anchor)
+        anchors = {name: groups[name].anchor for name in spent}
+        computed = [
+            Computed(anchors[name].module, kind_of(anchors[name].target), took.forward_s + took.backward_s)
+            for name, took in spent.items()
+        ]
         return Detail(
             point=self.index,
             operators=self._operators(spent, evaluated.batch),

@@ -21,12 +21,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
-from tensoropt.plan.kinds import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
 from tensoropt.plan.spent import (
@@ -34,7 +33,6 @@ from tensoropt.plan.spent import (
     COPIES,
     OPTIMIZER,
     RECOMPUTATION,
-    Spent,
     is_of_group,
 )
 from tensoropt.simulate.candidates import link_levels
@@ -318,25 +316,6 @@ def waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
     return {lane: seconds for lane, seconds in waited.items() if seconds > 0}
 
 
-class _Anchor(Protocol):
-    """The operator that a group is named after."""
-
-    @property
-    def module(self) -> str: ...
-
-    @property
-    def target(self) -> str: ...
-
-
-def computed_by(spent: Mapping[str, Spent], anchor_of: Callable[[str], _Anchor]) -> list[Computed]:
-    """Return what each group's operators compute, without copies."""
-    computed = []
-    for name, took in spent.items():
-        anchor = anchor_of(name)
-        computed.append(Computed(anchor.module, kind_of(anchor.target), took.forward_s + took.backward_s))
-    return computed
-
-
 _MICRO = 1e6
 _DEVICE = 1
 
@@ -437,11 +416,6 @@ class Detail:
     def peak(self) -> MemoryAt:
         """The moment of the largest memory."""
         return max(self.memory_curve, key=lambda at: at.total)
-
-    @property
-    def by_stage(self) -> bool:
-        """Whether ``operators`` are the stages of a pipeline."""
-        return any(STAGE_AXIS in row.configuration for row in self.operators)
 
     def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
         """Return (the shares of every operator, those of what is beside them): together the step's compute,

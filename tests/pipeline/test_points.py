@@ -49,7 +49,11 @@ def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
         predicted=Predicted(
             memory_bytes=1, time_s=1, compute_s=1, communication_s=0, additive_memory_bytes=1
         ),
-        **part.plan_fields,
+        operators=part.operators,
+        parameters=part.parameters,
+        recomputed=part.recomputed,
+        stages=part.stages,
+        hubs={},
     )
 
 

@@ -62,7 +62,7 @@ def plan_of(graph: PricedGraph) -> Plan:
         operators=part.operators,
         hubs={},
         parameters=part.parameters,
-        stages=part.info,
+        stages=part.stages,
         predicted=Predicted(
             memory_bytes=simulated.memory_bytes,
             time_s=simulated.time_s,

@@ -70,7 +70,7 @@ def test_a_placed_point_has_the_key_of_its_plan() -> None:
     operator = OperatorPlan(axes={}, micro="", device=1, order=0, backward_order=0)
     record = StagesRecord(StagesInfo(peak_bytes=(1.0, 2.0)), {"linear": operator})
     elsewhere = replace(record, operators={"linear": operator.model_copy(update={"device": 0})})
-    heavier = replace(record, info=StagesInfo(peak_bytes=(1.0, 3.0)))
+    heavier = replace(record, stages=StagesInfo(peak_bytes=(1.0, 3.0)))
     points = [point(MIB, 0.1, 0, choice=(), options=(), record=one) for one in (record, elsewhere, heavier)]
     found = replace(small_exploration(), spaces=(where,), points=tuple(points))
     assert [plan_key(found.plan(row)) for row in range(3)] == list(found.keys)

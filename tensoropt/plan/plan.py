@@ -18,12 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError

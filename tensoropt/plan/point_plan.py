@@ -7,13 +7,7 @@ from typing import Any
 from tensoropt.costs.variables import Variable
 from tensoropt.plan.figures import KEPT
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan import (
-    CollectiveCount,
-    OperatorPlan,
-    ParameterPlan,
-    Plan,
-    Predicted,
-)
+from tensoropt.plan.plan import CollectiveCount, OperatorPlan, ParameterPlan, Plan, Predicted
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.simulate.recording import MEMORY_KINDS

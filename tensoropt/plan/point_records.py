@@ -14,13 +14,7 @@ from pydantic import TypeAdapter
 
 from tensoropt.plan.kinds import PlanKind
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, kind_of
-from tensoropt.plan.spent import (
-    NOTHING,
-    OPTIMIZER_TITLE,
-    RECOMPUTATION,
-    beside_groups,
-    spent_by_group,
-)
+from tensoropt.plan.spent import NOTHING, OPTIMIZER_TITLE, RECOMPUTATION, beside_groups, spent_by_group
 from tensoropt.simulate.recording import Recording
 from tensoropt.units import counted
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
@@ -37,13 +36,7 @@ from tensoropt.plan.spent import (
 )
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
-from tensoropt.report.step_parts import (
-    Computed,
-    Detail,
-    Share,
-    kind_of,
-    step_parts,
-)
+from tensoropt.report.step_parts import Computed, Detail, Share, kind_of, step_parts
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy, strategy_from_dict
@@ -61,15 +54,8 @@ from tensoropt.simulate.recording import (
     TimelineEvent,
 )
 
-
-class Step(Protocol):
-    """The step of a point: recorded when it was found, or simulated again."""
-
-    def detail(self) -> Detail:
-        """Return everything about the point."""
-
-    def owners(self) -> tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]:
-        """Return the memory curve, and the owners of the bytes at a point of it, by its number."""
+Owners = tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]
+"""The memory curve, and the owners of the bytes at a point of it, by its number."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +92,7 @@ class _RecordedStep:
             places=tuple(_places(record, record.loads, rows, point.memory_bytes)),
         )
 
-    def owners(self) -> tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]:
+    def owners(self) -> Owners:
         owned = self.record.recording.owners
         if owned is None:
             raise self._older("the owners of its memory")
@@ -246,8 +232,9 @@ _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard"
 """The moments of a step whose work moves something to where it is used."""
 
 
-def step_of(exploration: Exploration, index: int) -> Step:
-    """Return the step of point ``index`` of ``exploration.all_points``, also for one loaded from disk.
+def step_of(exploration: Exploration, index: int) -> _RecordedStep | _SimulatedStep:
+    """Return the step of point ``index`` of ``exploration.all_points``, also for one loaded from disk: as it
+    was recorded when it was found, or simulated again.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.
@@ -304,7 +291,7 @@ class _SimulatedStep:
         curve = tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
         return evaluated, recorder, curve
 
-    def owners(self) -> tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]:
+    def owners(self) -> Owners:
         evaluated, recorder, curve = self._step()
         return curve, StepOwners(evaluated.batch, recorder).at
 

@@ -29,11 +29,8 @@ def detail_lines(detail: Detail, top: int) -> list[str]:
     ]
     operators = sorted(detail.operators, key=_seconds, reverse=True)
     lines += ["", "what the step goes into", parts_table(detail.parts)]
-    lines += [
-        "",
-        _counted(step.kind.rows, top, len(operators)),
-        _operators(operators[:top], step.kind.computing),
-    ]
+    shown = _operators(operators[:top], step.kind.computing)
+    lines += ["", _counted(step.kind.rows, top, len(operators)), shown]
     if detail.places:
         lines += ["", f"each {step.kind.place}", _table(detail.places)]
     else:
@@ -59,16 +56,7 @@ def _seconds(row: OperatorRow) -> float:
 
 
 def _operators(rows: Sequence[OperatorRow], computing: str) -> str:
-    head = [
-        "group",
-        "module",
-        "split by",
-        computing,
-        "forward",
-        "backward",
-        "copies",
-        "comm.",
-    ]
+    head = ["group", "module", "split by", computing, "forward", "backward", "copies", "comm."]
     table = [[*head, "parameters", "kept", "figures"]]
     for r in rows:
         split = ", ".join(f"{axis}: {label}" for axis, label in r.configuration.items())

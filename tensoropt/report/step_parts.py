@@ -28,13 +28,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
-from tensoropt.plan.spent import (
-    AGAIN,
-    COPIES,
-    OPTIMIZER,
-    RECOMPUTATION,
-    is_of_group,
-)
+from tensoropt.plan.spent import AGAIN, COPIES, OPTIMIZER, RECOMPUTATION, is_of_group
 from tensoropt.simulate.candidates import link_levels
 from tensoropt.simulate.recording import (
     COMPUTE,

@@ -58,7 +58,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_mesh(plan: Plan) -> None:
-    mesh, stages, kind = plan.mesh, plan.stages or StagesInfo(), plan.kind
+    mesh, kind = plan.mesh, plan.kind
     if any(size < 1 for size in mesh.shape):
         raise PlanError(f"the mesh {list(mesh.shape)} has an axis below 1; give sizes of at least 1")
     if len(mesh.names) != len(mesh.shape) or len(set(mesh.names)) != len(mesh.names):
@@ -66,20 +66,11 @@ def _check_mesh(plan: Plan) -> None:
             f"the mesh {list(mesh.shape)} needs {len(mesh.shape)} different names of axes, and has "
             f"{list(mesh.names)}"
         )
-    if bool(stages.schedule) != bool(stages.stages):
+    if (mesh.names[: len(kind.first_axes)], mesh.placed) != (kind.first_axes, kind.placed):
+        begins = "".join(f" and begins with the axis {axis}" for axis in kind.first_axes)
         raise PlanError(
-            f"the schedule is {stages.schedule!r}, and there are {len(stages.stages)} stages; give both or "
-            "none"
-        )
-    if mesh.names[: len(kind.first_axes)] != kind.first_axes:
-        raise PlanError(
-            f"the first axis of the mesh of a {kind.name} is called {_listed(kind.first_axes)}, and here "
-            f"{_listed(mesh.names)}"
-        )
-    if mesh.placed != kind.placed:
-        raise PlanError(
-            f"the mesh says {mesh.placed} for 'placed', but by its 'stages' it is a {kind.name}; make "
-            "both agree"
+            f"the mesh has 'placed' {mesh.placed} and the axes {_listed(mesh.names)}, but that of a "
+            f"{kind.name}, as its 'stages' make it, has 'placed' {kind.placed}{begins}; make both agree"
         )
 
 

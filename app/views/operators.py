@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.plan import STAGE_AXIS, Plan
+from tensoropt.plan.kinds import STAGE_AXIS
+from tensoropt.plan.plan import Plan, StagesInfo
 from tensoropt.plan.plan_names import TENSOR, what_it_does
 from tensoropt.plan.space import Space
 from tensoropt.report.step_parts import Share
@@ -110,21 +111,19 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
     """Return the operators in the model's order.
 
     Args:
-        detail: the point's detail; without it, and for pipelines, whose details are given by stage, a row has
-            only what the plan itself says.
+        detail: the point's detail; the row of an operator that it has none of (those of pipelines are by
+            stage) has only what the plan itself says.
     """
-    point = exploration.all_points[row]
-    if detail is None or point.pipeline is not None:
-        return _planned(exploration, row)
-    space, sizes = exploration.spaces[point.space], _sizes(exploration, row)
-    return tuple(_detailed(o, space, sizes) for o in detail.operators)
+    space, sizes = exploration.spaces[exploration.all_points[row].space], _sizes(exploration, row)
+    detailed = {o.group: _detailed(o, space, sizes) for o in (detail.operators if detail is not None else ())}
+    return tuple(detailed.get(o.group, o) for o in _planned(exploration, row))
 
 
 def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
     plan = exploration.plan(row)
     groups = exploration.spaces[exploration.all_points[row].space].groups
     saved_groups, sizes = _groups(exploration), _sizes(exploration, row)
-    stages, recomputed = _stages(plan), _again(exploration, plan)
+    stages, recomputed = _stages(plan.stages or StagesInfo()), _again(exploration, plan)
     rows = []
     for name, operator in plan.operators.items():
         if operator.device is not None:
@@ -150,11 +149,11 @@ def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
     return tuple(rows)
 
 
-def _stages(plan: Plan) -> dict[str, dict[str, str]]:
+def _stages(info: StagesInfo) -> dict[str, dict[str, str]]:
     """Return operator -> its stage, as the axis of a configuration; the first stage of an operator in
     several."""
     stages: dict[str, dict[str, str]] = {}
-    for number, stage in enumerate(plan.pipeline.stages if plan.pipeline is not None else ()):
+    for number, stage in enumerate(info.stages):
         for name in stage.groups:
             stages.setdefault(name, {STAGE_AXIS: str(number)})
     return stages
@@ -175,10 +174,6 @@ def _groups(exploration: Exploration) -> dict[str, Group]:
 
 
 TOTAL = "total"
-_HEADLINE = "fullest, busiest device"
-"""The devices whose memory and whose seconds the headline has, if devices have different loads."""
-_ALL_MESSAGES = "fullest, busiest; all messages"
-"""The same for a placed plan, whose headline counts the messages of all devices."""
 
 
 def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
@@ -191,9 +186,8 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
     point = exploration.all_points[row]
     if detail is None:
         return ()
-    if point.record is not None:
-        title = _HEADLINE if point.placed is None else _ALL_MESSAGES
-        headline = Share(title, point.memory_bytes, point.compute_s, point.communication_s)
+    if detail.places:
+        headline = Share(point.kind.headline, point.memory_bytes, point.compute_s, point.communication_s)
         return (*detail.places, headline)
     operators, others = detail.shares()
     further = (Share(KIND_TITLES[kind], size, 0.0, 0.0) for kind, size in beside_tensors(point).items())

@@ -155,7 +155,7 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     # Below a twentieth of the device its segments would be too thin to read; the share is an assumption.
     to_scale = 0.05 * capacity <= used <= capacity
     whole = capacity if to_scale else used
-    where = "on the fullest device" if point.record is not None else "on each device"
+    where = point.kind.memory_of
     segments = [
         Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
         for kind, size in sizes_of(point).items()
@@ -178,9 +178,7 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
     """Return the most that each device of a placed plan, or of each stage of a pipeline, holds, as a share of
     the fullest; empty for a sharded plan."""
     point = data.exploration.all_points[row]
-    if point.record is None:
-        return ()
-    title, peaks = "device" if point.placed is not None else "place", point.record.info.peak_bytes
+    title, peaks = point.kind.place, point.stages.peak_bytes
     most, unit = max(peaks, default=0.0) or 1.0, data.units.memory
     return tuple(
         Segment("parameters", f"{title} {number}", peak / most, unit.text(peak), percent(peak / most))
@@ -198,8 +196,7 @@ def step_bar(data: FrontierData, row: int) -> Bar:
     unit = data.units.time
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
     total, hidden = point.time_s or 1.0, point.hidden_s
-    waiting = "waiting for the host" if point.pipeline is None else "idle, and waiting for the host"
-    titles = _STEP_TITLES | ({"idle": waiting} if point.host_bound else {})
+    titles = _STEP_TITLES | ({"idle": point.kind.host_wait} if point.host_bound else {})
     segments = tuple(
         Segment(kind, titles[kind], value / total, unit.text(value), percent(value / total))
         for kind, value in parts.items()

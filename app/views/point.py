@@ -127,8 +127,6 @@ SHOWN = (
 """The facts on the card, in order."""
 TITLES = {"communication_s": "communication"}
 """The titles, in the table of two points, of figures with a shorter label in a column."""
-_IN_COMPUTE = "in compute"
-"""The place of a placed plan's host time: its operators take as long as the slower of device and host."""
 
 
 @dataclass(frozen=True)
@@ -275,10 +273,9 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[_Difference, 
             for name, label in times
         ),
     ]
-    of_host = [_IN_COMPUTE if x.placed is not None else time(x.host_s) for x in (a, b)]
     rows += [
-        _Difference("host", of_host[0], of_host[1], "")
-        if _IN_COMPUTE in of_host
+        _Difference("host", a.kind.host or time(a.host_s), b.kind.host or time(b.host_s), "")
+        if a.kind.host or b.kind.host
         else _changed("host", a.host_s, b.host_s, time),
         *(_changed(KIND_TITLES[kind], size, sizes_of(b)[kind], unit) for kind, size in sizes_of(a).items()),
     ]

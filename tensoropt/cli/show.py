@@ -66,12 +66,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
     exploration = opened(options.dir)
     detail = show(exploration, point_option(options, exploration), **wanted)
-    summed = exploration.all_points[detail.point].record is None
     rated_lines, rates = rated_point(options, exploration, detail.point)
     lines = [
         *rated_lines,
         "",
-        *detail_lines(detail, options.top, summed=summed),
+        *detail_lines(detail, options.top),
     ]
     if options.trace:
         write_trace(detail.trace(), options.trace)

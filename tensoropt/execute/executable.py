@@ -26,6 +26,7 @@ from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.placement.strategy import PlacedStrategy
+from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.plan.plan import Plan, example_call, load_plan
 from tensoropt.question.model_source import load_model
 from tensoropt.sharding.atoms import refine_graph
@@ -94,9 +95,9 @@ def strategy_of_plan(plan: Plan, graph: GroupGraph) -> ParallelStrategy:
     Raises:
         PlanError: the plan is for another model.
     """
-    if plan.placed is not None:
+    if plan.kind is PLACED:
         return placed_strategy(plan, graph)
-    if plan.pipeline is not None:
+    if plan.kind is PIPELINED:
         return pipelined_strategy(plan, graph)
     strategy: Strategy = plan.strategy(graph)
     return strategy

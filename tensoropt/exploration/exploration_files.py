@@ -24,12 +24,14 @@ from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.files import SETTINGS_FILE, check_size, unpacked, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import MeshInfo, ModelInfo
-from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import record_fields
+from tensoropt.plan.point import Point, by_strategy
+from tensoropt.plan.point_records import record_of
 from tensoropt.plan.point_table import point_arrays, read_points
 from tensoropt.plan.space import Space
 
-_SCHEMA = "tensoropt.exploration/3"
+_SCHEMA = "tensoropt.exploration/4"
+_RECORDS_BY_KIND = "tensoropt.exploration/3"
+"""Of explorations whose records are named after their kinds; they are read, and saved as :data:`_SCHEMA`."""
 _OLD_SCHEMA = "tensoropt.exploration/2"
 """Of explorations whose points lie in :data:`DESCRIBED`; they are read, and saved as :data:`_SCHEMA`."""
 DESCRIBED, POINTS, LISTED = SETTINGS_FILE, "points.npz", "frontier.csv"
@@ -58,14 +60,7 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
     rows = (*findings.points, *findings.others)
     strategies = {
         "spaces": [_space_to_dict(space) for space in findings.spaces],
-        "carried": {
-            row: {
-                "placed": point.placed and point.placed.to_data(),
-                "pipeline": point.pipeline and point.pipeline.to_data(),
-            }
-            for row, point in enumerate(rows)
-            if point.record is not None
-        },
+        "carried": {row: {"record": record.to_data()} for row, record in by_strategy(rows)[1].items()},
     }
     names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if findings.recorded else [])]
     # Together: indices and figures of two runs would make plans that nobody searched.
@@ -95,10 +90,10 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = read_described(folder)
         check_size(folder / POINTS)
-        if data.get("schema") not in (_SCHEMA, _OLD_SCHEMA):
+        if data.get("schema") not in (_SCHEMA, _RECORDS_BY_KIND, _OLD_SCHEMA):
             raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{_SCHEMA}'; explore again")
         fields: dict[str, Any] = {
-            **(_read_tables(folder, data) if data["schema"] == _SCHEMA else _read_old(folder, data)),
+            **(_read_old if data["schema"] == _OLD_SCHEMA else _read_tables)(folder, data),
             "model": ModelInfo(**data["model"]),
             "comparison": tuple(data["comparison"]),
             **{name: data[name] for name in ("cluster", "settings", "versions", "report")},
@@ -180,7 +175,8 @@ def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence[int]) -> Point:
     fields = {**data, "choice": tuple(map(int, choice)), "options": tuple(map(int, options))}
     fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in data["collectives"])
-    return Point.of(**fields | record_fields(fields))
+    record = record_of({name: fields.pop(name, None) for name in ("placed", "pipeline")})
+    return Point.of(**fields, record=record)
 
 
 def _read_recorded(folder: Path) -> Any:

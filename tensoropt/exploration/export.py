@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from tensoropt.exploration.figure_rows import figure_rows
 from tensoropt.files import written_whole
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan import Plan
+from tensoropt.plan.plan import Plan, StagesInfo
 from tensoropt.plan.point import FRONTIER, SAME, Point, reduce_points
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.sharding.storage import stored_words
@@ -161,29 +161,26 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
     rows = []
     for i, point in enumerate(exploration.points, 1):
         plan = plan_of(exploration, point)
-        if plan.pipeline is not None:
-            rows += [[i, *row] for row in _stage_rows(plan, axes)]
-            continue
-        members = exploration.spaces[point.space].groups
-        for name, operator in plan.operators.items():
-            if operator.device is not None:
-                rows.append([i, name, *[""] * axes, f"device {operator.device}, position {operator.order}"])
-                continue
-            labels = list(operator.axes.values())
-            stored = "; ".join(
-                f"{plan.parameters[p].key}={','.join(stored_words(plan.parameters[p].stored))}"
-                for p in members[name]["parameters"]
-            )
-            rows.append([i, name, *labels, *[""] * (axes - len(labels)), stored])
+        groups = exploration.spaces[point.space].groups
+        cells = _stage_rows(plan, point.stages, axes) if point.stages.stages else _rows(plan, groups, axes)
+        rows += [[i, *row] for row in cells]
     write_rows(path, header, rows)
 
 
-def _stage_rows(plan: Plan, axes: int) -> Iterator[list[str]]:
-    """Yield the stages of a plan with a pipeline, each with its operators: the cells after the point's
-    number.
-    """
-    assert plan.pipeline is not None
-    for number, stage in enumerate(plan.pipeline.stages):
+def _rows(plan: Plan, groups: Mapping[str, Mapping[str, Any]], axes: int) -> Iterator[list[str]]:
+    """Yield the operators of a plan: the cells after the point's number."""
+    for name, operator in plan.operators.items():
+        labels = list(operator.axes.values())
+        stored = "; ".join(
+            f"{plan.parameters[p].key}={','.join(stored_words(plan.parameters[p].stored))}"
+            for p in groups.get(name, {}).get("parameters", ())
+        )
+        yield [name, *labels, *[""] * (axes - len(labels)), operator.position or stored]
+
+
+def _stage_rows(plan: Plan, info: StagesInfo, axes: int) -> Iterator[list[str]]:
+    """Yield the stages of a pipeline, each with its operators, likewise."""
+    for number, stage in enumerate(info.stages):
         stored = "; ".join(
             f"{plan.parameters[p].key}={','.join(stored_words(layout))}" for p, layout in stage.stored.items()
         )

@@ -13,7 +13,7 @@ from tensoropt.exploration.frontier_table import source_words, split_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount
 from tensoropt.plan.facts_table import Fact, described
 from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
-from tensoropt.plan.plan import Plan, Predicted
+from tensoropt.plan.plan import Plan, Predicted, StagesInfo
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
@@ -210,11 +210,12 @@ def _(point: Point) -> tuple[str, Sequence[Fact]]:
 def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
     step = plan.predicted
     sends = sum(collective.count for collective in step.collectives)
-    cut = f", {len(plan.placed.splits)} of them cut" if plan.placed and plan.placed.splits else ""
+    stages = plan.stages or StagesInfo()
+    cut = f", {len(stages.splits)} of them cut" if stages.splits else ""
     rows = [
         Fact("devices", f"{plan.devices} of {plan.cluster.get('name', 'a cluster')}, {plan.mesh.label}"),
         Fact("step", f"{plan.model.mode}, {plan.micro_batches} micro-batch(es), {plan.optimizer}"),
-        Fact("stages", _stage_words(plan)),
+        Fact("stages", _stage_words(stages)),
         Fact("memory per device", step.memory_bytes, BYTES.words),
         Fact("", _memory_words(step)),
         *_allocator(step.allocator),
@@ -229,19 +230,17 @@ def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
     return f"Plan of {plan.model.source or 'a model'} by {plan.planner}", [row for row in rows if row.words]
 
 
-def _stage_words(plan: Plan) -> str:
+def _stage_words(info: StagesInfo) -> str:
     """Say how many stages a pipeline has, and where they begin."""
-    if plan.pipeline is None:
-        return ""
-    begins = ", ".join(stage.begins for stage in plan.pipeline.stages[1:])
-    return f"{len(plan.pipeline.stages)}, {plan.pipeline.schedule}; further ones begin with {begins}"
+    words = f"{len(info.stages)}, {info.schedule}; further ones begin with {', '.join(info.begins)}"
+    return words if info.stages else ""
 
 
 def _placing_words(plan: Plan) -> str:
     """Say how many groups are split, or on how many devices they lie."""
-    if plan.placed is not None:
-        used = len({operator.device for operator in plan.operators.values()})
-        return f"placed on {counted(used, 'device')}"
+    used = {operator.device for operator in plan.operators.values()} - {None}
+    if used:
+        return f"placed on {counted(len(used), 'device')}"
     split = sum(any(label != "none" for label in op.axes.values()) for op in plan.operators.values())
     return f"{split} of them split"
 

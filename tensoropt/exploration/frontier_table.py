@@ -16,7 +16,7 @@ import numpy as np
 from tensoropt.console import columns
 from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import UNSPLIT, placed_words
+from tensoropt.plan.plan_names import UNSPLIT
 from tensoropt.plan.point_table import PointTable
 from tensoropt.units import format_bytes, format_seconds
 
@@ -57,12 +57,8 @@ def split_words(findings: Findings, index: int) -> str:
     """
     point = findings.all_points[index]
     space = findings.spaces[point.space]
-    if point.placed is not None:
-        return placed_words(point.placed, ", ")
-    if point.pipeline is not None:
-        info, again = point.pipeline.info, len(point.pipeline.recomputed)
-        recomputed = f", {again} blocks recomputed" if again else ""
-        return f"{len(info.stages)} stages, {info.schedule}{recomputed}"
+    if words := point.record.split_words:
+        return ", ".join(words)
     if not space.mesh.shape:
         return "one device"
     known = any(group["micro"] not in UNSPLIT for group in space.groups.values())

@@ -18,7 +18,7 @@ from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import ClusterError
 from tensoropt.graph import OperatorGraph
-from tensoropt.plan.plan import STAGE_AXIS
+from tensoropt.plan.kinds import STAGE_AXIS
 from tensoropt.profiling.cuda_kernels import Capability, capability_of
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.sharding.configurations import AxisSizes

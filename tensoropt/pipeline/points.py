@@ -25,13 +25,13 @@ from tensoropt.plan.plan import (
     MeshInfo,
     OperatorPlan,
     ParameterPlan,
-    PipelineInfo,
     Plan,
     StagePlan,
+    StagesInfo,
     check_plan,
 )
-from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import PipelineRecord
+from tensoropt.plan.point import Point, stages_point
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.simulate.collectives import sent_bytes
@@ -44,7 +44,7 @@ def plan_part(
     axes: tuple[str, ...],
     peak_bytes: tuple[float, ...] = (),
     kinds: tuple[str, ...] = (),
-) -> PipelineRecord:
+) -> StagesRecord:
     """Return the plan of a pipelined strategy, without a recording of its step.
 
     Args:
@@ -78,14 +78,14 @@ def plan_part(
         for name, layout in of_stage.stored.items():
             stored = tuple(layout_names(layout))
             parameters.setdefault(name, ParameterPlan(key=str(tensors[name].key), stored=stored))
-    info = PipelineInfo(
+    info = StagesInfo(
         schedule=strategy.schedule,
         again=tuple(sorted(strategy.duplicated)),
         stages=tuple(stages),
         peak_bytes=peak_bytes,
         kinds=kinds,
     )
-    return PipelineRecord(info, operators, parameters, tuple(dict.fromkeys(recomputed)))
+    return StagesRecord(info, operators, parameters, tuple(dict.fromkeys(recomputed)))
 
 
 def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
@@ -94,9 +94,9 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
     Raises:
         PlanError: the plan has no pipeline, or is for another model; the message names the first difference.
     """
-    info = plan.pipeline
-    if info is None:
-        raise PlanError(f"this plan of {plan.planner} has no pipeline")
+    info = plan.stages
+    if info is None or not info.schedule:
+        raise PlanError(f"this {plan.kind.name} of {plan.planner} has no pipeline")
     check_plan(plan)  # once more, as plans are also made from others
     places, *axes = plan.mesh.shape
     stages = [
@@ -116,7 +116,6 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
     return strategy
 
 
-_OVERLAP = "stages compute at the same time; messages between them run beside, on CPU ranks in between"
 _PHASES = {
     "F": "forward",
     "B": "backward",
@@ -138,15 +137,7 @@ def pipelined_space(
         keys: parameter name in the graph -> the model's own name.
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
-    return Space(
-        mesh=info,
-        micro_batches=micro_batches,
-        groups={},
-        hubs={},
-        shared={},
-        keys=dict(keys),
-        notes=tuple(notes),
-    )
+    return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes))
 
 
 def pipelined_point(
@@ -164,11 +155,13 @@ def pipelined_point(
     """
     fullest = evaluation.memory[evaluation.fullest]
     seconds = np.sum([stage.metrics.sources[0] for stage in evaluation.stages], axis=0)
-    whole = float(seconds.sum()) or 1.0
     sent = evaluation.sent_by(evaluation.fullest * evaluation.strategy.devices_per_place)
     busiest = evaluation.busiest
     memory, time_s = additive or (evaluation.memory_bytes, evaluation.time_s)
-    return Point.of(
+    return stages_point(
+        _record(evaluation, mesh),
+        dict(zip(SOURCES, map(float, seconds), strict=True)),
+        sent,
         memory_bytes=evaluation.memory_bytes,
         time_s=evaluation.time_s,
         **vars(busiest),
@@ -182,19 +175,15 @@ def pipelined_point(
         memory=tuple(float(size) for size in fullest),
         terms=evaluation.terms[evaluation.fullest],
         space=space,
-        collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(sent.items())),
-        sources={name: float(x) / whole for name, x in zip(SOURCES, seconds, strict=True) if x},
         planner=planner,
-        pipeline=_record(evaluation, mesh),
     )
 
 
-def _record(evaluation: PipelineEvaluation, mesh: Mesh) -> PipelineRecord:
+def _record(evaluation: PipelineEvaluation, mesh: Mesh) -> StagesRecord:
     peaks = tuple(float(size) for size in evaluation.peaks)
     curve = ((start_s, *kinds.tolist()) for start_s, kinds in evaluation.memory_curve())
     return replace(
         plan_part(evaluation.strategy, mesh.names[1:], peaks, evaluation.kinds),
-        overlap=_OVERLAP,
         loads=tuple((load.compute_s, load.communication_s) for load in evaluation.loads),
         **_computed(evaluation),
         recording=Recording.of(_rows(evaluation), _events(evaluation), curve, evaluation.owners()),

@@ -22,23 +22,24 @@ from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
 from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
-from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, PlacedInfo, Plan, TransferPlan
-from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, StagesInfo, TransferPlan
+from tensoropt.plan.point import Point, stages_point
+from tensoropt.plan.point_records import StagesRecord, read_off_timeline
 from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, Recording
 from tensoropt.simulate.timeline import Timeline, joined, length_s
 
 
-def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord:
+def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord:
     """Return the plan of a simulated placement, without a recording of its step."""
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
     training = simulated.problem.training
     device_of = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
-    return PlacedRecord(
+    return StagesRecord(
         operators={
             op.name: OperatorPlan(
                 axes={},
@@ -54,7 +55,7 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedRecord
             name: ParameterPlan(key=str(tensors[name].key), device=device_of[holder])
             for name, holder in graph.holder.items()
         },
-        info=PlacedInfo(
+        stages=StagesInfo(
             splits={name: tuple(kind) for name, kind in graph.splits.items()},
             transfers=tuple(
                 TransferPlan(
@@ -74,9 +75,10 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
         PlanError: the plan is not a placed one, or is for another model; the message names the first
             difference.
     """
-    if plan.placed is None:
-        raise PlanError(f"this plan of {plan.planner} splits operators over a mesh; it places none")
-    graph = placed_graph(groups, plan.placed.splits, plan.micro_batches)
+    stages = plan.stages
+    if stages is None or stages.schedule:
+        raise PlanError(f"this {plan.kind.name} of {plan.planner} places no operators on single devices")
+    graph = placed_graph(groups, stages.splits, plan.micro_batches)
     names = [op.name for op in graph.operators]
     for name in names:
         if name not in plan.operators:
@@ -94,7 +96,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
         _orders(plan, names, device, "order"),
         _orders(plan, names, device, "backward_order") if groups.atoms.graph.training else None,
     )
-    transfers = tuple(ValueTransfer(t.value, t.source, t.target, t.backward) for t in plan.placed.transfers)
+    transfers = tuple(ValueTransfer(t.value, t.source, t.target, t.backward) for t in stages.transfers)
     return PlacedStrategy(graph, placement, transfers)
 
 
@@ -170,9 +172,6 @@ def _words(timeline: Timeline, where: str) -> tuple[dict[str, str], dict[str, st
     return takes, gives
 
 
-OVERLAP = "messages run beside computing; those that share a lane queue"
-
-
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
     """Return the space of the placed points with ``micro_batches`` micro-batches: a row of devices.
 
@@ -180,7 +179,7 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
         keys: parameter name in the graph -> the model's own name.
     """
     mesh = MeshInfo(shape=(cluster.device_count,), names=("device",), placed=True)
-    return Space(mesh=mesh, micro_batches=micro_batches, groups={}, hubs={}, shared={}, keys=dict(keys))
+    return Space(mesh, micro_batches, keys=dict(keys))
 
 
 def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
@@ -191,16 +190,19 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         which that device waits while some message is under way, ``idle_s`` that for which it waits and none
         is.
     """
-    sends: Counter[tuple[tuple[int, int], int]] = Counter()
+    sent: Counter[Collective] = Counter()
     sent_by: Counter[int] = Counter()
     for tensor, source, target, _ in simulated.transfers:
         size = simulated.problem.tensors[tensor].bytes
-        sends[(source, target), size] += simulated.micro_batches
+        sent[Collective("send", (source, target), size)] += simulated.micro_batches
         sent_by[source] += size * simulated.micro_batches
     additive = [0.0] * simulated.problem.devices.count
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
-    return Point.of(
+    return stages_point(
+        plan_part(graph.graph, simulated),
+        _seconds_by_source(graph, simulated),
+        sent,
         memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),
         time_s=simulated.time_s,
         **_seconds(simulated),
@@ -211,10 +213,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         memory=tuple(simulated.peaks[_fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
         space=space,
-        collectives=tuple(("send", pair, size, count) for (pair, size), count in sorted(sends.items())),
-        sources=_sources(graph, simulated),
         planner=planner,
-        placed=plan_part(graph.graph, simulated),
     )
 
 
@@ -246,19 +245,18 @@ def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
     }
 
 
-def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
-    """Return the shares of all seconds, computing and sending, by their sources."""
+def _seconds_by_source(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
+    """Return all seconds, computing and sending, by the source of their figures."""
     seconds_by_source: dict[str, float] = defaultdict(float)
     seconds_by_source[graph.prices.compute()[0].source] += sum(simulated.busy_s)
     for tensor, source, target, _ in simulated.transfers:
         size = simulated.problem.tensors[tensor].bytes
         seconds = simulated.micro_batches * simulated.problem.devices.transfer_s(size, source, target)
         seconds_by_source[graph.prices.links.pair_source(source, target)] += seconds
-    whole = sum(seconds_by_source.values()) or 1.0
-    return {name: seconds / whole for name, seconds in seconds_by_source.items() if seconds}
+    return seconds_by_source
 
 
-def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> PlacedRecord:
+def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> StagesRecord:
     """Return the record of a kept placed point: its plan, its planner's remarks, and its timeline with the
     memory of the fullest device. Making it takes longer than simulating the step."""
     fullest = _fullest(simulated)
@@ -272,7 +270,8 @@ def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequ
         for time_s, sizes in simulated.timeline.memory(device_name(fullest))
     )
     recording = Recording.of(_rows(graph, simulated), events, curve, _owned_on(simulated, fullest))
-    return replace(plan_part(graph.graph, simulated), notes=tuple(notes), recording=recording)
+    record = replace(plan_part(graph.graph, simulated), notes=tuple(notes), recording=recording)
+    return read_off_timeline(record)
 
 
 def _lane(resources: Sequence[str]) -> str:

@@ -115,13 +115,6 @@ def _parts(
     ]
 
 
-def _pipelined(say: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that says something about the stages of a pipeline, and nothing about other
-    points.
-    """
-    return lambda row: None if row.point.pipeline is None else say(row.point.pipeline.info)
-
-
 FIXED = (
     _Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
     _Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
@@ -153,11 +146,11 @@ FURTHER = (
     _Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
            lambda row: row.point.host_bound),
     _Figure("stages", COUNT, "stages", "How many stages its pipeline has.",
-           _pipelined(lambda pipeline: len(pipeline.stages))),
+           lambda row: len(row.point.stages.stages) or None),
     _Figure("schedule", _WORDS, "schedule", "The order in which micro-batches pass the stages.",
-           _pipelined(lambda pipeline: pipeline.schedule)),
+           lambda row: row.point.stages.schedule or None),
     _Figure("cuts", _WORDS, "cuts", "The operators with which further stages begin.",
-           _pipelined(lambda pipeline: " ".join(stage.begins for stage in pipeline.stages[1:]))),
+           lambda row: " ".join(row.point.stages.begins) or None),
     _Figure("name", _WORDS, "plan", "What people call such a plan.", lambda row: row.name),
     *_parts("allocator", ALLOCATOR, "allocator_{}_bytes", BYTES,
             "Peak of what is {} by PyTorch's allocator, replayed.", default=math.nan, sparse=True),

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.plan import MeshInfo, Plan
-from tensoropt.plan.point import Point
+from tensoropt.plan.plan import MeshInfo, Plan, kind_of
+from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.space import Space
 
 
@@ -35,14 +35,10 @@ def point_keys(points: Sequence[Point], spaces: Sequence[Space], step: tuple[str
     """
     keys = [""] * len(points)
     bases = [_base(step, space.mesh, space.micro_batches) for space in spaces]
-    of_space: dict[int, list[int]] = {}
-    for row, point in enumerate(points):
-        if point.record is not None:
-            fields = point.record.plan_fields(spaces[point.space].micro_batches)
-            keys[row] = _key(bases[point.space], fields)
-        else:
-            of_space.setdefault(point.space, []).append(row)
-    for number, rows in of_space.items():
+    of_spaces, records = by_strategy(points)
+    for row, record in records.items():
+        keys[row] = _key(bases[points[row].space], vars(record))
+    for number, rows in of_spaces.items():
         choice = np.array([points[row].choice for row in rows], dtype=int)
         options = np.array([points[row].options for row in rows], dtype=int)
         sharded = _sharded(spaces[number], choice, options) ^ np.uint64(bases[number])
@@ -67,13 +63,14 @@ def _said(fields: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield _operator(name, list(one.axes.values()), one.device, one.order, one.backward_order)
     for name, one in fields["parameters"].items():
         yield _parameter(name, one.stored, one.device)
-    for name, layout in fields["hubs"].items():
+    for name, layout in fields.get("hubs", {}).items():
         yield _hub(name, layout)
-    for block in fields.get("recomputed", ()):
+    for block in fields["recomputed"]:
         yield _recomputed(block)
-    for name in ("placed", "pipeline"):
-        if fields.get(name) is not None:
-            yield name, fields[name].model_dump(mode="json", exclude={"peak_bytes"})
+    stages = fields["stages"]
+    for name, own in kind_of(stages).key.items():
+        data = stages.model_dump(mode="json", include=set(own))
+        yield name, {field: value for field, value in data.items() if value or field != "kinds"}
 
 
 def _operator(name: str, labels: Sequence[str], *place: int | None) -> tuple[Any, ...]:

@@ -18,23 +18,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.facts_table import Shown, described, facts_text
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, PlanKind
 from tensoropt.question.model_source import OnnxOptions
-
-STAGE_AXIS = "stage"
-"""The name of a mesh axis along which the stages of a pipeline lie."""
 
 
 def check_plan(plan: Plan) -> None:
@@ -45,17 +36,18 @@ def check_plan(plan: Plan) -> None:
     """
     _check_mesh(plan)
     _check_cluster(plan)
-    axes = plan.mesh.names[1:] if plan.pipeline is not None else plan.mesh.names
     for name, operator in plan.operators.items():
-        if plan.placed is None:
-            _check_axes(name, operator.axes, axes)
-        elif operator.device is None or operator.order is None:
-            raise PlanError(f"operator {name} of a placed plan has no device or no order; say both")
+        _check_axes(name, operator.axes, plan.axes)
+        if (operator.device is None or operator.order is None) == plan.mesh.placed:
+            raise PlanError(
+                f"operator {name} has device {operator.device} and order {operator.order}; say both in a "
+                "placed plan, and none in others"
+            )
     for name, parameter in plan.parameters.items():
-        if plan.placed is None and plan.pipeline is None and len(parameter.stored) != 1 + len(axes):
+        if parameter.device is None and len(parameter.stored) != 1 + len(plan.axes):
             raise PlanError(
                 f"parameter {name} is stored as {list(parameter.stored)}, but has one placement for the "
-                f"micro-batches and one for each mesh axis ({_listed(axes)})"
+                f"micro-batches and one for each mesh axis ({_listed(plan.axes)})"
             )
         if parameter.device is not None and parameter.device >= plan.devices:
             raise PlanError(
@@ -66,7 +58,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_mesh(plan: Plan) -> None:
-    mesh = plan.mesh
+    mesh, kind = plan.mesh, plan.kind
     if any(size < 1 for size in mesh.shape):
         raise PlanError(f"the mesh {list(mesh.shape)} has an axis below 1; give sizes of at least 1")
     if len(mesh.names) != len(mesh.shape) or len(set(mesh.names)) != len(mesh.names):
@@ -74,15 +66,12 @@ def _check_mesh(plan: Plan) -> None:
             f"the mesh {list(mesh.shape)} needs {len(mesh.shape)} different names of axes, and has "
             f"{list(mesh.names)}"
         )
-    if plan.pipeline is not None and mesh.names[:1] != (STAGE_AXIS,):
+    if (mesh.names[: len(kind.first_axes)], mesh.placed) != (kind.first_axes, kind.placed):
+        begins = "".join(f" and begins with the axis {axis}" for axis in kind.first_axes)
         raise PlanError(
-            f"the first axis of a pipeline's mesh is called {STAGE_AXIS}, and here {_listed(mesh.names)}"
+            f"the mesh has 'placed' {mesh.placed} and the axes {_listed(mesh.names)}, but that of a "
+            f"{kind.name}, as its 'stages' make it, has 'placed' {kind.placed}{begins}; make both agree"
         )
-    if plan.pipeline is not None and plan.placed is not None:
-        raise PlanError("a plan is placed or has a pipeline, and this one both; leave out one of them")
-    # The other way round is fine: the first placed plans did not say it of their mesh.
-    if mesh.placed and plan.placed is None:
-        raise PlanError("the mesh is said to be placed, but the plan has no 'placed'; make both agree")
 
 
 def _check_cluster(plan: Plan) -> None:
@@ -204,12 +193,9 @@ def _example(value: Any) -> Any:
     return {k: _example(v) for k, v in value["dict"].items()}
 
 
-SCHEMA = "tensoropt.plan/1"
-PIPELINED_SCHEMA = "tensoropt.plan/2"
-"""Of plans with a pipeline, which earlier versions cannot run; others stay readable by them."""
-PLACED_MICRO_SCHEMA = "tensoropt.plan/3"
-"""Of placed plans of several micro-batches, which earlier versions would run as one batch."""
-_SCHEMAS = (SCHEMA, PIPELINED_SCHEMA, PLACED_MICRO_SCHEMA)
+SCHEMA = "tensoropt.plan/4"
+_OLD_SCHEMAS = ("tensoropt.plan/1", "tensoropt.plan/2", "tensoropt.plan/3")
+"""Of plans that have ``placed`` or ``pipeline`` in place of ``stages``; :func:`load_plan` reads them."""
 
 
 class _Strict(BaseModel):
@@ -255,12 +241,15 @@ class MeshInfo(_Strict):
     placed: bool = False
 
     @property
+    def places(self) -> int:
+        """The number of places through which micro-batches pass: 1 but for pipelines."""
+        return dict(zip(self.names, self.shape, strict=True)).get(STAGE_AXIS, 1)
+
+    @property
     def label(self) -> str:
         """The mesh in words: ``2x4``, ``1`` for a single device, ``placed on 4``, or ``pp2x4``."""
-        sizes = "x".join(map(str, self.shape)) or "1"
-        if self.names[:1] == (STAGE_AXIS,):
-            return f"pp{sizes}"
-        return f"placed on {sizes}" if self.placed else sizes
+        before = "pp" if STAGE_AXIS in self.names else "placed on " if self.placed else ""
+        return before + ("x".join(map(str, self.shape)) or "1")
 
 
 class OperatorPlan(_Strict):
@@ -276,6 +265,11 @@ class OperatorPlan(_Strict):
     device: int | None = Field(None, ge=0)
     order: int | None = Field(None, ge=0)
     backward_order: int | None = Field(None, ge=0)
+
+    @property
+    def position(self) -> str:
+        """Its device and its position there in words; "" if it has none of its own."""
+        return "" if self.device is None else f"device {self.device}, position {self.order}"
 
 
 class ParameterPlan(_Strict):
@@ -299,20 +293,6 @@ class TransferPlan(_Strict):
     backward: bool = False
 
 
-class PlacedInfo(_Strict):
-    """The splits and transfers of a placed plan, in addition to its operators' devices.
-
-    Attributes:
-        splits: (loop dim, number of pieces) by group.
-        transfers: the transfers of one micro-batch, in the order that all devices follow.
-        peak_bytes: per device.
-    """
-
-    splits: dict[str, tuple[str, int]] = {}
-    transfers: tuple[TransferPlan, ...] = ()
-    peak_bytes: tuple[float, ...] = ()
-
-
 class StagePlan(_Strict):
     """The strategy of one stage, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes it, without
     its mesh.
@@ -328,29 +308,43 @@ class StagePlan(_Strict):
     recomputed: tuple[str, ...] = ()
 
 
-class PipelineInfo(_Strict):
-    """The schedule and the stages of a plan with a pipeline.
+class StagesInfo(_Strict):
+    """The stages of a plan that is not one stage on the whole mesh, and their schedule.
+
+    A plan with a schedule is a pipeline: stages of several operators, through which micro-batches pass. One
+    without is placed: its stages are devices, which run their operators in the order that ``operators`` says.
 
     Attributes:
-        schedule: the order in which micro-batches pass the stages.
+        schedule: the order in which micro-batches pass the stages; "" for a placed plan.
         again: the tensors that stages recompute instead of receiving them.
-        stages: in order; the parts of the devices are the first axis of the plan's mesh, and have as many
-            stages each as the schedule gives them.
-        peak_bytes: per part, of one of its ranks.
-        kinds: per part the names of its kinds of devices; only where parts differ in them.
+        stages: in order; the places are the first axis of the plan's mesh, and have as many stages each as
+            the schedule gives them. None of a placed plan, whose operators have a device each.
+        splits: (loop dim, number of pieces) of the operator groups that are cut into pieces.
+        transfers: the transfers of one micro-batch, in the order that all devices follow; in a pipeline they
+            follow from the stages.
+        peak_bytes: per place of one of its ranks, or per device.
+        kinds: per place the names of its kinds of devices; only where places differ in them.
     """
 
-    schedule: str
+    schedule: str = ""
     again: tuple[str, ...] = ()
-    stages: tuple[StagePlan, ...]
+    stages: tuple[StagePlan, ...] = ()
+    splits: dict[str, tuple[str, int]] = {}
+    transfers: tuple[TransferPlan, ...] = ()
     peak_bytes: tuple[float, ...] = ()
     kinds: tuple[str, ...] = ()
 
-    @model_serializer(mode="wrap")
-    def _without_empty_kinds(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Left out where there are none, so that versions that know none of them read such plans.
-        data: dict[str, Any] = write(self)
-        return data if self.kinds else {name: value for name, value in data.items() if name != "kinds"}
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The operator groups with which the stages behind the first begin."""
+        return tuple(stage.begins for stage in self.stages[1:])
+
+
+def kind_of(stages: StagesInfo | None) -> PlanKind:
+    """Return the kind of a plan with these stages."""
+    if stages is None:
+        return SHARDED
+    return PIPELINED if stages.schedule else PLACED
 
 
 class CollectiveCount(_Strict):
@@ -400,16 +394,15 @@ class Predicted(_Strict):
 class Plan(Shown, _Strict):
     """One plan file; see the field types for shapes and units.
 
-    ``recomputed`` names repeated blocks whose forward runs again in backward. A plan with ``placed`` puts
-    every operator, or piece of one, on one device (:mod:`tensoropt.placement`); its mesh is the row of
-    devices, and its figures are those of the fullest device. One with ``pipeline`` cuts the model into stages
-    (:mod:`tensoropt.pipeline`), of which it says more there than ``operators`` and ``parameters`` do.
+    ``recomputed`` names repeated blocks whose forward runs again in backward. A plan without ``stages`` is
+    one stage on the whole mesh. One whose stages have a schedule cuts the model
+    (:mod:`tensoropt.pipeline`), and says more of each stage there than ``operators`` and ``parameters`` do.
+    One whose stages have none puts every operator, or piece of one, on one device
+    (:mod:`tensoropt.placement`); its mesh is the row of devices, and its figures are those of the fullest.
     """
 
     # An alias, since pydantic's BaseModel has a method called schema.
-    schema_: Literal["tensoropt.plan/1", "tensoropt.plan/2", "tensoropt.plan/3"] = Field(
-        "tensoropt.plan/1", alias="schema"
-    )
+    schema_: Literal["tensoropt.plan/4"] = Field("tensoropt.plan/4", alias="schema")
     planner: str
     model: ModelInfo
     cluster: dict[str, Any]
@@ -420,8 +413,7 @@ class Plan(Shown, _Strict):
     hubs: dict[str, tuple[str, ...]]
     parameters: dict[str, ParameterPlan]
     recomputed: tuple[str, ...] = ()
-    placed: PlacedInfo | None = None
-    pipeline: PipelineInfo | None = None
+    stages: StagesInfo | None = None
     predicted: Predicted
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
@@ -433,6 +425,16 @@ class Plan(Shown, _Strict):
         for size in self.mesh.shape:
             count *= size
         return count
+
+    @property
+    def kind(self) -> PlanKind:
+        """The kind of the plan, with the words for it."""
+        return kind_of(self.stages)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the mesh axes along which operators are split."""
+        return self.mesh.names[len(self.kind.first_axes) :]
 
     @property
     def model_source(self) -> str:
@@ -455,9 +457,13 @@ class Plan(Shown, _Strict):
         """Return the strategy as :meth:`tensoropt.sharding.strategy.Strategy.from_data` reads it.
 
         Raises:
-            PlanError: the plan is placed or has a pipeline, so it has no single strategy on a mesh.
+            PlanError: the plan has several stages, so it has no single strategy on a mesh.
         """
-        self._check_sharded()
+        if self.stages is not None:
+            raise PlanError(
+                f"this {self.kind.name} of {self.planner} has no strategy on one mesh: its stages have one "
+                "each, and those of a placed plan are single devices"
+            )
         return {
             "mesh": [self.micro_batches, *self.mesh.shape],
             "groups": {
@@ -484,18 +490,6 @@ class Plan(Shown, _Strict):
         self.check_model(graph)
         return strategy
 
-    def _check_sharded(self) -> None:
-        if self.pipeline is not None:
-            raise PlanError(
-                f"this plan of {self.planner} cuts the model into stages, each of which has a strategy of "
-                "its own"
-            )
-        if self.placed is not None:
-            raise PlanError(
-                f"this is a placed plan of {self.planner}: its operators lie on one device each, so that it "
-                "has no strategy on a mesh"
-            )
-
     def check_model(self, graph: Any) -> None:
         """Raise :class:`PlanError` unless the plan was made for this grouped graph's model."""
         found = graph.atoms.graph.fingerprint
@@ -507,9 +501,7 @@ class Plan(Shown, _Strict):
 
     def to_data(self) -> dict[str, Any]:
         """Return the plan as plain data, as a plan file has it."""
-        # Without the field where there is no pipeline, so that earlier versions read such plans.
-        left_out = {"pipeline"} if self.pipeline is None else set()
-        return self.model_dump(by_alias=True, mode="json", exclude=left_out)
+        return self.model_dump(by_alias=True, mode="json")
 
     def to_json(self) -> str:
         """Return the content of a plan file."""
@@ -523,6 +515,18 @@ class Plan(Shown, _Strict):
         return facts_text(*described(self))
 
     __str__ = __repr__  # pydantic's own would list every field
+
+
+def _converted(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a plan file of an old schema as :data:`SCHEMA` has it."""
+    data = {**data, "schema": SCHEMA}
+    stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
+    if all(value is not None for value in stages.values()):
+        raise PlanError("a plan is placed or has a pipeline, and this one both; leave out one of them")
+    if stages["placed"] is not None and isinstance(data.get("mesh"), dict):
+        data["mesh"] = {**data["mesh"], "placed": True}  # which the first placed plans did not say
+    data["stages"] = stages["placed"] if stages["pipeline"] is None else stages["pipeline"]
+    return data
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -552,18 +556,18 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         raise PlanError(f"{path} is not a plan: {error}") from error
     except PlanError as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
-    if not isinstance(data, dict) or data.get("schema") not in _SCHEMAS:
+    schemas = (*_OLD_SCHEMAS, SCHEMA)
+    if not isinstance(data, dict) or data.get("schema") not in schemas:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        known = " or ".join(f"'{schema}'" for schema in _SCHEMAS)
+        known = " or ".join(f"'{schema}'" for schema in schemas)
         raise PlanError(f"{path} is not a plan: its schema is {found!r}, not {known}")
     try:
-        plan = Plan.model_validate(data)
+        plan = Plan.model_validate(data if data["schema"] == SCHEMA else _converted(data))
+        check_plan(plan)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise PlanError(f"{path} is not a plan: {where}: {first['msg']}") from error
-    try:
-        check_plan(plan)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from error
     return plan

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
+from tensoropt.plan.plan import StagesInfo
+from tensoropt.plan.point import Point, by_strategy
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
-from tensoropt.units import counted
 
 DATA, TENSOR, OTHER, WHOLE = range(4)
 """What an operator does on one mesh axis."""
@@ -91,31 +91,17 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
     up.
     """
     names = [""] * len(points)
-    members: dict[int, list[int]] = {}
-    for i, point in enumerate(points):
-        space = spaces[point.space]
-        if point.placed is not None:
-            names[i] = placed_words(point.placed)
-        elif point.pipeline is not None:
-            names[i] = _pipelined_name(point.pipeline, space)
-        else:
-            members.setdefault(point.space, []).append(i)
-    for number, rows in members.items():
+    of_spaces, records = by_strategy(points)
+    for i, record in records.items():
+        names[i] = _staged_name(record, spaces[points[i].space])
+    for number, rows in of_spaces.items():
         for i, name in zip(rows, _sharded_names([points[i] for i in rows], spaces[number]), strict=True):
             names[i] = name
     return tuple(names)
 
 
-def placed_words(record: PlacedRecord, join: str = JOIN) -> str:
-    """Return a placed point's record in words: ``placed on 3 devices · 2 operators cut``."""
-    used = len({operator.device for operator in record.operators.values()})
-    pieces = len(record.info.splits)
-    cut = f"{join}{counted(pieces, 'operator')} cut" if pieces else ""
-    return f"placed on {counted(used, 'device')}{cut}"
-
-
-def _pipelined_name(record: PipelineRecord, space: Space) -> str:
-    stages, shape = record.info.stages, space.mesh.shape[1:]
+def _staged_name(record: StagesRecord, space: Space) -> str:
+    stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
     done = [
         [what_it_does(label, batch) for label in labels]
         for stage in stages
@@ -131,17 +117,20 @@ def _pipelined_name(record: PipelineRecord, space: Space) -> str:
             if any(layout[axis + 1].startswith("S(") for axis in outside):
                 stored[_STAGE_OF.get(layout[0], 3)] += 1
     again = len(record.recomputed)
-    places = space.mesh.shape[0]
-    schedule = SCHEDULES.get(record.info.schedule, record.info.schedule)
-    several = f" ({len(stages)} stages)" if len(stages) != places else ""
     return JOIN.join(
         (
             *(_axes_and_storage(shape, counts, stored) if np.prod(shape) > 1 else ()),
             *((f"{again} {'block' if again == 1 else 'blocks'} recomputed",) if again else ()),
-            *_micro(space),
-            f"PP {places} {schedule}{several}",
+            *(_schedule(record.info, space) if stages else ()),
+            *record.placing,
         )
     )
+
+
+def _schedule(info: StagesInfo, space: Space) -> tuple[str, ...]:
+    places = space.mesh.shape[0]
+    several = f" ({len(info.stages)} stages)" if len(info.stages) != places else ""
+    return (*_micro(space), f"PP {places} {SCHEDULES.get(info.schedule, info.schedule)}{several}")
 
 
 def _micro(space: Space) -> tuple[str, ...]:

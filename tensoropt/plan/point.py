@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -13,9 +13,14 @@ from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.facts_table import Shown
 from tensoropt.plan.figures import BREAKDOWNS, KEPT, kept_figures, worded
-from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
+from tensoropt.plan.kinds import SHARDED, PlanKind
+from tensoropt.plan.plan import StagesInfo
+from tensoropt.plan.point_records import WITH_INDICES, StagesRecord
 from tensoropt.simulate.recording import is_host_bound
 from tensoropt.units import format_bytes
+
+if TYPE_CHECKING:
+    from tensoropt.simulate.collectives import Collective
 
 FRONTIER = "frontier"
 """The planner of the search's own points, and in a comparison the row of all that are shown."""
@@ -38,9 +43,8 @@ class Point(Shown):
 
     ``memory_bytes`` is the sum of ``memory`` and ``terms``; ``additive_memory_bytes`` counts tensors only.
 
-    ``placed``: the record of a placed plan (:mod:`tensoropt.placement.points`), instead of indices;
-    ``pipeline``: likewise of a pipelined one (:mod:`tensoropt.pipeline.points`), whose memory is that of the
-    fullest rank and whose breakdown that of the busiest.
+    ``record``: the plan of a placed or pipelined point, instead of indices; its memory is that of the fullest
+    rank, its breakdown that of the busiest.
     """
 
     figures: Mapping[str, float]
@@ -49,8 +53,7 @@ class Point(Shown):
     options: tuple[int, ...]
     collectives: tuple[tuple[str, tuple[int, ...], int, int], ...]
     planner: str = FRONTIER
-    placed: PlacedRecord | None = None
-    pipeline: PipelineRecord | None = None
+    record: StagesRecord = WITH_INDICES
 
     @classmethod
     def of(
@@ -61,16 +64,13 @@ class Point(Shown):
         options: tuple[int, ...] = (),
         collectives: tuple[tuple[str, tuple[int, ...], int, int], ...],
         planner: str = FRONTIER,
-        placed: PlacedRecord | None = None,
-        pipeline: PipelineRecord | None = None,
+        record: StagesRecord = WITH_INDICES,
         **figures: Any,
     ) -> Point:
         """Return a point from a strategy and its figures by name; the parts of a breakdown are given
         together, in order or by name: ``terms={"context": 3e8}``.
         """
-        return cls(
-            _ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, placed, pipeline
-        )
+        return cls(_ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, record)
 
     def changed(self, **changes: Any) -> Point:
         """Return this point with other fields or figures; a breakdown is replaced as a whole."""
@@ -124,11 +124,14 @@ class Point(Shown):
         return {part: self.figures[name] for part, name in names.items() if name in self.figures}
 
     @property
-    def record(self) -> PlacedRecord | PipelineRecord | None:
-        """The record of a placed or pipelined point, which has no indices; None for a choice in a searched
-        space.
-        """
-        return self.placed or self.pipeline
+    def stages(self) -> StagesInfo:
+        """The stages of a placed or pipelined point; none of a choice in a searched space."""
+        return self.record.info
+
+    @property
+    def kind(self) -> PlanKind:
+        """The kind of its plan, with the words for it."""
+        return self.record.kind
 
     @property
     def tensor_bytes(self) -> float:
@@ -144,8 +147,7 @@ class Point(Shown):
     def identity(self) -> tuple[Any, ...]:
         """A value that two points share only if they are the same strategy by the same planner."""
         # Points without indices are told apart by their plans.
-        own = "" if self.record is None else self.record.info.model_dump_json()
-        return (self.planner, self.space, self.choice, self.options, own)
+        return (self.planner, self.space, self.choice, self.options, self.record.identity)
 
     @property
     def proven(self) -> str:
@@ -163,10 +165,44 @@ class Point(Shown):
         )
 
 
+def stages_point(
+    record: StagesRecord,
+    seconds_by_source: Mapping[str, float],
+    sent: Mapping[Collective, int],
+    **fields: Any,
+) -> Point:
+    """Return the point of a simulated plan of several stages, with nothing proven about it.
+
+    Args:
+        seconds_by_source: all seconds, computing and sending, by the source of their figures.
+        sent: how many of each collective or message are sent.
+        fields: the other fields and figures of :meth:`Point.of`.
+    """
+    whole = sum(seconds_by_source.values()) or 1.0
+    return Point.of(
+        collectives=tuple((*send, count) for send, count in sorted(sent.items())),
+        sources={name: seconds / whole for name, seconds in seconds_by_source.items() if seconds},
+        record=record,
+        **fields,
+    )
+
+
 _ASSUMED = kept_figures({f.name: f.default for f in KEPT.values() if f.part is None})
 """What a figure is that is not given, where that is not unknown."""
 _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 """What a point has beside its figures."""
+
+
+def by_strategy(points: Sequence[Point]) -> tuple[dict[int, list[int]], dict[int, StagesRecord]]:
+    """Return the rows of the points with indices, by their space, and the records of the others, by row."""
+    of_spaces: dict[int, list[int]] = {}
+    records: dict[int, StagesRecord] = {}
+    for row, point in enumerate(points):
+        if point.kind is SHARDED:
+            of_spaces.setdefault(point.space, []).append(row)
+        else:
+            records[row] = point.record
+    return of_spaces, records
 
 
 Item = TypeVar("Item")

@@ -7,13 +7,7 @@ from typing import Any
 from tensoropt.costs.variables import Variable
 from tensoropt.plan.figures import KEPT
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan import (
-    CollectiveCount,
-    OperatorPlan,
-    ParameterPlan,
-    Plan,
-    Predicted,
-)
+from tensoropt.plan.plan import CollectiveCount, OperatorPlan, ParameterPlan, Plan, Predicted
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.simulate.recording import MEMORY_KINDS
@@ -22,8 +16,6 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 def plan_of(findings: Findings, point: Point) -> Plan:
     """Return the plan of a point of one of the exploration's spaces; neither model nor search is needed."""
     space = findings.spaces[point.space]
-    record = point.record
-    fields = _sharded_fields(space, point) if record is None else record.plan_fields(space.micro_batches)
     return Plan(
         planner=point.planner,
         model=findings.model,
@@ -34,7 +26,7 @@ def plan_of(findings: Findings, point: Point) -> Plan:
         predicted=_predicted(point),
         settings=dict(findings.settings),
         versions=dict(findings.versions),
-        **fields,
+        **_strategy_fields(space, point),
     )
 
 
@@ -52,10 +44,10 @@ def _predicted(point: Point) -> Predicted:
     )
 
 
-def _sharded_fields(space: Space, point: Point) -> dict[str, Any]:
-    """Return the fields of a plan that follow from a sharded point's indices."""
+def _strategy_fields(space: Space, point: Point) -> dict[str, Any]:
+    """Return the fields of a plan that its point's record has, or that follow from its indices."""
     names = space.mesh.names
-    operators, parameters = {}, {}
+    operators, parameters = dict(point.record.operators), dict(point.record.parameters)
     position = dict(zip(space.variables, range(len(space.variables)), strict=True))
     for name, group in space.groups.items():
         which = point.choice[position[name]]
@@ -79,5 +71,6 @@ def _sharded_fields(space: Space, point: Point) -> dict[str, Any]:
         "operators": operators,
         "parameters": parameters,
         "hubs": hubs,
-        "recomputed": space.recomputed(point.choice),
+        "recomputed": (*point.record.recomputed, *space.recomputed(point.choice)),
+        "stages": point.record.stages,
     }

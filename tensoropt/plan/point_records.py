@@ -1,154 +1,143 @@
-"""Records of placed and pipelined points, which have no indices: the plan, and the recorded step.
+"""The records of placed and pipelined points, which have no indices: the plan, and the recorded step.
 
-:func:`record_fields` and ``to_data`` are the one way from and to the JSON of a saved exploration.
+:func:`record_of` and :meth:`StagesRecord.to_data` are the one way from and to a saved exploration's JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-from tensoropt.plan.plan import (
-    PIPELINED_SCHEMA,
-    PLACED_MICRO_SCHEMA,
-    SCHEMA,
-    OperatorPlan,
-    ParameterPlan,
-    PipelineInfo,
-    PlacedInfo,
-)
+from pydantic import TypeAdapter
+
+from tensoropt.plan.kinds import PlanKind
+from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, kind_of
+from tensoropt.plan.spent import NOTHING, OPTIMIZER_TITLE, RECOMPUTATION, beside_groups, spent_by_group
 from tensoropt.simulate.recording import Recording
+from tensoropt.units import counted
 
 
 @dataclass(frozen=True)
-class _PlanRecord:
-    """The operators and parameters of a plan that no indices describe."""
-
-    info: Any
-    operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
-    parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
-
-    def _fields_of_plan(self, **own: Any) -> dict[str, Any]:
-        return {"operators": self.operators, "parameters": self.parameters, "hubs": {}, **own}
-
-    def _plans_data(self) -> dict[str, Any]:
-        named = {"operators": self.operators, "parameters": self.parameters}
-        return {
-            kind: {name: plan.model_dump(mode="json") for name, plan in plans.items()}
-            for kind, plans in named.items()
-        }
-
-
-@dataclass(frozen=True)
-class PlacedRecord(_PlanRecord):
-    """The plan of a placed point, and the recording of its step.
+class StagesRecord:
+    """The plan of a point that no indices describe, and the recording of its step; empty for others.
 
     Attributes:
-        info: what the plan says beside its operators and parameters.
-        notes: its planner's remarks.
-        recording: empty until the point is kept: making it takes longer than simulating the step.
-    """
-
-    info: PlacedInfo
-    notes: tuple[str, ...] = ()
-    recording: Recording = field(default_factory=Recording)
-
-    def plan_fields(self, micro_batches: int) -> dict[str, Any]:
-        """Return the fields of its plan."""
-        schema = SCHEMA if micro_batches == 1 else PLACED_MICRO_SCHEMA
-        return self._fields_of_plan(schema=schema, placed=self.info)
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> PlacedRecord:
-        """Return the record that :meth:`to_data` wrote."""
-        info, notes = PlacedInfo(**data["placed"]), tuple(data.get("notes", ()))
-        return cls(info, **_plans(data), notes=notes, recording=Recording.from_data(data))
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the record as plain data."""
-        own = {"placed": self.info.model_dump(mode="json"), "notes": list(self.notes)}
-        return {**self._plans_data(), **own, **self.recording.to_data()}
-
-
-@dataclass(frozen=True)
-class PipelineRecord(_PlanRecord):
-    """The plan of a pipelined point, and the recording of its step.
-
-    Attributes:
-        info: what the plan says beside its operators and parameters.
+        stages: what the plan says beside its operators and parameters; None of a point with indices.
         operators, parameters: of all stages; what several stages have is listed as in the first of them.
         recomputed: the recomputed blocks of all stages.
-        overlap: what is assumed to overlap what, in words.
+        notes: its planner's remarks.
         loads: the seconds (computing, communicating) of a rank of each place; None if an older version saved
-            it.
-        computed: (group, module, target, seconds) of what a rank of the busiest place computes; None if an
-            older version saved it.
+            it, and of a placed point until it is kept.
+        computed: (group, module, target or name of its first operator, seconds) of what a rank of the busiest
+            place computes; None as before.
         again_s, optimizer_s: the seconds of recomputation and of the optimizer there.
+        recording: empty until a placed point is kept: making it takes longer than simulating the step.
     """
 
-    info: PipelineInfo
+    stages: StagesInfo | None = None
+    operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
     recomputed: tuple[str, ...] = ()
-    overlap: str = ""
+    notes: tuple[str, ...] = ()
     loads: tuple[tuple[float, float], ...] | None = None
     computed: tuple[tuple[str, str, str, float], ...] | None = None
     again_s: float = 0.0
     optimizer_s: float = 0.0
     recording: Recording = field(default_factory=Recording)
 
-    def plan_fields(self, micro_batches: int) -> dict[str, Any]:
-        """Return the fields of its plan."""
-        own = {"recomputed": self.recomputed, "pipeline": self.info}
-        return self._fields_of_plan(schema=PIPELINED_SCHEMA, **own)
+    @cached_property
+    def info(self) -> StagesInfo:
+        """The stages; an empty list of a point with indices."""
+        return self.stages or StagesInfo()
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells the plan from others; the same for all points with indices."""
+        return self.info.model_dump_json()
+
+    @cached_property
+    def kind(self) -> PlanKind:
+        """The kind of the plan, with the words for it."""
+        return kind_of(self.stages)
+
+    @property
+    def placing(self) -> tuple[str, ...]:
+        """On how many devices single operators lie, and how many are cut for that, in words."""
+        used = {plan.device for plan in self.operators.values()} - {None}
+        placed = (f"placed on {counted(len(used), 'device')}",) if used else ()
+        cut = (f"{counted(len(self.info.splits), 'operator')} cut",) if self.info.splits else ()
+        return (*placed, *cut)
+
+    @property
+    def split_words(self) -> tuple[str, ...]:
+        """How the model is cut into stages, and what is recomputed or lies on single devices, in words."""
+        stages = (f"{len(self.info.stages)} stages", self.info.schedule) if self.info.stages else ()
+        again = (f"{len(self.recomputed)} blocks recomputed",) if self.recomputed else ()
+        return (*stages, *again, *self.placing)
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> PipelineRecord:
-        """Return the record that :meth:`to_data` wrote."""
-        return cls(
-            PipelineInfo(**data["pipeline"]),
-            **_plans(data),
-            recomputed=tuple(data["recomputed"]),
-            overlap=data.get("overlap", ""),
-            loads=_tuples(data.get("loads")),
-            computed=_tuples(data.get("computed")),
-            again_s=data.get("again_s", 0.0),
-            optimizer_s=data.get("optimizer_s", 0.0),
-            recording=Recording.from_data(data),
-        )
+    def from_data(cls, data: Mapping[str, Any]) -> StagesRecord:
+        """Return the record that :meth:`to_data` wrote, or an older version, which has ``placed`` or
+        ``pipeline`` in place of ``stages``."""
+        name = next(name for name in ("stages", "placed", "pipeline") if name in data)
+        recording = Recording.from_data(data)
+        record = _PLAIN.validate_python({**data, "stages": data[name], "recording": recording})
+        return read_off_timeline(record) if name == "placed" else record
 
     def to_data(self) -> dict[str, Any]:
         """Return the record as plain data."""
-        recorded = self.recording.to_data()
-        computed = {"computed": self.computed, "again_s": self.again_s, "optimizer_s": self.optimizer_s}
-        return {
-            **self._plans_data(),
-            "recomputed": list(self.recomputed),
-            "pipeline": self.info.model_dump(mode="json"),
-            "overlap": self.overlap,
-            **{name: rows for name, rows in recorded.items() if name == "rows"},
-            **({"loads": self.loads} if self.loads is not None else {}),
-            **(computed if self.computed is not None else {}),
-            **recorded,
-        }
+        plain = _PLAIN.dump_python(self, mode="json", exclude={"recording"})
+        return {**plain, **self.recording.to_data()}
 
 
-def record_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the records among the fields of a saved point, by the names of a
-    :class:`~tensoropt.plan.point.Point`'s fields.
+_PLAIN = TypeAdapter(StagesRecord)
+
+
+def read_off_timeline(record: StagesRecord) -> StagesRecord:
+    """Return a placed point's record with the seconds that its timeline has of its operators and its devices,
+    and with what the device that computes longest computes.
     """
-    placed, pipeline = data.get("placed"), data.get("pipeline")
-    return {
-        "placed": PlacedRecord.from_data(placed) if placed else None,
-        "pipeline": PipelineRecord.from_data(pipeline) if pipeline else None,
-    }
+    rows, timeline = record.recording.operator_rows(), record.recording.timeline()
+    device_of = {row.group: row.configuration["device"] for row in rows}
+    loads = {str(number): [0.0, 0.0] for number in range(len(record.info.peak_bytes))}
+    for event in timeline:
+        if event.is_computing:
+            loads[event.lane.removeprefix("device ")][0] += event.duration_s
+        elif event.group in device_of:
+            loads[device_of[event.group]][1] += event.duration_s
+    busiest = max(loads, key=lambda number: loads[number][0], default="")
+    own = [event for event in timeline if event.lane == f"device {busiest}"]
+    spent, own_spent = spent_by_group(timeline, device_of), spent_by_group(own, device_of)
+    computed, timed = [], []
+    for row in rows:
+        took, of_busiest = (seconds.get(row.group, NOTHING) for seconds in (spent, own_spent))
+        worked = replace(row, communication_s=took.communication_s, forward_s=0.0, backward_s=0.0)
+        # Those that cut tensors into pieces, or join pieces, copy.
+        if row.members:
+            worked = replace(worked, forward_s=took.forward_s, backward_s=took.backward_s)
+            own_s = of_busiest.forward_s + of_busiest.backward_s
+            computed.append((row.group, row.module, row.members[0], own_s))
+        else:
+            worked = replace(worked, copies_s=took.forward_s + took.backward_s)
+        timed.append(worked)
+    beside = beside_groups(own, own_spent)
+    return replace(
+        record,
+        loads=tuple((compute_s, communication_s) for compute_s, communication_s in loads.values()),
+        computed=tuple(computed),
+        again_s=beside[RECOMPUTATION],
+        optimizer_s=beside[OPTIMIZER_TITLE],
+        recording=replace(record.recording, rows=Recording.of(timed, (), (), ()).rows),
+    )
 
 
-def _plans(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "operators": {name: OperatorPlan(**plan) for name, plan in data["operators"].items()},
-        "parameters": {name: ParameterPlan(**plan) for name, plan in data["parameters"].items()},
-    }
+WITH_INDICES = StagesRecord()
+"""The record of all points that indices describe."""
 
 
-def _tuples(rows: Any) -> Any:
-    return None if rows is None else tuple(map(tuple, rows))
+def record_of(saved: Mapping[str, Any]) -> StagesRecord:
+    """Return the record among the fields of a point that any version saved."""
+    data = saved.get("record") or saved.get("placed") or saved.get("pipeline")
+    return StagesRecord.from_data(data) if data else WITH_INDICES

@@ -12,8 +12,8 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from tensoropt.plan.figures import FLAG, KEPT
-from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import record_fields
+from tensoropt.plan.point import Point, by_strategy
+from tensoropt.plan.point_records import record_of
 from tensoropt.plan.space import Space
 
 
@@ -127,8 +127,9 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
             arrays[name] = column
     arrays["devices"] = np.array([s.devices for s in spaces], dtype=np.int32)[space]
     arrays["micro_batches"] = np.array([s.micro_batches for s in spaces], dtype=np.int32)[space]
+    of_spaces, _ = by_strategy(points)
     for s in range(len(spaces)):
-        rows = [row for row in np.flatnonzero(space == s).tolist() if points[row].record is None]
+        rows = of_spaces.get(s, [])
         # Per space, as points of different spaces have different numbers of variables.
         arrays[f"rows_{s}"] = np.array(rows, dtype=np.int32)
         arrays[f"choice_{s}"] = _packed([points[row].choice for row in rows])
@@ -206,7 +207,7 @@ class _StoredPoints:
             options=options,
             collectives=tuple(self._collectives[self._starts[row] : self._starts[row + 1]]),
             planner=str(self.planner[row]),
-            **record_fields(self.carried.get(row, {})),
+            record=record_of(self.carried.get(row, {})),
         )
 
     @cached_property

@@ -23,7 +23,7 @@ class Space(Shown):
         micro_batches: the micro-batch count.
         groups: per group ``micro`` (label on the micro-batch axis), ``members``, ``parameters`` (graph
             names), ``configurations`` (labels per axis) and ``options`` (per configuration, per option,
-            per parameter the stored placement names).
+            per parameter the stored placement names). None of points that have a record.
         hubs, shared: per tensor the placement names of each configuration.
         keys: parameter name in the graph -> the model's own name.
         notes: what was heuristic.
@@ -33,10 +33,10 @@ class Space(Shown):
 
     mesh: MeshInfo
     micro_batches: int
-    groups: Mapping[str, Mapping[str, Any]]
-    hubs: Mapping[str, Sequence[Sequence[str]]]
-    shared: Mapping[str, Sequence[Sequence[str]]]
-    keys: Mapping[str, str]
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hubs: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    shared: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     regions: Mapping[str, str] = field(default_factory=dict)
 

@@ -32,7 +32,7 @@ from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
 from tensoropt.pipeline.stages import Cutter, dealt_cuts
-from tensoropt.plan.plan import STAGE_AXIS
+from tensoropt.plan.kinds import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.megatron import inner_labels

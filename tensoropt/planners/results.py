@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from tensoropt.errors import InfeasibleError, TensorOptError
@@ -15,7 +14,7 @@ from tensoropt.placement.points import placed_point, placed_record
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point, reduce_points
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer
 from tensoropt.planners.placed.common.units import PlacedAnswer
@@ -31,16 +30,17 @@ class SimulatedPoint(NamedTuple):
     """A simulated point, with its planner's notes.
 
     Attributes:
-        record: makes the whole record of a placed point, which has only its plan; most points are not kept.
+        record: makes the whole record of the point from the one it has; that of a placed point has only its
+            plan, as most points are not kept.
     """
 
     point: Point
     notes: tuple[str, ...]
-    record: Callable[[], PlacedRecord] | None = None
+    record: Callable[[StagesRecord], StagesRecord] = lambda record: record
 
     def whole(self) -> Point:
         """Return the point with its whole record."""
-        return self.point if self.record is None else replace(self.point, placed=self.record())
+        return replace(self.point, record=self.record(self.point.record))
 
 
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
@@ -133,7 +133,7 @@ def simulated_answer(
     notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
     space = task.placed_space(simulated.micro_batches)
     point = placed_point(graph, simulated, planner=planner, space=space)
-    return SimulatedPoint(point, notes, partial(placed_record, graph, simulated, notes))
+    return SimulatedPoint(point, notes, lambda _: placed_record(graph, simulated, notes))
 
 
 def best_placements(

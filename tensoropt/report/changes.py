@@ -192,18 +192,14 @@ def _micro_batches(exploration: Exploration, index: int) -> Change:
     point = exploration.all_points[index]
     space = exploration.spaces[point.space]
     count = 2 * space.micro_batches
-    if point.placed is not None:
-        return Change(_MICRO_BATCHES, "twice the micro-batches", refusal="its planner places operators")
-    places = 1
-    if point.pipeline is not None and not _pinned(exploration):
-        # An exploration takes counts for each place, see session/pipelines.py.
-        places = space.mesh.shape[0]
-        if count % places:
-            return Change(
-                _MICRO_BATCHES,
-                f"{count} micro-batches",
-                refusal=f"{places} places take multiples of {places}",
-            )
+    if point.kind.same_batches:
+        return Change(_MICRO_BATCHES, "twice the micro-batches", refusal=point.kind.same_batches)
+    # An exploration takes counts for each place, see session/pipelines.py.
+    places = 1 if _pinned(exploration) else space.mesh.places
+    if count % places:
+        return Change(
+            _MICRO_BATCHES, f"{count} micro-batches", refusal=f"{places} places take multiples of {places}"
+        )
     return _with_count(exploration, count // places, places)
 
 

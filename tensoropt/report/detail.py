@@ -12,8 +12,8 @@ changed costs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
@@ -22,34 +22,27 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.ops.layouts import layout_names
-from tensoropt.placement.points import OVERLAP
-from tensoropt.plan.plan import STAGE_AXIS
-from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import PipelineRecord, PlacedRecord
+from tensoropt.plan.kinds import SHARDED, STAGE_AXIS
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.recorded import Recorded, mesh_of
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload, workload
-from tensoropt.report.step_parts import (
+from tensoropt.plan.spent import (
     COPIES,
     NOTHING,
     OPTIMIZER_TITLE,
     RECOMPUTATION,
-    Computed,
-    Detail,
-    Part,
-    Share,
     Spent,
     beside_groups,
-    computed_by,
-    kind_of,
     spent_by_group,
-    step_parts,
 )
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload, workload
+from tensoropt.report.step_parts import Computed, Detail, Share, kind_of, step_parts
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, overlap_of
+from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.recording import (
     COMPUTE,
@@ -57,130 +50,100 @@ from tensoropt.simulate.recording import (
     EdgeRow,
     MemoryAt,
     OperatorRow,
+    OwnerRow,
     TimelineEvent,
 )
 
-
-def carried_detail(exploration: Exploration, index: int) -> Detail:
-    """Return the detail of placed or pipelined point ``index`` of ``all_points``, from its record."""
-    point = exploration.all_points[index]
-    assert point.record is not None, "a point with indices is simulated anew"
-    recording = point.record.recording
-    rows, timeline = recording.operator_rows(), recording.timeline()
-    parts: tuple[Part, ...]
-    if point.pipeline is not None:
-        parts = _parts_of_pipeline(exploration, index, point.pipeline, timeline)
-    else:
-        rows = _copying_apart(rows, spent_by_group(timeline, {row.group for row in rows}))
-        parts = _parts_of_placed(exploration, index, rows, timeline)
-    return Detail(
-        point=index,
-        operators=tuple(rows),
-        edges=(),
-        timeline=timeline,
-        memory_curve=recording.memory_curve(),
-        step=point,
-        overlap=OVERLAP if point.pipeline is None else point.pipeline.overlap,
-        sources=point.sources,
-        parts=parts,
-        places=_places_of(point),
-    )
+Owners = tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]
+"""The memory curve, and the owners of the bytes at a point of it, by its number."""
 
 
-def _copying_apart(rows: Sequence[OperatorRow], spent: Mapping[str, Spent]) -> list[OperatorRow]:
-    """Return the rows of a placed plan with the seconds of its timeline; those that cut tensors into pieces,
-    or join pieces, copy."""
-    timed = []
-    for row in rows:
-        seconds = spent.get(row.group, NOTHING)
-        worked = replace(row, communication_s=seconds.communication_s, forward_s=0.0, backward_s=0.0)
-        if row.members:
-            timed.append(replace(worked, forward_s=seconds.forward_s, backward_s=seconds.backward_s))
-        else:
-            timed.append(replace(worked, copies_s=seconds.forward_s + seconds.backward_s))
-    return timed
+@dataclass(frozen=True)
+class _RecordedStep:
+    """The step of a placed or pipelined point, from its record."""
+
+    exploration: Exploration
+    index: int
+
+    @property
+    def record(self) -> StagesRecord:
+        return self.exploration.all_points[self.index].record
+
+    def detail(self) -> Detail:
+        record, point = self.record, self.exploration.all_points[self.index]
+        if record.loads is None or record.computed is None:
+            raise self._older(f"what its {record.kind.place}s compute")
+        rows, timeline = record.recording.operator_rows(), record.recording.timeline()
+        computed = _computed(self.exploration, record.computed)
+        others = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
+        known_s = sum(others.values()) + sum(group.seconds for group in computed)
+        # This includes the slow-down of computation during communication.
+        others[COPIES] = max(point.compute_s - known_s, 0.0)
+        return Detail(
+            point=self.index,
+            operators=tuple(rows),
+            edges=(),
+            timeline=timeline,
+            memory_curve=record.recording.memory_curve(),
+            step=point,
+            overlap=record.kind.overlap,
+            sources=point.sources,
+            parts=step_parts(self.exploration, self.index, computed, others, timeline),
+            places=tuple(_places(record, record.loads, rows, point.memory_bytes)),
+        )
+
+    def owners(self) -> Owners:
+        owned = self.record.recording.owners
+        if owned is None:
+            raise self._older("the owners of its memory")
+        curve = self.record.recording.memory_curve()
+        times = [*(at.time_s for at in curve), curve[-1].time_s]
+
+        def rows_at(number: int) -> list[OwnerRow]:
+            rows = []
+            for operator, tensor, what, kind, size, first, end, since, until in owned:
+                if first <= number < end:
+                    alive = times[first], times[end] if until else None
+                    rows.append(OwnerRow(operator, tensor, what, kind, size, *alive, since, until))
+            return rows
+
+        return curve, rows_at
+
+    def _older(self, what: str) -> TensorOptError:
+        return TensorOptError(
+            f"point {self.index + 1} was saved without {what} (by an older version); explore again"
+        )
 
 
-def _parts_of_placed(
-    exploration: Exploration, index: int, rows: Sequence[OperatorRow], timeline: Sequence[TimelineEvent]
-) -> tuple[Part, ...]:
-    """Return the parts of the step on the device that computes longest."""
-    busy: dict[str, float] = defaultdict(float)
-    for event in timeline:
-        if event.is_computing:
-            busy[event.lane] += event.duration_s
-    lane = max(busy, key=busy.__getitem__, default="")
-    own = [event for event in timeline if event.lane == lane]
-    spent = spent_by_group(own, {row.group for row in rows})
-    computed = []
-    copied_s = 0.0
-    for row in rows:
-        took = spent.get(row.group, NOTHING)
-        if row.members:
-            computed.append(Computed(row.module, _kind(exploration, row), took.forward_s + took.backward_s))
-        else:
-            copied_s += took.forward_s + took.backward_s
-    others = beside_groups(own, spent)
-    others[COPIES] += copied_s
-    return step_parts(exploration, index, computed, others, timeline)
+def _computed(exploration: Exploration, groups: Sequence[tuple[str, str, str, float]]) -> list[Computed]:
+    """Return what groups of operators compute, each named after its anchor if the graph was saved."""
+    of = exploration.recorded.grouped.group_of if exploration.recorded is not None else {}
+    return [
+        Computed(module, kind_of(of[name].anchor.target if name in of else name), seconds)
+        for _, module, name, seconds in groups
+    ]
 
 
-def _kind(exploration: Exploration, row: OperatorRow) -> str:
-    """Return what a placed group, or a piece of one, computes."""
-    recorded = exploration.recorded
-    group = recorded.grouped.group_of.get(row.members[0]) if recorded is not None else None
-    return kind_of(group.anchor.target if group is not None else row.members[0])
+def _places(
+    record: StagesRecord,
+    loads: Sequence[tuple[float, float]],
+    rows: Sequence[OperatorRow],
+    memory_bytes: float,
+) -> Iterator[Share]:
+    """Yield the peak and the seconds of a rank of each place.
 
-
-def _parts_of_pipeline(
-    exploration: Exploration, index: int, record: PipelineRecord, timeline: Sequence[TimelineEvent]
-) -> tuple[Part, ...]:
-    """Return the parts of the step on a rank of the busiest place."""
-    if record.computed is None:  # saved by an older version: its stages' operators are not distinguished
-        return step_parts(exploration, index, None, {}, timeline)
-    computed = [Computed(module, kind_of(target), s) for _, module, target, s in record.computed]
-    others = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
-    known_s = sum(others.values()) + sum(group.seconds for group in computed)
-    # This includes the slow-down of computation during communication.
-    others[COPIES] = max(exploration.all_points[index].compute_s - known_s, 0.0)
-    return step_parts(exploration, index, computed, others, timeline)
-
-
-def _places_of(point: Point) -> tuple[Share, ...]:
-    """Return the peak and the seconds of each device of a placed plan, or of a rank of each place of a
-    pipeline.
-
-    Empty for pipelines that were explored before these were kept, and for points that carry no recording.
+    Args:
+        memory_bytes: what the fullest place needs, with what a process takes beside its tensors.
     """
-    if point.placed is not None:
-        return _devices(point.placed, sum(point.terms.values()))
-    return () if point.pipeline is None else tuple(_places(point.pipeline))
-
-
-def _devices(record: PlacedRecord, beside_bytes: float) -> tuple[Share, ...]:
-    device_of = {row.group: row.configuration["device"] for row in record.recording.operator_rows()}
-    seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for event in record.recording.timeline():
-        if event.is_computing:
-            seconds[event.lane.removeprefix("device ")][0] += event.duration_s
-        elif event.group in device_of:
-            seconds[device_of[event.group]][1] += event.duration_s
-    return tuple(
-        Share(f"device {number}", peak + beside_bytes, *seconds[str(number)])
-        for number, peak in enumerate(record.info.peak_bytes)
-    )
-
-
-def _places(record: PipelineRecord) -> Iterator[Share]:
-    if record.loads is None:
-        return
-    stages: dict[int, list[str]] = defaultdict(list)
-    for row in record.recording.operator_rows():
-        stages[int(row.configuration[STAGE_AXIS])].append(row.group.removeprefix("stage "))
-    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, record.loads, strict=True)):
-        own = stages[number]
-        title = f"place {number}, stage{'s' if len(own) > 1 else ''} {', '.join(own)}"
-        yield Share(title, peak, *seconds)
+    stages: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for place in (row.configuration[axis] for axis in row.configuration if axis == STAGE_AXIS):
+            stages[place].append(row.group.removeprefix("stage "))
+    beside_bytes = memory_bytes - max(record.info.peak_bytes, default=0.0)
+    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, loads, strict=True)):
+        own = stages[str(number)]
+        words = f", stage{'s' if len(own) > 1 else ''} {', '.join(own)}" if own else ""
+        yield Share(f"{record.kind.place} {number}{words}", peak + beside_bytes, *seconds)
 
 
 @dataclass(frozen=True)
@@ -269,8 +232,9 @@ _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard"
 """The moments of a step whose work moves something to where it is used."""
 
 
-def detail(exploration: Exploration, index: int) -> Detail:
-    """Return everything about point ``index`` of ``exploration.all_points``, also for one loaded from disk.
+def step_of(exploration: Exploration, index: int) -> _RecordedStep | _SimulatedStep:
+    """Return the step of point ``index`` of ``exploration.all_points``, also for one loaded from disk: as it
+    was recorded when it was found, or simulated again.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.
@@ -278,9 +242,18 @@ def detail(exploration: Exploration, index: int) -> Detail:
     points = exploration.all_points
     if not 0 <= index < len(points):
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
-    if points[index].record is not None:
-        return carried_detail(exploration, index)
-    return _DetailBuilder(exploration, index, recorded_of(exploration)).build()
+    if points[index].kind is SHARDED:
+        return _SimulatedStep(exploration, index, recorded_of(exploration))
+    return _RecordedStep(exploration, index)
+
+
+def detail(exploration: Exploration, index: int) -> Detail:
+    """Return everything about point ``index`` of ``exploration.all_points``, also for one loaded from disk.
+
+    Raises:
+        TensorOptError: there is no such point, or the exploration was saved without what this needs.
+    """
+    return step_of(exploration, index).detail()
 
 
 def recorded_of(exploration: Exploration) -> Recorded:
@@ -297,20 +270,8 @@ def recorded_of(exploration: Exploration) -> Recorded:
     return exploration.recorded
 
 
-def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
-    """Return the step of a sharded point, simulated again and recorded; errors as in :func:`detail`."""
-    return _DetailBuilder(exploration, index, recorded_of(exploration)).step()
-
-
-def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[MemoryAt, ...]:
-    """Return the memory curve of one recorded strategy."""
-    lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
-    return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
-
-
-class _DetailBuilder:
-    """The construction of a sharded point's detail, from its rebuilt strategy, its prices and its simulated
-    step."""
+class _SimulatedStep:
+    """The step of a sharded point, simulated again from its rebuilt strategy at its prices."""
 
     def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
         self.exploration, self.index = exploration, index
@@ -322,13 +283,20 @@ class _DetailBuilder:
         self.prices: Prices = self.rebuilt.prices()
         self.overlap: Overlap = self.rebuilt.overlap()
 
-    def step(self) -> tuple[Evaluation, StepRecorder]:
-        """Return the point's step, simulated again and recorded."""
+    def _step(self) -> tuple[Evaluation, StepRecorder, tuple[MemoryAt, ...]]:
+        """Return the step, its recording and its memory curve."""
         recorder = StepRecorder()
-        return self.rebuilt.simulated(recorder=recorder), recorder
+        evaluated = self.rebuilt.simulated(recorder=recorder)
+        lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
+        curve = tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
+        return evaluated, recorder, curve
 
-    def build(self) -> Detail:
-        evaluated, recorder = self.step()
+    def owners(self) -> Owners:
+        evaluated, recorder, curve = self._step()
+        return curve, StepOwners(evaluated.batch, recorder).at
+
+    def detail(self) -> Detail:
+        evaluated, recorder, curve = self._step()
         names = self.space.mesh.names
         groups = self.strategy.graph.group_of
         events = tuple(
@@ -344,14 +312,18 @@ class _DetailBuilder:
             for event in recorder.events
         )
         spent = spent_by_group(events, groups)
-        computed = computed_by(spent, lambda name: groups[name].anchor)
+        anchors = {name: groups[name].anchor for name in spent}
+        computed = [
+            Computed(anchors[name].module, kind_of(anchors[name].target), took.forward_s + took.backward_s)
+            for name, took in spent.items()
+        ]
         return Detail(
             point=self.index,
             operators=self._operators(spent, evaluated.batch),
             edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
             timeline=events,
             parts=step_parts(self.exploration, self.index, computed, beside_groups(events, spent), events),
-            memory_curve=curve_of_step(evaluated, recorder),
+            memory_curve=curve,
             step=self.point,
             overlap=self.overlap.words,
             sources=dict(self.point.sources),

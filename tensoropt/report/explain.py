@@ -13,13 +13,9 @@ from tensoropt.simulate.recording import EdgeRow, OperatorRow
 from tensoropt.units import format_bytes, format_seconds
 
 
-def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
-    """Return the headline, the breakdown, and the operators and reshardings that cost most.
-
-    Args:
-        summed: whether to add the sums of the operators and of what is beside them; not for placed plans and
-            pipelines, whose devices do different things.
-    """
+def detail_lines(detail: Detail, top: int) -> list[str]:
+    """Return the headline, the breakdown, and the operators and reshardings that cost most; then the sums of
+    the operators and of what is beside them, or if devices do different things, what each place has."""
     step = detail.step
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in detail.sources.items() if share)
     lines = [
@@ -32,15 +28,13 @@ def detail_lines(detail: Detail, top: int, *, summed: bool = True) -> list[str]:
         f"assumed: {detail.overlap}; figures: {shares}",
     ]
     operators = sorted(detail.operators, key=_seconds, reverse=True)
-    title = "operators that take longest"
-    if detail.by_stage:
-        title = "stages; seconds in the schedule, waits included"
     lines += ["", "what the step goes into", parts_table(detail.parts)]
-    lines += ["", _counted(title, top, len(operators)), _operators(operators[:top], by_stage=detail.by_stage)]
-    if summed:
-        lines += ["", "all of it", _shares(detail)]
+    shown = _operators(operators[:top], step.kind.computing)
+    lines += ["", _counted(step.kind.rows, top, len(operators)), shown]
     if detail.places:
-        lines += ["", "each place" if detail.by_stage else "each device", _table(detail.places)]
+        lines += ["", f"each {step.kind.place}", _table(detail.places)]
+    else:
+        lines += ["", "all of it", _shares(detail)]
     edges = sorted(detail.edges, key=lambda e: e.seconds, reverse=True)
     if edges:
         lines += ["", _counted("reshardings that take longest", top, len(edges)), _edges(edges[:top])]
@@ -61,18 +55,8 @@ def _seconds(row: OperatorRow) -> float:
     return row.compute_s + row.communication_s
 
 
-def _operators(rows: Sequence[OperatorRow], *, by_stage: bool) -> str:
-    # A stage's seconds include its waits.
-    head = [
-        "group",
-        "module",
-        "split by",
-        "in all" if by_stage else "compute",
-        "forward",
-        "backward",
-        "copies",
-        "comm.",
-    ]
+def _operators(rows: Sequence[OperatorRow], computing: str) -> str:
+    head = ["group", "module", "split by", computing, "forward", "backward", "copies", "comm."]
     table = [[*head, "parameters", "kept", "figures"]]
     for r in rows:
         split = ", ".join(f"{axis}: {label}" for axis, label in r.configuration.items())

@@ -13,6 +13,7 @@ from tensoropt.costs.compute import call_class, peak_flops
 from tensoropt.costs.prices import FREE_COMMUNICATION
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.plan.kinds import SHARDED
 from tensoropt.plan.recorded import Recorded, RecordedCompute, RecordedWork
 from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
@@ -111,8 +112,7 @@ def unlimited_memory(exploration: Exploration) -> Lever:
 def without_waiting(exploration: Exploration, index: int) -> Lever:
     """Return the computation of the busiest device of a placed plan or a pipeline: no schedule takes less."""
     point = exploration.all_points[index]
-    words = "what the busiest device computes: no schedule of this plan takes less"
-    return Lever("waiting:none", "no waiting, no idle time", BOUND, point.compute_s, words=words)
+    return Lever("waiting:none", "no waiting, no idle time", BOUND, point.compute_s, words=point.kind.bound)
 
 
 def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: float, title: str) -> Lever:
@@ -143,11 +143,10 @@ def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever,
             to do.
     """
     point = exploration.all_points[index]
-    if point.record is not None:
-        kind = "pipeline" if point.pipeline is not None else "placed plan"
+    if point.kind is not SHARDED:
         raise TensorOptError(
-            f"a {kind} is saved with its recording but without its costs, so it cannot be simulated under "
-            "other prices; answers that are looked up or explored hold for it, too"
+            f"a {point.kind.name} is saved with its recording but without its costs, so it cannot be "
+            "simulated under other prices; answers that are looked up or explored hold for it, too"
         )
     plan = rebuilt(exploration, index, recorded_of(exploration))
     bounds = (_without_communication(plan), _at_the_peak(plan))

@@ -13,12 +13,9 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.report.detail import curve_of_step, recorded_step
-from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recording import MemoryAt, OwnerRow, Recording
+from tensoropt.report.detail import step_of
+from tensoropt.simulate.recording import MemoryAt, OwnerRow
 from tensoropt.units import format_bytes, format_seconds
-
-BY_STAGE = "a pipeline's owners are given by stage and micro-batch; tensors in a stage are not distinguished"
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class PointOwners:
         note: what is not known for this kind of plan; "" if everything is.
     """
 
-    curve: tuple[MemoryAt, ...]
+    curve: Sequence[MemoryAt]
     rows_at: Callable[[int], Sequence[OwnerRow]]
     note: str = ""
 
@@ -120,33 +117,4 @@ def point_owners(exploration: Exploration, index: int) -> PointOwners:
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without what this needs.
     """
-    points = exploration.all_points
-    if not 0 <= index < len(points):
-        raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
-    if (record := points[index].record) is not None:
-        return _recorded(record.recording, points[index].pipeline is not None, index)
-    evaluated, recorder = recorded_step(exploration, index)
-    return PointOwners(curve_of_step(evaluated, recorder), StepOwners(evaluated.batch, recorder).at)
-
-
-def _recorded(recording: Recording, pipelined: bool, index: int) -> PointOwners:
-    """Return the owners of a placed or pipelined point, which has them in its record."""
-    if recording.owners is None:
-        raise TensorOptError(
-            f"point {index + 1} was saved without the owners of its memory (by an older version); "
-            "explore again"
-        )
-    curve, owned = recording.memory_curve(), recording.owners
-
-    def time_s(number: int) -> float:
-        return curve[min(number, len(curve) - 1)].time_s
-
-    def rows_at(number: int) -> list[OwnerRow]:
-        rows = []
-        for operator, tensor, what, kind, size, first, end, since, until in owned:
-            if first <= number < end:
-                times = time_s(first), time_s(end) if until else None
-                rows.append(OwnerRow(operator, tensor, what, kind, size, *times, since, until))
-        return rows
-
-    return PointOwners(curve, rows_at, BY_STAGE if pipelined else "")
+    return PointOwners(*step_of(exploration, index).owners(), exploration.all_points[index].kind.owners)

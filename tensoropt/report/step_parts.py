@@ -19,16 +19,16 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
-from tensoropt.plan.plan import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
+from tensoropt.plan.spent import AGAIN, COPIES, OPTIMIZER, RECOMPUTATION, is_of_group
 from tensoropt.simulate.candidates import link_levels
 from tensoropt.simulate.recording import (
     COMPUTE,
@@ -42,9 +42,6 @@ from tensoropt.simulate.recording import (
 from tensoropt.units import format_bytes, format_seconds
 
 COMPUTING, WAITING, IDLE, HOST = "computation", "communication", "idle", "host"
-_AGAIN, _OPTIMIZER = "again", "optimizer"
-"""The phases of recomputing and regathering, and of the update of parameters."""
-RECOMPUTATION, COPIES, OPTIMIZER_TITLE = "recomputation", "copies and additions", "the optimizer"
 ROUNDING = 1e-9
 """Smaller shares of a step are rounding errors."""
 _ROOT = "model"
@@ -186,13 +183,6 @@ def waits_of(point: Point) -> dict[str, float]:
     }
 
 
-def idle_title(point: Point) -> str:
-    """Say what a device waits for if it waits neither for a link nor for its host."""
-    if point.pipeline is not None:
-        return "idle time of the pipeline, in which its busiest place waits for others"
-    return "waiting for other devices"
-
-
 def step_parts(
     exploration: Exploration,
     index: int,
@@ -220,7 +210,7 @@ def step_parts(
     links = waiting_by_links(exploration, index, timeline) or (("communication", point.exposed_s),)
     rows += [(WAITING, f"waiting for {title}", seconds, 0) for title, seconds in links]
     rows.append((HOST, "waiting for the host that issues the work", waits[HOST], 0))
-    rows.append((IDLE, idle_title(point), waits[IDLE], 0))
+    rows.append((IDLE, point.kind.idle, waits[IDLE], 0))
     parts = [Part(key, title, s, s / step_s, n) for key, title, s, n in rows if s > ROUNDING * step_s]
     return tuple(sorted(parts, key=lambda part: -part.seconds))
 
@@ -258,22 +248,25 @@ def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], b
 def waiting_by_links(
     exploration: Exploration, index: int, timeline: Sequence[TimelineEvent]
 ) -> tuple[tuple[str, float], ...]:
-    """Return (links and axes in words, seconds waited for) of a sharded plan, the longest first; they add up
-    to all that is waited for. Empty for placed plans and pipelines, whose devices wait at different times."""
+    """Return (links and axes in words, seconds waited for) of the lanes that are axes of the mesh, the
+    longest first; they add up to all that is waited for. None of the lanes of single devices, which wait at
+    different times."""
     point = exploration.all_points[index]
-    if point.record is not None or point.exposed_s <= 0:
-        return ()
-    lanes = waited_lanes(timeline)
-    total = sum(lanes.values())
-    if not total:
-        return ()
     space = exploration.spaces[point.space]
+    lanes = {
+        lane: seconds
+        for lane, seconds in waited_lanes(timeline).items()
+        if set(_axes_of(lane)) <= set(space.mesh.names)
+    }
+    total = sum(lanes.values())
+    if not total or point.exposed_s <= 0:
+        return ()
     cluster = Cluster.from_dict(exploration.cluster)
     mesh = mesh_of(cluster, space.mesh.shape, space.mesh.names)
     names = {level.name: level.link.name for level in cluster.levels}
     waits = {}
     for lane, seconds in lanes.items():
-        axes = tuple(mesh.names.index(name) for name in lane.removeprefix("link ").split("+"))
+        axes = tuple(map(mesh.names.index, _axes_of(lane)))
         levels = link_levels(cluster, mesh, axes)
         links = ", ".join(f"{level} links ({names[level]})" for level in levels)
         # Computation that is slower beside collectives counts as computation, and rounding remains: the parts
@@ -282,8 +275,13 @@ def waiting_by_links(
     return tuple(sorted(waits.items(), key=lambda item: -item[1]))
 
 
+def _axes_of(lane: str) -> list[str]:
+    """Return the mesh axes over which a lane of links sends."""
+    return lane.removeprefix("link ").split("+")
+
+
 def _axes_words(lane: str) -> str:
-    names = lane.removeprefix("link ").split("+")
+    names = _axes_of(lane)
     return f"axis {names[0]}" if len(names) == 1 else f"axes {'+'.join(names)}"
 
 
@@ -310,83 +308,6 @@ def waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
         busy[lane] = busy.get(lane, 0) + change
         before = at
     return {lane: seconds for lane, seconds in waited.items() if seconds > 0}
-
-
-@dataclass(slots=True)
-class Spent:
-    """The seconds of one step, without what is recomputed and regathered.
-
-    Attributes:
-        forward_s, backward_s: seconds of the operators.
-        copies_s: seconds of copies and additions that move something to where the group uses it.
-        communication_s: seconds of collectives or messages.
-    """
-
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    copies_s: float = 0.0
-    communication_s: float = 0.0
-
-
-NOTHING = Spent()
-
-
-def _is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
-    """Return whether an event counts in a group's own figures: it is neither recomputation nor the
-    optimizer's work."""
-    if event.group not in names or event.phase == _AGAIN:
-        return False
-    return event.phase != _OPTIMIZER or event.copies or not event.is_computing
-
-
-def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> dict[str, Spent]:
-    """Return group -> its seconds, for the groups in ``names`` that have any."""
-    by_group: dict[str, Spent] = {}
-    for event in timeline:
-        if not _is_of_group(event, names):
-            continue
-        spent = by_group.setdefault(event.group, Spent())
-        if not event.is_computing:
-            spent.communication_s += event.duration_s
-        elif event.copies:
-            spent.copies_s += event.duration_s
-        elif event.phase == "backward":
-            spent.backward_s += event.duration_s
-        else:
-            spent.forward_s += event.duration_s
-    return by_group
-
-
-def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
-    """Return what a device computes beside groups' own operators, in seconds by title."""
-    seconds = {COPIES: sum(g.copies_s for g in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
-    for event in timeline:
-        if event.is_computing:
-            if event.phase == _AGAIN:
-                seconds[RECOMPUTATION] += event.duration_s
-            elif not _is_of_group(event, spent):
-                title = COPIES if event.copies or event.phase != _OPTIMIZER else OPTIMIZER_TITLE
-                seconds[title] += event.duration_s
-    return seconds
-
-
-class _Anchor(Protocol):
-    """The operator that a group is named after."""
-
-    @property
-    def module(self) -> str: ...
-
-    @property
-    def target(self) -> str: ...
-
-
-def computed_by(spent: Mapping[str, Spent], anchor_of: Callable[[str], _Anchor]) -> list[Computed]:
-    """Return what each group's operators compute, without copies."""
-    computed = []
-    for name, took in spent.items():
-        anchor = anchor_of(name)
-        computed.append(Computed(anchor.module, kind_of(anchor.target), took.forward_s + took.backward_s))
-    return computed
 
 
 _MICRO = 1e6
@@ -431,7 +352,7 @@ def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
 _WHOLES = ("computing", "waiting for communication")
 """Parts that are the whole of their kind, as nothing is distinguished."""
 _REDUCTION = "gradient reduction"
-_BESIDE = (RECOMPUTATION, COPIES, _REDUCTION, _OPTIMIZER)
+_BESIDE = (RECOMPUTATION, COPIES, _REDUCTION, OPTIMIZER)
 """The parts that take time beside single operators."""
 
 
@@ -490,11 +411,6 @@ class Detail:
         """The moment of the largest memory."""
         return max(self.memory_curve, key=lambda at: at.total)
 
-    @property
-    def by_stage(self) -> bool:
-        """Whether ``operators`` are the stages of a pipeline."""
-        return any(STAGE_AXIS in row.configuration for row in self.operators)
-
     def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
         """Return (the shares of every operator, those of what is beside them): together the step's compute,
         communication and peak.
@@ -505,12 +421,12 @@ class Detail:
         names = {row.group for row in self.operators}
         seconds: dict[str, list[float]] = {}
         for event in self.timeline:
-            if event.phase == _AGAIN:
+            if event.phase == AGAIN:
                 of = RECOMPUTATION
-            elif _is_of_group(event, names):
+            elif is_of_group(event, names):
                 continue  # in its row
-            elif event.phase == _OPTIMIZER:
-                of = _OPTIMIZER
+            elif event.phase == OPTIMIZER:
+                of = OPTIMIZER
             else:
                 of = COPIES if event.is_computing else _REDUCTION
             seconds.setdefault(of, [0.0, 0.0])[not event.is_computing] += event.duration_s

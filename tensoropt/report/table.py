@@ -13,7 +13,7 @@ from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words
 from tensoropt.plan.facts_table import Fact, fact_lines, named
 from tensoropt.plan.figures import worded
-from tensoropt.plan.point import FRONTIER
+from tensoropt.plan.point import FRONTIER, by_strategy
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -86,7 +86,9 @@ def summary_lines(exploration: Exploration) -> list[str]:
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
     if "points_before_judging" in report:
-        own = sum(p.planner == FRONTIER and p.record is None for p in exploration.points)
+        of_spaces, _ = by_strategy(exploration.points)
+        rows = (row for of_space in of_spaces.values() for row in of_space)
+        own = sum(exploration.points[row].planner == FRONTIER for row in rows)
         lines.append(_simulated_words(report, own))
     lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
     return lines

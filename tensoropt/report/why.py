@@ -38,7 +38,6 @@ from tensoropt.report.step_parts import (
     WAITING,
     Detail,
     Part,
-    idle_title,
     largest_words,
     step_parts,
     waits_of,
@@ -92,7 +91,8 @@ def binding(
         COMPUTING: "Computation",
         WAITING: "Communication that is waited for" + _links_words(parts),
         HOST: "The host, which issues work more slowly than the device does it,",
-        IDLE: idle_title(point).capitalize() + ("," if point.pipeline is not None else ""),
+        # With a comma behind a clause.
+        IDLE: point.kind.idle.capitalize() + ("," if "," in point.kind.idle else ""),
     }
     share = 100 * waits[key] / (point.time_s or 1.0)
     sentence = f"{words[key]} binds: {share:.0f} % of a step of {format_seconds(point.time_s)}."
@@ -283,7 +283,7 @@ def looked_up(
         binding=binding(exploration, index, detail, budget, within, limit=limit),
         bounds=(
             unlimited_memory(exploration),
-            *((without_waiting(exploration, index),) if point.record is not None else ()),
+            *((without_waiting(exploration, index),) if point.kind.bound else ()),
         ),
         levers=memory_levers(exploration, budget),
         deeper=_deeper(exploration, index, budget, folder, notes),

@@ -31,11 +31,9 @@ from tensoropt.simulate.candidates import overlap_of
 def recost_point(session: Session, searched: Searched, old: Exploration, index: int) -> Recosted:
     """Return the memory and time of a point of another exploration of the same operators, at this one's
     prices."""
-    if old.points[index].placed is not None:
-        return Recosted(index, None, None, "placed plans are made anew, by their planners")
-    if old.points[index].pipeline is not None:
-        return Recosted(index, None, None, "pipelines are made anew, by `tensoropt explore`")
     plan = old.plan(index)
+    if plan.kind.made_anew:
+        return Recosted(index, None, None, plan.kind.made_anew)
     found = _same_space(searched, plan.mesh.shape, plan.micro_batches)
     if found is None:
         reason = f"mesh {plan.mesh.label} is not one of {session.cluster.name}'s"

@@ -12,7 +12,7 @@ from tensoropt.evaluation.evaluate import space_of
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.frontier import knee, reduce, representatives
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.point import Point, unbeaten
+from tensoropt.plan.point import Point, by_strategy, unbeaten
 from tensoropt.plan.recorded import Recorded, record
 from tensoropt.plan.space import Space
 from tensoropt.question.settings import Settings
@@ -92,7 +92,7 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     A strategy may be the best under its cap or on its mesh, and yet another mesh's may be better in the
     additive model. It stays if the simulator prefers it, with its gap.
     """
-    sharded = [i for i, point in enumerate(points) if point.record is None]
+    sharded = _sharded(points)
     memory = np.array([points[i].additive_memory_bytes for i in sharded])
     time_s = np.array([points[i].additive_time_s for i in sharded])
     gaps, exact = certify([s.frontier for s in searched], memory, time_s)
@@ -100,6 +100,11 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     for i, gap, proven in zip(sharded, gaps, exact, strict=True):
         found[i] = points[i].changed(exact=proven, gap=gap)
     return unbeaten(found)
+
+
+def _sharded(points: Sequence[Point]) -> list[int]:
+    """Return the rows of the points of searched spaces."""
+    return sorted(row for rows in by_strategy(points)[0].values() for row in rows)
 
 
 def only_used_spaces(exploration: Exploration) -> Exploration:
@@ -134,8 +139,6 @@ def _used(
     searched: Sequence[SearchedSpace], spaces: Sequence[Space], points: Sequence[Point]
 ) -> Iterator[tuple[CostTables, Mapping[str, int]]]:
     """Yield, for each sharded point, the tables it comes from and its choice by name."""
-    for point in points:
-        if point.record is not None:
-            continue
+    for point in (points[row] for row in _sharded(points)):
         names = spaces[point.space].variables
         yield searched[point.space].tables, dict(zip(names, point.choice, strict=True))

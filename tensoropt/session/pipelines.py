@@ -238,7 +238,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
             "give the batch a size that as many micro-batches as stages divide, or other cuts"
         )
         raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
-    among = sum(p.pipeline is not None for p in points)
+    among = sum(p.space >= len(exploration.spaces) for p in points)
     notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
     noted = exploration.noted(notes, seconds=session.seconds_with(exploration.report, "pipelines"))
     return only_used_spaces(replace(noted, spaces=tuple(spaces), points=tuple(points)))

@@ -54,9 +54,9 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         proven = certified(searched.spaces, [each.point for each in found])
         points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
         # Only now, as most of what is found does not come in.
-        records = {each.point.identity: each.record for each in found if each.record is not None}
+        records = {each.point.identity: each.record for each in found}
         points = tuple(
-            replace(p, placed=records[p.identity]()) if p.identity in records else p for p in points
+            replace(p, record=records[p.identity](p.record)) if p.identity in records else p for p in points
         )
     points = unbeaten(points)
     came_in = Counter(p.planner for p in points if p.planner in tried)
@@ -126,10 +126,9 @@ def _asked(
 def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:
     """Return whether a point has the requested number of micro-batches, which methods for pipelines choose
     themselves."""
-    if point.pipeline is None or settings.micro_batches == "auto":
-        return True
     space = task.base.spaces[point.space]
-    return space.micro_batches in [space.mesh.shape[0] * count for count in settings.micro_batches]
+    asked = settings.micro_batches
+    return asked == "auto" or space.micro_batches in [space.mesh.places * count for count in asked]
 
 
 def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:

@@ -22,6 +22,7 @@ from tensoropt.pipeline.timing import sent_by_rank
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
+from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.cuda_kernels import has_recurrent
 from tensoropt.profiling.facts import Facts
@@ -162,7 +163,7 @@ def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> 
     """Return a plan file's own prediction, and what no file keeps of what ranks send: the order of
     collectives, what each rank of a pipeline sends, how ranks of a placed plan get the results."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
-    peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
+    peaks = plan.stages.peak_bytes if plan.stages is not None and plan.kind is PIPELINED else ()
     # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
     prediction = Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)

@@ -26,6 +26,7 @@ from tensoropt.cli.parser import main
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.figure_rows import FigureRow, points_data
+from tensoropt.plan.kinds import PLACED
 from tensoropt.plan.plan import load_plan
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
@@ -172,7 +173,7 @@ def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> N
     told = {row: words for trace in traces for row, words, _ in trace.get("customdata", ())}
     for row, point in enumerate(exploration.all_points):
         own = [(kind, size * count) for kind, _, size, count in point.collectives]
-        if point.placed is None:
+        if point.kind is not PLACED:
             assert point.sent_bytes == sum(
                 size * (1.0 if kind == "all_reduce" else 0.5) for kind, size in own
             )

@@ -26,6 +26,7 @@ from tensoropt.costs.process_memory import (
 )
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.figures import BREAKDOWNS
+from tensoropt.plan.kinds import SHARDED
 from tensoropt.simulate.recording import ALLOCATOR
 
 MIB = 2**20
@@ -115,7 +116,7 @@ def explored(cluster: str, **more):
 def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
     found = explored("dgx-h100x2[4]", epsilon=0.0, process_memory=True)
     of = process_memory(load_cluster("dgx-h100x2[4]"), graph())
-    assert {point.placed is None for point in found.points} == {True, False}
+    assert {point.kind is SHARDED for point in found.points} == {True, False}
     for index, point in enumerate(found.points):
         assert set(point.terms) == set(TERMS) - {CONSTANTS}
         assert point.tensor_bytes == sum(point.memory)
@@ -124,7 +125,7 @@ def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
         assert predicted.memory_bytes == point.memory_bytes
         assert predicted.terms == point.terms
         assert predicted.tensor_bytes == pytest.approx(point.tensor_bytes, rel=1e-9)
-        if point.placed is not None:
+        if point.kind is not SHARDED:
             # Its messages go between pairs of devices, through the communicator of all ranks.
             assert point.terms["communicators"] == of.communicator["gpu"].bytes(("all_reduce",), 4)
             assert point.allocator == predicted.allocator == {}
@@ -199,10 +200,10 @@ def test_a_point_is_told_with_what_its_exploration_counts():
     for counted in (False, True):
         found = explored("dgx-h100[2]", process_memory=counted)
         told = tensoropt.recost(found)[1]
-        searched = [point.placed is None for point in found.points]
+        searched = [point.kind is SHARDED for point in found.points]
         assert any(searched)
         assert [one.memory_bytes for one, is_searched in zip(told, searched, strict=True) if is_searched] == (
-            pytest.approx([point.memory_bytes for point in found.points if point.placed is None])
+            pytest.approx([point.memory_bytes for point in found.points if point.kind is SHARDED])
         )
         # Quick planners' placements are theirs to make again, which is said of them.
         assert {one.reason for one, is_searched in zip(told, searched, strict=True) if not is_searched} <= {

@@ -36,7 +36,7 @@ def write_plan(path: Path, mesh: tuple[int, ...] = (2, 2), **changes: object) ->
     data = strategy.to_data()
     names = [f"a{i}" for i in range(len(mesh) - 1)]
     plan = {
-        "schema": "tensoropt.plan/1",
+        "schema": "tensoropt.plan/4",
         "planner": "random",
         "model": {"source": SOURCE, "fingerprint": graph.atoms.graph.fingerprint},
         "cluster": {},
@@ -173,7 +173,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     [
         (None, "cannot read the plan"),
         ("{", "is not a plan"),
-        ('{"schema": "tensoropt.plan/1"}', "is not a plan"),
+        ('{"schema": "tensoropt.plan/4"}', "is not a plan"),
     ],
 )
 def test_bad_plans_are_one_line(

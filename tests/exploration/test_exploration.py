@@ -270,5 +270,5 @@ def test_an_exploration_of_another_version_is_refused(found: Exploration, tmp_pa
     file = tmp_path / "exploration.json"
     data = json.loads(file.read_text())
     file.write_text(json.dumps(data | {"schema": "tensoropt.exploration/1"}))
-    with pytest.raises(TensorOptError, match=r"schema 'tensoropt.exploration/1', not '.*/3'; explore again"):
+    with pytest.raises(TensorOptError, match=r"schema 'tensoropt.exploration/1', not '.*/4'; explore again"):
         load_exploration(tmp_path)

@@ -26,6 +26,7 @@ from tensoropt.exploration.export import (
     write_strategies_csv,
 )
 from tensoropt.plan.figures import FIGURES
+from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.point import FRONTIER
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.table import GAP_CAPTION, comparison_text
@@ -128,9 +129,7 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
         told = plan.predicted
         assert list(row) == [figure.name for figure in FIGURES if not figure.sparse]
         assert row["point"] == str(i + 1)
-        assert row["mesh"] == ("pp" if plan.pipeline is not None else "") + "x".join(
-            map(str, plan.mesh.shape)
-        )
+        assert row["mesh"] == ("pp" if plan.kind is PIPELINED else "") + "x".join(map(str, plan.mesh.shape))
         assert int(row["devices"]) == prod(plan.mesh.shape)
         assert int(row["micro_batches"]) == plan.micro_batches
         assert row["planner"] == plan.planner
@@ -145,9 +144,9 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
             assert int(row[f"{kind}_bytes"]) == round(size), kind
         for name in TERMS:
             assert int(row[f"{name}_bytes"]) == round(told.terms.get(name, 0)), name
-        stages = plan.pipeline.stages if plan.pipeline is not None else ()
+        stages = plan.stages.stages if plan.kind is PIPELINED else ()
         assert row["stages"] == (str(len(stages)) if stages else "")
-        assert row["schedule"] == (plan.pipeline.schedule if plan.pipeline is not None else "")
+        assert row["schedule"] == (plan.stages.schedule if plan.kind is PIPELINED else "")
         assert row["cuts"].split() == [stage.begins for stage in stages[1:]]
         for source in ("measured", "fitted", "data sheet"):
             assert float(row[f"{source.replace(' ', '_')}_share"]) == told.sources.get(source, 0.0), source

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.errors import PlanError
+from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.exploration.frontier_table import split_words
@@ -22,6 +22,7 @@ from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.points import pipelined_point, pipelined_space, pipelined_strategy, plan_part
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan.facts_table import described
+from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.question.settings import Settings
@@ -33,7 +34,6 @@ from tensoropt.sharding.groups import GroupGraph
 from tests.costs.models import four, problem, three
 from tests.pipeline.models import split_along_the_batch, tables, tied
 from tests.pipeline.test_evaluate import MESSAGE, RESULT, ROWS, evaluated
-from tests.plan.explorations import small_exploration
 
 
 def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
@@ -49,7 +49,11 @@ def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
         predicted=Predicted(
             memory_bytes=1, time_s=1, compute_s=1, communication_s=0, additive_memory_bytes=1
         ),
-        **part.plan_fields(strategy.micro_batches),
+        operators=part.operators,
+        parameters=part.parameters,
+        recomputed=part.recomputed,
+        stages=part.stages,
+        hubs={},
     )
 
 
@@ -93,21 +97,14 @@ def test_a_plan_gives_back_its_pipeline(
     assert loaded.devices == strategy.devices
 
 
-def test_a_pipeline_makes_it_a_plan_of_the_second_kind(plan: Plan) -> None:
+def test_a_pipeline_is_in_the_stages_of_its_plan(plan: Plan) -> None:
     data = json.loads(plan.to_json())
-    assert data["schema"] == "tensoropt.plan/2"
+    assert plan.kind is PIPELINED
     assert data["mesh"] == {"shape": [2, 2], "names": ["stage", "cpu0"], "placed": False}
-    pipeline = data["pipeline"]
+    pipeline = data["stages"]
     assert (pipeline["schedule"], pipeline["again"], pipeline["peak_bytes"]) == ("1f1b", [], [1000.0, 1001.0])
     assert [stage["begins"] for stage in pipeline["stages"]] == ["", "linear_2"]
     assert pipeline["stages"][0]["groups"]["depart.relu_1"] == ["d0", "d0"]
-
-
-def test_other_plans_are_as_earlier_versions_read_them() -> None:
-    data = small_exploration().plan(0).to_data()
-    assert data["schema"] == "tensoropt.plan/1"
-    assert "pipeline" not in data
-    assert Plan.model_validate(data).pipeline is None
 
 
 def test_operators_are_those_of_the_model(plan: Plan, graph: GroupGraph) -> None:
@@ -129,10 +126,10 @@ def test_a_plan_tells_of_its_stages(plan: Plan) -> None:
 
 
 def test_a_pipeline_has_no_strategy_on_one_mesh(plan: Plan, graph: GroupGraph) -> None:
-    with pytest.raises(PlanError, match="this plan of by hand cuts the model into stages"):
+    with pytest.raises(PlanError, match="this pipeline of by hand has no strategy on one mesh"):
         plan.strategy(graph)
     with pytest.raises(PlanError, match="has no pipeline"):
-        pipelined_strategy(plan.model_copy(update={"pipeline": None}), graph)
+        pipelined_strategy(plan.model_copy(update={"stages": None}), graph)
 
 
 def test_another_model_is_refused_with_the_first_difference(plan: Plan) -> None:
@@ -160,14 +157,12 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda d: d.update(schema="tensoropt.plan/4"), "its schema is 'tensoropt.plan/4'"),
-        (lambda d: d.update(pipeline=3), "pipeline"),
-        (lambda d: d["pipeline"].pop("schedule"), "pipeline.schedule"),
-        (lambda d: d["pipeline"].pop("stages"), "pipeline.stages"),
-        (lambda d: d["pipeline"]["stages"][1].pop("groups"), "pipeline.stages.1.groups"),
-        (lambda d: d["pipeline"]["stages"][0].update(mesh=[4]), "pipeline.stages.0.mesh"),
-        (lambda d: d["pipeline"].update(peak_bytes="much"), "pipeline.peak_bytes"),
-        (lambda d: d["pipeline"].update(places=2), "pipeline.places"),
+        (lambda d: d.update(schema="tensoropt.plan/9"), "its schema is 'tensoropt.plan/9'"),
+        (lambda d: d.update(stages=3), "stages"),
+        (lambda d: d["stages"]["stages"][1].pop("groups"), "stages.stages.1.groups"),
+        (lambda d: d["stages"]["stages"][0].update(mesh=[4]), "stages.stages.0.mesh"),
+        (lambda d: d["stages"].update(peak_bytes="much"), "stages.peak_bytes"),
+        (lambda d: d["stages"].update(places=2), "stages.places"),
     ],
 )
 def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named: str) -> None:
@@ -178,15 +173,15 @@ def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d["pipeline"].update(schedule="dualpipe"), "no pipeline schedule called dualpipe"),
-        (lambda d: d["pipeline"].update(again=["relu"]), "relu depends on parameters"),
-        (lambda d: d["pipeline"].update(stages=[]), "does not say with which operators"),
-        (lambda d: d["pipeline"]["stages"].pop(), "says nothing about linear_2"),
-        (lambda d: d["pipeline"]["stages"][1].update(begins=""), "no operator or module called  that"),
-        (lambda d: d["pipeline"]["stages"][1].update(begins="mse_loss"), "cannot begin with mse_loss"),
-        (lambda d: d["pipeline"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
-        (lambda d: d["pipeline"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
-        (lambda d: d["pipeline"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
+        (lambda d: d["stages"].update(schedule="dualpipe"), "no pipeline schedule called dualpipe"),
+        (lambda d: d["stages"].update(again=["relu"]), "relu depends on parameters"),
+        (lambda d: d["stages"].update(stages=[]), "does not say with which operators"),
+        (lambda d: d["stages"]["stages"].pop(), "says nothing about linear_2"),
+        (lambda d: d["stages"]["stages"][1].update(begins=""), "no operator or module called  that"),
+        (lambda d: d["stages"]["stages"][1].update(begins="mse_loss"), "cannot begin with mse_loss"),
+        (lambda d: d["stages"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
+        (lambda d: d["stages"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
+        (lambda d: d["stages"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
         (lambda d: d.update(micro_batches=1), "1f1b keeps 2 places busy|more micro-batches"),
     ],
 )  # fmt: skip
@@ -201,7 +196,8 @@ def test_what_describes_no_pipeline_is_refused(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "axis .* is called stage, and here cpu0"),
+        (lambda d: d["stages"].pop("schedule"), "a placed plan, .* begins with the axis device"),
+        (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "the axes cpu0, stage, .* with the axis stage"),
         (lambda d: d["mesh"].update(names=["stage"]), r"the mesh \[2, 2\] needs 2 different names of axes"),
         (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 different names of axes"),
         (lambda d: d["mesh"].update(shape=[0, 2]), r"the mesh \[0, 2\] has an axis below 1"),
@@ -301,11 +297,10 @@ def test_the_most_that_a_rank_sends_is_of_all_ranks(found: PipelineEvaluation, e
 def test_its_plan_is_the_pipeline(found: PipelineEvaluation, explored: Exploration) -> None:
     plan = explored.plan(0)
     assert pipelined_strategy(plan, problem(four).graph) == found.strategy
-    assert plan.schema_ == "tensoropt.plan/2"
     assert (plan.mesh.label, plan.micro_batches, plan.devices) == ("pp2x2", 4, 4)
     assert plan.predicted.memory_bytes == found.memory_bytes
-    assert plan.pipeline is not None
-    assert plan.pipeline.peak_bytes == tuple(found.memory.sum(axis=1))
+    assert plan.stages is not None
+    assert plan.stages.peak_bytes == tuple(found.memory.sum(axis=1))
 
 
 def test_points_that_differ_in_their_schedule_are_told_apart(explored: Exploration) -> None:
@@ -331,7 +326,7 @@ def test_it_is_explained_stage_by_stage(found: PipelineEvaluation, explored: Exp
     assert [row.forward_s for row in told.operators] == pytest.approx([4 * 3, 4 * 4])
     assert told.peak.total == pytest.approx(found.memory_bytes)
     assert told.trace()["traceEvents"]
-    text = "\n".join(detail_lines(told, 5, summed=False))
+    text = "\n".join(detail_lines(told, 5))
     assert "stages; seconds in the schedule, waits included (2 of 2)" in text
     assert split_words(explored, 0) == "2 stages, 1f1b"
 
@@ -346,10 +341,6 @@ def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, explo
     # The rows are stages, whose seconds are those of the schedule: no shares of what the busiest computes.
     assert "most of all stage" not in told.headline()
     assert "on the busiest device" in told.headline()
-    # Saved before the loads of places were kept.
-    assert point.pipeline is not None
-    record = replace(point.pipeline, loads=None)
-    assert detail(replace(explored, points=(point.changed(pipeline=record),)), 0).places == ()
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -371,12 +362,14 @@ def test_its_parts_are_what_the_busiest_place_computes(
     assert f"most of all {top.title}, {100 * top.seconds / point.time_s:.0f} %" in told.headline()
     # Two linear layers at that place, each a second forward and two backward, in four micro-batches.
     assert parts["linear layers.* (2 ×)"] == pytest.approx(2 * 4 * (1 + 2))
-    # Saved before operators of pipelines were kept.
-    assert point.pipeline is not None
-    record = replace(point.pipeline, computed=None)
-    old = detail(replace(explored, points=(point.changed(pipeline=record),)), 0)
-    assert "most of all linear" not in old.headline()
-    assert sum(part.seconds for part in old.parts) == pytest.approx(point.time_s)
+
+
+@pytest.mark.parametrize("missing", ["loads", "computed"])
+def test_a_point_saved_before_these_were_kept_says_so(explored: Exploration, missing: str) -> None:
+    point = explored.points[0]
+    record = replace(point.record, **{missing: None})
+    with pytest.raises(TensorOptError, match=r"point 1 was saved without what its places .* explore again"):
+        detail(replace(explored, points=(point.changed(record=record),)), 0)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])

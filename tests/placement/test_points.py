@@ -56,13 +56,13 @@ def plan_of(graph: PricedGraph) -> Plan:
         planner="by hand",
         model=ModelInfo(source="net", fingerprint=graph.prices.graph.atoms.graph.fingerprint),
         cluster=graph.prices.cluster.to_dict(),
-        mesh=MeshInfo(shape=(3,), names=("device",)),
+        mesh=MeshInfo(shape=(3,), names=("device",), placed=True),
         micro_batches=1,
         optimizer="adam",
         operators=part.operators,
         hubs={},
         parameters=part.parameters,
-        placed=part.info,
+        stages=part.stages,
         predicted=Predicted(
             memory_bytes=simulated.memory_bytes,
             time_s=simulated.time_s,
@@ -98,10 +98,10 @@ def test_another_model_is_refused_with_the_first_difference(tmp_path) -> None:
 
 def test_a_placed_plan_has_no_strategy_on_a_mesh(tmp_path) -> None:
     graph = priced(tmp_path)
-    with pytest.raises(PlanError, match="one device each"):
+    with pytest.raises(PlanError, match="a placed plan are single devices"):
         plan_of(graph).strategy(graph.prices.graph)
-    with pytest.raises(PlanError, match="places none"):
-        placed_strategy(plan_of(graph).model_copy(update={"placed": None}), graph.prices.graph)
+    with pytest.raises(PlanError, match="places no operators on single devices"):
+        placed_strategy(plan_of(graph).model_copy(update={"stages": None}), graph.prices.graph)
 
 
 def test_orders_count_from_nought(tmp_path) -> None:
@@ -120,18 +120,9 @@ def test_a_plan_of_several_micro_batches_cuts_no_operator(tmp_path) -> None:
         placed_strategy(plan, graph.prices.graph)
 
 
-def test_an_older_plan_has_one_micro_batch(tmp_path) -> None:
-    """Placed plans of earlier versions say so themselves, and keep their schema, which these read."""
-    graph = priced(tmp_path)
-    plan = plan_of(graph)
-    plan.save(tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == "tensoropt.plan/1"
-    assert placed_strategy(load_plan(tmp_path / "plan.json"), graph.prices.graph).micro_batches == 1
-
-
 def test_an_unknown_schema_is_refused_with_those_that_are_known(tmp_path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({"schema": "tensoropt.plan/9"}))
-    with pytest.raises(PlanError, match=r"'tensoropt.plan/9', not '.*/1' or '.*/2' or '.*/3'"):
+    with pytest.raises(PlanError, match=r"'tensoropt.plan/9', not '.*/1' or '.*/2' or '.*/3' or '.*/4'"):
         load_plan(tmp_path / "plan.json")
 
 
@@ -187,15 +178,15 @@ def test_its_figures_are_those_of_all_micro_batches():
         assert (strategy.micro_batches, strategy.placement.device) == (count, half.device)
         sent = sum(n for *_, n in points[count].collectives)
         assert sent == count * len(strategy.transfers)
-        table = points[count].placed.recording.rows
+        table = points[count].record.recording.rows
         once = float(graph.problem.forward_s[0, 0])
         assert table[0]["forward_s"] == pytest.approx(count * once)
     assert points[1].space != points[2].space
     assert points[1].identity != points[2].identity
-    kept = [sum(row["kept_bytes"] for row in points[count].placed.recording.rows) for count in (1, 2)]
+    kept = [sum(row["kept_bytes"] for row in points[count].record.recording.rows) for count in (1, 2)]
     # Values that do not follow the batch, such as those of positions, are there once for each.
     assert kept[0] <= kept[1] < 1.2 * kept[0]
-    names = {event[0] for event in points[2].placed.recording.events if event[4] == "forward"}
+    names = {event[0] for event in points[2].record.recording.events if event[4] == "forward"}
     assert {name.rsplit(" ", 1)[1] for name in names} == {"0", "1"}
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.plan.keys import plan_key
-from tensoropt.plan.plan import OperatorPlan, PlacedInfo, load_plan
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.plan import OperatorPlan, StagesInfo, load_plan
+from tensoropt.plan.point_records import StagesRecord
 from tests.plan.explorations import MIB, point, small_exploration, space
 
 
@@ -68,10 +68,10 @@ def test_a_placed_point_has_the_key_of_its_plan() -> None:
     devices = space((2,), 1).mesh.model_copy(update={"placed": True, "names": ("device",)})
     where = replace(space((2,), 1), mesh=devices, groups={}, hubs={}, shared={})
     operator = OperatorPlan(axes={}, micro="", device=1, order=0, backward_order=0)
-    record = PlacedRecord(PlacedInfo(peak_bytes=(1.0, 2.0)), {"linear": operator})
+    record = StagesRecord(StagesInfo(peak_bytes=(1.0, 2.0)), {"linear": operator})
     elsewhere = replace(record, operators={"linear": operator.model_copy(update={"device": 0})})
-    heavier = replace(record, info=PlacedInfo(peak_bytes=(1.0, 3.0)))
-    points = [point(MIB, 0.1, 0, choice=(), options=(), placed=one) for one in (record, elsewhere, heavier)]
+    heavier = replace(record, stages=StagesInfo(peak_bytes=(1.0, 3.0)))
+    points = [point(MIB, 0.1, 0, choice=(), options=(), record=one) for one in (record, elsewhere, heavier)]
     found = replace(small_exploration(), spaces=(where,), points=tuple(points))
     assert [plan_key(found.plan(row)) for row in range(3)] == list(found.keys)
     assert found.keys[0] == found.keys[2] != found.keys[1]

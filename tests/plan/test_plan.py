@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from tensoropt.errors import PlanError
+from tensoropt.plan.keys import plan_key
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, PlanKind
 from tensoropt.plan.plan import Plan, describe_call, example_call, load_plan
 from tests.plan.explorations import small_exploration
 
@@ -68,6 +70,44 @@ def test_a_plan_says_what_runs_where(plan: Plan) -> None:
     assert data["stored"] == {"p_weight": ["R", "S(0)"], "p_tied": ["R", "R"]}
     assert plan.devices == 2
     assert plan.predicted.collectives[0].kind == "all_reduce"
+
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "kind", "key"),
+    [
+        ("plan-1-sharded", "placed", SHARDED, "11f68eb06fc6d535"),
+        ("plan-1-placed", "placed", PLACED, "6f738a24fe87810d"),
+        ("plan-2-pipeline", "pipeline", PIPELINED, "53dee8fe3aaaea02"),
+        ("plan-3-placed", "placed", PLACED, "aada237032388911"),
+    ],
+)
+def test_plans_of_earlier_schemas_are_read_and_written_anew(
+    tmp_path: Path, name: str, old: str, kind: PlanKind, key: str
+) -> None:
+    file = DATA / f"{name}.json"
+    plan = load_plan(file)
+    assert (plan.kind, plan_key(plan)) == (kind, key)
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    was, now = (json.loads(path.read_text()) for path in (file, tmp_path / "plan.json"))
+    assert now.pop("schema") == "tensoropt.plan/4"
+    stages, before = now.pop("stages"), was.pop(old)
+    assert stages == before or {field: stages[field] for field in before} == before
+    assert now == {field: value for field, value in was.items() if field not in ("schema", "placed")}
+
+
+def test_a_plan_of_an_earlier_schema_has_one_kind(tmp_path: Path) -> None:
+    data = json.loads((DATA / "plan-1-placed.json").read_text())
+    data["mesh"]["placed"] = False  # which the first placed plans did not say
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    assert load_plan(tmp_path / "plan.json") == load_plan(DATA / "plan-1-placed.json")
+    data["pipeline"] = json.loads((DATA / "plan-2-pipeline.json").read_text())["pipeline"]
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(PlanError, match="placed or has a pipeline, and this one both"):
+        load_plan(tmp_path / "plan.json")
 
 
 def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:

@@ -12,10 +12,10 @@ from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.pipeline.strategy import SCHEDULES as KNOWN
 from tensoropt.plan.figures import FIXED
-from tensoropt.plan.plan import MeshInfo, OperatorPlan, PipelineInfo, StagePlan
+from tensoropt.plan.plan import MeshInfo, OperatorPlan, StagePlan, StagesInfo
 from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, plan_names, what_it_does
 from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import PipelineRecord
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
 from tensoropt.report.table import point_lines
 from tests.plan.explorations import point, small_exploration
@@ -107,9 +107,9 @@ def test_pipelines_say_their_parts_and_their_schedule() -> None:
                       stored={"w": ("held/P", "S(0)")})  # fmt: skip
 
     def pipelined(schedule: str, stages: list[StagePlan], *recomputed: str) -> Point:
-        info = PipelineInfo(schedule=schedule, stages=tuple(stages))
-        record = PipelineRecord(info, {"up": OperatorPlan(axes={}, micro="")}, recomputed=recomputed)
-        made: Point = point(1.0, 1.0, 0, choice=(), options=(), pipeline=record)
+        info = StagesInfo(schedule=schedule, stages=tuple(stages))
+        record = StagesRecord(info, {"up": OperatorPlan(axes={}, micro="")}, recomputed=recomputed)
+        made: Point = point(1.0, 1.0, 0, choice=(), options=(), record=record)
         return made
 
     of = Space(MeshInfo(shape=(4, 8), names=("stage", "gpu")), 8, {}, {}, {}, {})

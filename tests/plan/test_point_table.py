@@ -15,12 +15,16 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import load_exploration
 from tensoropt.exploration.exploration_files import read_costs
 from tensoropt.plan.figures import KEPT
-from tensoropt.plan.plan import PlacedInfo
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.kinds import PIPELINED, PLACED
+from tensoropt.plan.plan import StagesInfo
+from tensoropt.plan.point_records import StagesRecord
+from tensoropt.report.detail import detail
 from tests.plan.explorations import MIB, point, small_exploration
 
 OLD = Path(__file__).parent / "data" / "exploration-2"
 """Four points, saved when their figures lay in exploration.json."""
+BY_KIND = OLD.parent / "exploration-3"
+"""Six points and a pipeline between three placed plans, saved when records were named after their kinds."""
 
 
 def test_a_column_has_the_figure_of_every_point() -> None:
@@ -37,7 +41,7 @@ def test_a_column_has_the_figure_of_every_point() -> None:
 def test_what_was_saved_is_read_as_it_was(tmp_path: Path) -> None:
     odd = point(1.5, 0.5, 0, planner="zero", gap=None, exact=False, host_s=0.1, collectives=(),
                 terms={"context": 3.0, "inputs": 0.0}, sources={}, allocator={"requested": 7.0})  # fmt: skip
-    placed = point(2.5, 0.4, 0, choice=(), options=(), placed=PlacedRecord(PlacedInfo()))
+    placed = point(2.5, 0.4, 0, choice=(), options=(), record=StagesRecord(StagesInfo()))
     found = replace(small_exploration(), others=(odd, placed))
     found.save(tmp_path)
     loaded = load_exploration(tmp_path)
@@ -67,6 +71,26 @@ def test_what_an_earlier_version_saved_is_read_and_saved_anew(tmp_path: Path) ->
         costs = read_costs(one)
         assert costs.memory.tolist() == [p.memory_bytes for p in found.points]
         assert costs.devices.tolist() == [2] * 4
+
+
+def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path: Path) -> None:
+    found = load_exploration(BY_KIND)
+    assert json.loads((BY_KIND / "exploration.json").read_text())["schema"] == "tensoropt.exploration/3"
+    assert [point.kind for point in found.others] == [PLACED, PIPELINED, PLACED, PLACED]
+    assert found.keys[6:9] == ("651940bd85417f03", "53dee8fe3aaaea02", "6f738a24fe87810d")
+    assert found.names[7:9] == ("16 micro-batches · PP 2 GPipe", "placed on 2 devices · 4 operators cut")
+    pipeline, placed = detail(found, 7), detail(found, 8)
+    assert [(row.title, row.memory_bytes, row.compute_s, row.communication_s) for row in placed.places] == [
+        ("device 0", 13193280.0, 0.0002640372935814045, 5.421782624837239e-05),
+        ("device 1", 31023424.0, 0.00026414917432561794, 0.0001464267249723037),
+    ]
+    assert [row.title for row in pipeline.places] == ["place 0, stage 0", "place 1, stage 1"]
+    first = [(part.title, part.seconds) for part in (pipeline.parts[1], placed.parts[0])]
+    assert first == [
+        ("linear layers.* (2 ×)", 0.000377846967744075), ("linear layers.* (3 ×)", 0.00017500000000000003),
+    ]  # fmt: skip
+    found.save(tmp_path)
+    assert load_exploration(tmp_path).others == found.others
 
 
 def test_a_large_frontier_is_opened_without_making_its_points(

@@ -13,8 +13,8 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import ClusterError, TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.plan import PipelineInfo
-from tensoropt.plan.point_records import PipelineRecord
+from tensoropt.plan.plan import StagesInfo
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.report.changes import (
     change_named,
     changes,
@@ -127,7 +127,7 @@ def test_of_a_pipeline_all_of_its_micro_batches_divide_the_batch(gpus: Any) -> N
         mesh=found.spaces[0].mesh.model_copy(update={"shape": (batch, 1), "names": ("stage", "gpu")}),
     )
     one = found.points[0].changed(
-        pipeline=PipelineRecord(PipelineInfo(schedule="1f1b", stages=())), space=0, choice=(), options=()
+        record=StagesRecord(StagesInfo(schedule="1f1b", stages=())), space=0, choice=(), options=()
     )
     pipelined = on(found, points=(one,), spaces=(space,))
     (change,) = [c for c in changes(pipelined, 0) if c.key.startswith("micro-batches")]

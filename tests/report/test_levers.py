@@ -9,8 +9,8 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.plan import PlacedInfo
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.plan import StagesInfo
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.recorded import RecordedWork
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.link_fits import LinkFit, Segment
@@ -165,7 +165,7 @@ def test_flops_count_what_is_computed_again(gpus: Any) -> None:
 
 
 def test_a_placed_plan_says_why_it_is_not_simulated() -> None:
-    found = on_gpus([point(10 * MIB, 0.4, 0, placed=PlacedRecord(PlacedInfo()))])
+    found = on_gpus([point(10 * MIB, 0.4, 0, record=StagesRecord(StagesInfo()))])
     with pytest.raises(TensorOptError, match="a placed plan is saved with its recording"):
         simulated_levers(found, 0)
     with pytest.raises(TensorOptError, match="saved without its operator graph"):

@@ -9,8 +9,9 @@ import pytest
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.report.detail import detail
-from tensoropt.report.owners import BY_STAGE, PointOwners, point_owners, until_words
+from tensoropt.report.owners import PointOwners, point_owners, until_words
 from tensoropt.saved import owners
 from tensoropt.units import format_bytes, format_seconds
 from tests.pipeline.test_points import explored as pipelined
@@ -59,7 +60,7 @@ def test_at_the_peak_by_default(shipped, of_shipped):
 
 
 def test_of_a_placed_plan_too(placed):
-    carrying = [i for i, point in enumerate(placed.all_points) if point.placed is not None]
+    carrying = [i for i, point in enumerate(placed.all_points) if point.kind is PLACED]
     told = point_owners(placed, carrying[0])
     assert told.curve == detail(placed, carrying[0]).memory_curve
     check(told)
@@ -78,7 +79,7 @@ def test_of_a_pipeline_by_stage_and_micro_batch(pipelined, tmp_path, index):
     pipelined.save(tmp_path)
     told = point_owners(load_exploration(tmp_path), index)
     check(told)
-    assert told.note == BY_STAGE
+    assert told.note == PIPELINED.owners
     rows = [row for number in range(len(told.curve)) for row in told.at(number).rows]
     assert {"micro-batch 0", "micro-batch 3"} <= {row.tensor for row in rows}
     assert all(row.operator.startswith("stage ") or row.tensor == "messages" for row in rows)
@@ -86,8 +87,8 @@ def test_of_a_pipeline_by_stage_and_micro_batch(pipelined, tmp_path, index):
 
 def test_a_point_saved_before_there_were_owners_says_so(pipelined):
     point = pipelined.points[0]
-    old = replace(point.pipeline, recording=replace(point.pipeline.recording, owners=None))
-    earlier = replace(pipelined, points=(point.changed(pipeline=old),))
+    old = replace(point.record, recording=replace(point.record.recording, owners=None))
+    earlier = replace(pipelined, points=(point.changed(record=old),))
     with pytest.raises(TensorOptError, match=r"point 1 was saved without the owners .* explore again"):
         point_owners(earlier, 0)
 

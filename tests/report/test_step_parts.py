@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.report.detail import detail, recorded_step
+from tensoropt.plan.spent import COPIES, OPTIMIZER_TITLE, RECOMPUTATION
+from tensoropt.report.detail import detail, rebuilt, recorded_of
 from tensoropt.report.explain import parts_table
 from tensoropt.report.step_parts import (
     COMPUTING,
-    COPIES,
-    OPTIMIZER_TITLE,
-    RECOMPUTATION,
     Computed,
     Part,
     kind_of,
@@ -23,6 +21,7 @@ from tensoropt.report.step_parts import (
     summed,
 )
 from tensoropt.report.why import binding
+from tensoropt.simulate.recorder import StepRecorder
 
 
 def some(found: Exploration) -> list[int]:
@@ -116,7 +115,8 @@ def seconds_of(part: Part) -> float:
 def by_hand(found: Exploration, index: int) -> dict[str, float]:
     """Seconds of one step by what computes, summed from the recorder's own events with modules of this model
     written out: a second way that shares nothing with the first."""
-    _, recorder = recorded_step(found, index)
+    recorder = StepRecorder()
+    rebuilt(found, index, recorded_of(found)).simulated(recorder=recorder)
     assert found.recorded is not None
     groups = found.recorded.grouped.group_of
     seconds: dict[str, float] = {}

@@ -14,8 +14,8 @@ import pytest
 import tensoropt
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.plan.plan import PlacedInfo
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.plan import StagesInfo
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.report.detail import detail
 from tensoropt.report.levers import Lever
 from tensoropt.report.step_parts import waited_lanes, waiting_by_links
@@ -209,8 +209,8 @@ def test_a_plan_that_is_no_point_of_the_frontier() -> None:
 
 def test_a_plan_of_several_devices_is_bounded_by_its_busiest() -> None:
     found = unrecorded()
-    recorded = PlacedRecord(PlacedInfo())
-    point = found.points[0].changed(placed=recorded, compute_s=0.1)
+    recorded = StagesRecord(StagesInfo())
+    point = found.points[0].changed(record=recorded, compute_s=0.1)
     told = why_point(replace(found, points=(point,)), 0)
     assert told.bounds[1].key == "waiting:none"
     assert told.bounds[1].time_s == 0.1

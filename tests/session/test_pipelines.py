@@ -67,7 +67,7 @@ def both(store: ProfileStore) -> Exploration:
 
 
 def pipelined(found: Exploration) -> list[tuple[int, Point]]:
-    return [(i, point) for i, point in enumerate(found.points) if point.pipeline is not None]
+    return [(i, point) for i, point in enumerate(found.points) if point.stages.schedule]
 
 
 def beaten(point: Point, others: tuple[Point, ...]) -> bool:
@@ -105,7 +105,7 @@ def test_pipelines_take_nothing_away(plain: Exploration, both: Exploration) -> N
         assert (point.memory_bytes, point.time_s) in kept or beaten(point, both.points)
     # Whatever is no pipeline was there before.
     before = {(p.memory_bytes, p.time_s) for p in plain.points}
-    assert {(p.memory_bytes, p.time_s) for p in both.points if p.pipeline is None} <= before
+    assert {(p.memory_bytes, p.time_s) for p in both.points if not p.stages.schedule} <= before
 
 
 def test_they_are_said_to_be_a_heuristic(both: Exploration) -> None:
@@ -155,10 +155,10 @@ def test_strategies_of_stages_may_be_simulated_in_parts(
 def test_what_they_compute_is_told_by_their_own_groups(both: Exploration) -> None:
     """Whose stages are simulated once for all that look alike, under the first one's names."""
     for _, point in pipelined(both):
-        assert point.pipeline is not None
-        told = [name for name, *_ in point.pipeline.computed]
+        assert point.stages.schedule
+        told = [name for name, *_ in point.record.computed]
         assert told
-        assert set(told) <= set(point.pipeline.operators)
+        assert set(told) <= set(point.record.operators)
         assert len(set(told)) == len(told)
 
 
@@ -237,12 +237,12 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 
     found = looked(1)
     assert any("several stages to a place: of as many blocks each" in note for note in found.report["notes"])
-    shapes = [p.pipeline.info for _, p in pipelined(found) if p.pipeline]
+    shapes = [p.stages for _, p in pipelined(found)]
     assert ("interleaved_1f1b", 6) in {(one.schedule, len(one.stages)) for one in shapes}
     # Cuts that are pinned say how many stages a place has.
     cuts = [f"blocks.{number}" for number in range(1, 6)]
     pin = {"stages": 2, "schedule": "interleaved_1f1b", "cuts": cuts}
-    shapes = [p.pipeline.info for p in looked(4, constraints={"pipeline": pin}).points if p.pipeline]
+    shapes = [p.stages for p in looked(4, constraints={"pipeline": pin}).points if p.stages.schedule]
     assert {(one.schedule, len(one.stages)) for one in shapes} == {("interleaved_1f1b", 6)}
 
 
@@ -297,16 +297,16 @@ def test_a_pin_holds_at_every_point(store: ProfileStore) -> None:
     assert len(pipelined(found)) == len(found.points)
     for index in range(len(found.points)):
         plan = found.plan(index)
-        assert plan.pipeline is not None
-        assert plan.pipeline.schedule == "gpipe"
-        assert [stage.begins for stage in plan.pipeline.stages] == ["", "linear_1"]
+        assert plan.stages is not None
+        assert plan.stages.schedule == "gpipe"
+        assert [stage.begins for stage in plan.stages.stages] == ["", "linear_1"]
         assert plan.mesh.shape[0] == 2
 
 
 def test_cuts_may_name_modules(store: ProfileStore) -> None:
     found = pinned(store, {"stages": 4, "cuts": ["layers.1", "layers.2", "layers.3"]})
     for index in range(len(found.points)):
-        info = found.plan(index).pipeline
+        info = found.plan(index).stages
         assert info is not None
         assert [stage.begins for stage in info.stages] == ["", "linear_1", "linear_2", "linear_3"]
 
@@ -316,7 +316,7 @@ def test_what_is_not_pinned_is_the_searchs(store: ProfileStore) -> None:
     assert found.points
     for index in range(len(found.points)):
         plan = found.plan(index)
-        assert plan.pipeline is not None
+        assert plan.stages is not None
         assert plan.mesh.shape[0] == 2
 
 

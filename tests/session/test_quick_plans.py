@@ -18,6 +18,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.execute import parallelize
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.placement.points import placed_record
+from tensoropt.plan import kinds
 from tensoropt.plan.plan import load_plan
 from tensoropt.plan.point import SAME, Point
 from tensoropt.planners import results
@@ -110,7 +111,7 @@ def unplaced(store: ProfileStore) -> Exploration:
 
 
 def placed(exploration: Exploration) -> list[tuple[int, Point]]:
-    return [(i, point) for i, point in enumerate(exploration.points) if point.placed is not None]
+    return [(i, point) for i, point in enumerate(exploration.points) if point.kind is kinds.PLACED]
 
 
 def beating(points: Sequence[Point], others: Sequence[Point]) -> list[tuple[str, Point, Point]]:
@@ -226,7 +227,7 @@ def pinned(**soft: bool) -> dict[str, Any]:
 def test_plans_that_do_not_keep_to_constraints_stay_out(store: ProfileStore, soft: dict[str, bool]) -> None:
     exploration = explored(store, constraints=pinned(**soft))
     assert not placed(exploration)
-    assert not [p for p in exploration.points if p.pipeline is not None]
+    assert not [p for p in exploration.points if p.stages.schedule]
     (note,) = [n for n in exploration.report["notes"] if n.startswith("placed plans were not tried")]
     assert "a placed plan has no mesh axes" in note
 
@@ -234,14 +235,14 @@ def test_plans_that_do_not_keep_to_constraints_stay_out(store: ProfileStore, sof
 def test_where_pipelines_are_pinned_no_other_plan_comes_in(store: ProfileStore) -> None:
     exploration = explored(store, constraints={"pipeline": {"stages": 2}}, micro_batches="auto")
     assert exploration.points
-    assert all(p.pipeline is not None and p.planner == "frontier" for p in exploration.points)
+    assert all(p.stages.schedule and p.planner == "frontier" for p in exploration.points)
 
 
 def test_micro_batch_counts_are_those_asked_for(store: ProfileStore) -> None:
     exploration = explored(store, micro_batches=(2,))
-    counts = {exploration.spaces[p.space].micro_batches for p in exploration.points if p.pipeline is None}
+    counts = {exploration.spaces[p.space].micro_batches for p in exploration.points if not p.stages.schedule}
     assert counts == {2}
-    assert {exploration.spaces[p.space].micro_batches for p in exploration.points if p.pipeline} <= {4}
+    assert {exploration.spaces[p.space].micro_batches for p in exploration.points if p.stages.schedule} <= {4}
 
 
 def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileStore) -> None:

@@ -20,6 +20,7 @@ from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.frontier_table import table_rows
+from tensoropt.plan.kinds import PLACED, SHARDED
 from tensoropt.plan.point import unbeaten
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
@@ -112,7 +113,7 @@ def test_what_is_exact_is_beaten_by_no_point_of_any_space(store, name, settings)
     asked = {"measure": "never", "recompute": "never", "store": store, "planners": "optcnn"}
     found = explore(*model, cluster="dgx-h100[4]", micro_batches=[1, 2], **asked)
     # Nothing is proven of plans that are placed or have stages, nor against them.
-    sharded = [p for p in found.all_points if p.placed is None and p.pipeline is None]
+    sharded = [p for p in found.all_points if p.kind is SHARDED]
     assert not [p for p in found.points if p.exact and beaten(p, found.points)]
     assert any(beaten(p, sharded) for p in found.points if not p.exact)
     assert all(p.gap == 0 for p in found.points if p.exact)
@@ -126,7 +127,7 @@ def test_of_placed_plans_nothing_is_proven(store, tmp_path):
     model = ModelSpec("zoo:mlp", 0).build()
     asked = {"micro_batches": [1], "measure": "never", "store": store, "planners": "m_topo"}
     found = explore(*model, cluster="dgx-h100[2]", **asked)
-    placed = [p for p in found.all_points if p.placed is not None]
+    placed = [p for p in found.all_points if p.kind is PLACED]
     assert placed
     assert all(p.gap is None and not p.exact for p in placed)
     assert not [p for p in found.points if p.exact and beaten(p, found.points)]

@@ -30,7 +30,7 @@ from tensoropt.sharding.program import (
 )
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Gather, Storage
-from tensoropt.sharding.strategy import Edge, Strategy, strategy_from_dict
+from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, three, two_layers, unrolled
 from tests.sharding.test_regions import Layer, Stack
@@ -92,7 +92,7 @@ def strategy_of(build, labels, stored, hubs=None, mode: str = "train") -> Strate
         "hubs": hubs or {},
         "stored": {name: ["R", placement] for name, placement in stored.items()},
     }
-    return strategy_from_dict(data, graph)
+    return Strategy.from_data(data, graph)
 
 
 def recipe(build) -> Recipe:

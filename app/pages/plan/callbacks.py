@@ -86,18 +86,9 @@ def missing(data: FrontierData, point: int, why: str) -> str:
     """Say what the page does not show of a plan; "" if everything is there."""
     if why:
         return f"Timelines and the costs of single operators are not shown: {why}"
-    record = data.exploration.all_points[point]
-    if record.pipeline is None:
-        return ""
-    kept = record.pipeline.computed is not None
-    busiest = "what its busiest place computes is summed by module and kind under “Why not faster?”"
-    gaps = (
-        "A pipeline is simulated stage by stage: the table has no figures of single operators"
-        f"{f'; {busiest}' if kept else ''}. The rows below the operators are the "
-        "places of the stages."
-    )
-    host = ", and for its host, which is slower than the device" if record.host_bound else ""
-    return f"{gaps} A bar of the timeline is a stage's work with its waits: for collectives{host}."
+    of_point = data.exploration.all_points[point]
+    host = ", and for its host, which is slower than the device" if of_point.host_bound else ""
+    return of_point.kind.gaps.format(host=host)
 
 
 def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:

@@ -11,9 +11,9 @@ import numpy as np
 
 from tensoropt.cluster import load_cluster
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.plan import MeshInfo, ModelInfo, OperatorPlan, PlacedInfo
+from tensoropt.plan.plan import MeshInfo, ModelInfo, OperatorPlan, StagesInfo
 from tensoropt.plan.point import Point
-from tensoropt.plan.point_records import PlacedRecord
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
 
 GIB = 2.0**30
@@ -108,8 +108,8 @@ FORM: dict[str, Any] = {
 CALL = {"args": [], "kwargs": {"input_ids": {"tensor": [16, 64], "dtype": "int64"}}}
 """How a model of tokens is called: 1,024 of them a step."""
 
-PLACED = PlacedRecord(
-    PlacedInfo(peak_bytes=(20 * GIB, 10 * GIB)),
+PLACED = StagesRecord(
+    StagesInfo(peak_bytes=(20 * GIB, 10 * GIB)),
     {
         name: OperatorPlan(axes={}, micro="", device=i % 2, order=i, backward_order=3 - i)
         for i, name in enumerate(("embedding", "attention", "mlp", "head"))
@@ -121,7 +121,7 @@ def placed() -> Exploration:
     """The exploration with a plan of another planner beside it, which places operators on two devices."""
     mesh = space((2,)).mesh.model_copy(update={"placed": True, "names": ("device",)})
     bare = replace(space((2,)), mesh=mesh, groups={}, keys={})
-    mark = point(20 * GIB, 0.9, planner="m_etf", space=1, choice=(), options=(), placed=PLACED, exact=False)
+    mark = point(20 * GIB, 0.9, planner="m_etf", space=1, choice=(), options=(), record=PLACED, exact=False)
     return replace(exploration(spaces=[space(), bare]), others=(mark,))
 
 

@@ -31,8 +31,10 @@ from tensoropt_app.views.picture import picture
 
 from tensoropt import explore, zoo
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.plan.kinds import PIPELINED
+from tensoropt.plan.point_records import read_off_timeline
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.report.detail import carried_detail, detail
+from tensoropt.report.detail import detail
 from tensoropt.report.step_parts import Share
 from tensoropt.simulate.recording import Recording
 
@@ -87,13 +89,13 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Exploration:
 
 
 def test_operators_of_a_pipeline_say_their_stage_and_what_is_computed_again(pipelines: Exploration) -> None:
-    rows = [i for i, found in enumerate(pipelines.points) if found.pipeline is not None]
+    rows = [i for i, found in enumerate(pipelines.points) if found.kind is PIPELINED]
     assert any(pipelines.plan(row).recomputed for row in rows)
     for row in rows:
         plan, told = pipelines.plan(row), detail(pipelines, row)
         found = {o.group: o for o in operator_rows(pipelines, row, told)}
         assert list(found) == list(plan.operators)
-        for number, stage in enumerate(plan.pipeline.stages):
+        for number, stage in enumerate(plan.stages.stages):
             own = [found[name] for name in stage.groups if name in found]
             assert own
             assert all(o.axes.startswith(f"stage {number}") for o in own)
@@ -109,7 +111,7 @@ def test_operators_of_a_pipeline_say_their_stage_and_what_is_computed_again(pipe
 
 def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Exploration) -> None:
     for row, one in enumerate(pipelines.points):
-        if one.pipeline is None:
+        if one.kind is not PIPELINED:
             continue
         *places, headline = beside_rows(pipelines, row, detail(pipelines, row))
         assert [place.title for place in places] == ["place 0, stage 0", "place 1, stage 1"]
@@ -185,14 +187,15 @@ def test_below_devices_of_different_loads_stands_what_the_headline_says() -> Non
         ["step", "device 1", 0.7, 0.05, "optimizer", "optimizer"],
         ["send a", "link device 0 out - device 1 in", 0.1, 0.02, "send forward", "a"],
     ]  # fmt: skip
-    recorded = replace(PLACED, recording=Recording(rows, events, [[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]]))
+    recording = Recording(rows, events, [[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    recorded = read_off_timeline(replace(PLACED, recording=recording))
     mark = point(
-        20 * GIB, 0.9, planner="m_etf", choice=(), options=(), placed=recorded, exact=False, compute_s=0.65,
+        20 * GIB, 0.9, planner="m_etf", choice=(), options=(), record=recorded, exact=False, compute_s=0.65,
         communication_s=0.02,
     )  # fmt: skip
     found = replace(exploration(), others=(mark,))
     row = len(found.points)
-    told = carried_detail(found, row)
+    told = detail(found, row)
     # A device's lane is computing, a link's is not.
     assert [share.compute_s for share in told.shares()[0]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert [share.communication_s for share in told.shares()[0]] == pytest.approx([0.02, 0.0, 0.0, 0.0])

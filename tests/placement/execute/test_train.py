@@ -46,7 +46,7 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         operators=part.operators,
         hubs={},
         parameters=part.parameters,
-        placed=part.info,
+        stages=part.stages,
         predicted=Predicted(
             memory_bytes=simulated.memory_bytes,
             time_s=simulated.time_s,

@@ -1,0 +1,96 @@
+"""The kinds of plans: what each is called, and what is said of its figures where kinds differ.
+
+What shows, saves or explains plans reads these words, and treats all kinds alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+STAGE_AXIS = "stage"
+"""The name of a mesh axis along which the stages of a pipeline lie."""
+
+
+@dataclass(frozen=True)
+class PlanKind:
+    """A kind of plans.
+
+    Attributes:
+        name: what such a plan is called.
+        first_axes: the axis along which its stages lie; operators are split along the others.
+        placed: whether each operator lies on one device.
+        key: what of its stages tells it apart, as :mod:`tensoropt.plan.keys` names it.
+        rows: what the rows of its detail are.
+        computing: the heading of their seconds.
+        place: what a peak of its memory is given for.
+        memory_of: the devices whose memory a point has.
+        headline: the devices whose memory and whose seconds a point has.
+        bound: why no step is shorter than its computation, if other devices compute less; else "".
+        idle: what a device waits for if it waits neither for a link nor for its host.
+        host_wait: what idle time is if the host is slower than the device.
+        host: where the host's seconds are counted, if an operator takes as long as the slower of
+            device and host; "" if they are a figure of their own.
+        overlap: what is assumed to overlap what.
+        owners: what is not known of the owners of its memory; "" if all is.
+        made_anew: why it is not priced again at other costs; "" if it is.
+        same_batches: why it is not explored with other micro-batches; "" if it may be.
+        gaps: what is not known of single operators, with what else the timeline's bars hold (``{host}``); ""
+            if all is known.
+    """
+
+    name: str
+    first_axes: tuple[str, ...] = ()
+    placed: bool = False
+    key: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: str = "operators that take longest"
+    computing: str = "compute"
+    place: str = "device"
+    memory_of: str = "on the fullest device"
+    headline: str = "fullest, busiest device"
+    bound: str = ""
+    idle: str = "waiting for other devices"
+    host_wait: str = "waiting for the host"
+    host: str = ""
+    overlap: str = ""
+    owners: str = ""
+    made_anew: str = ""
+    same_batches: str = ""
+    gaps: str = ""
+
+
+SHARDED = PlanKind("sharded plan", memory_of="on each device")
+"""One stage on the whole mesh."""
+_BUSIEST = "what the busiest device computes: no schedule of this plan takes less"
+PIPELINED = PlanKind(
+    "pipeline",
+    first_axes=(STAGE_AXIS,),
+    rows="stages; seconds in the schedule, waits included",
+    computing="in all",
+    bound=_BUSIEST,
+    key={"pipeline": ("schedule", "again", "stages", "kinds")},
+    place="place",
+    idle="idle time of the pipeline, in which its busiest place waits for others",
+    host_wait="idle, and waiting for the host",
+    overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
+    owners="a pipeline's owners are given by stage and micro-batch; tensors in a stage are not distinguished",
+    made_anew="pipelines are made anew, by `tensoropt explore`",
+    gaps="A pipeline is simulated stage by stage: the table has no figures of single operators; what its "
+    "busiest place computes is summed by module and kind under “Why not faster?”. The rows below the "
+    "operators are the places of the stages. A bar of the timeline is a stage's work with its waits: for "
+    "collectives{host}.",
+)
+"""Stages of several operators, through which micro-batches pass by a schedule."""
+PLACED = PlanKind(
+    "placed plan",
+    first_axes=("device",),
+    placed=True,
+    bound=_BUSIEST,
+    key={"placed": ("splits", "transfers")},
+    headline="fullest, busiest; all messages",
+    host="in compute",
+    overlap="messages run beside computing; those that share a lane queue",
+    made_anew="placed plans are made anew, by their planners",
+    same_batches="its planner places operators",
+)
+"""Stages of one device each, which run their operators in an order of their own."""

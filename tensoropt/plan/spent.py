@@ -1,0 +1,71 @@
+"""The seconds of a step by groups of operators, read off its timeline, and what is computed beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+
+from tensoropt.simulate.recording import TimelineEvent
+
+AGAIN, OPTIMIZER = "again", "optimizer"
+"""The phases of recomputing and regathering, and of the update of parameters."""
+RECOMPUTATION, COPIES, OPTIMIZER_TITLE = "recomputation", "copies and additions", "the optimizer"
+"""What a device computes beside the groups' own operators."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """The seconds of one step, without what is recomputed and regathered.
+
+    Attributes:
+        forward_s, backward_s: seconds of the operators.
+        copies_s: seconds of copies and additions that move something to where the group uses it.
+        communication_s: seconds of collectives or messages.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    copies_s: float = 0.0
+    communication_s: float = 0.0
+
+
+NOTHING = Spent()
+
+
+def is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
+    """Return whether an event counts in a group's own figures: it is neither recomputation nor the
+    optimizer's work."""
+    if event.group not in names or event.phase == AGAIN:
+        return False
+    return event.phase != OPTIMIZER or event.copies or not event.is_computing
+
+
+def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> dict[str, Spent]:
+    """Return group -> its seconds, for the groups in ``names`` that have any."""
+    by_group: dict[str, Spent] = {}
+    for event in timeline:
+        if not is_of_group(event, names):
+            continue
+        spent = by_group.setdefault(event.group, Spent())
+        if not event.is_computing:
+            spent.communication_s += event.duration_s
+        elif event.copies:
+            spent.copies_s += event.duration_s
+        elif event.phase == "backward":
+            spent.backward_s += event.duration_s
+        else:
+            spent.forward_s += event.duration_s
+    return by_group
+
+
+def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
+    """Return what a device computes beside groups' own operators, in seconds by title."""
+    seconds = {COPIES: sum(g.copies_s for g in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
+    for event in timeline:
+        if event.is_computing:
+            if event.phase == AGAIN:
+                seconds[RECOMPUTATION] += event.duration_s
+            elif not is_of_group(event, spent):
+                title = COPIES if event.copies or event.phase != OPTIMIZER else OPTIMIZER_TITLE
+                seconds[title] += event.duration_s
+    return seconds

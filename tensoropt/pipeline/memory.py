@@ -259,7 +259,7 @@ class _Apart:
             readers: for each kept activation, its bytes and the groups that need it.
         """
         most = alive = left
-        for name, facts in reversed(apart.items()):
+        for name, facts in reversed(list(apart.items())):
             most = max(most, alive + facts.weights_bytes)
             alive -= facts.waiting_bytes + facts.used_bytes
             group = self.graph.group_of[name]

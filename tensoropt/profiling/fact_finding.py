@@ -516,6 +516,8 @@ class _Probe:
         from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
         learning = [(self.tensors[n], role) for n, spec, role in self.work.inputs if spec.requires_grad]
+        reads: list[Any]
+        parameters: list[Any]
         reads, parameters = ([t for t, role in learning if role == of] for of in ("read", "parameter"))
         taken: dict[str, torch.Tensor] = {}
         self._forward(taken, self._pack_alone)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -516,8 +516,6 @@ class _Probe:
         from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
         learning = [(self.tensors[n], role) for n, spec, role in self.work.inputs if spec.requires_grad]
-        reads: list[Any]
-        parameters: list[Any]
         reads, parameters = ([t for t, role in learning if role == of] for of in ("read", "parameter"))
         taken: dict[str, torch.Tensor] = {}
         self._forward(taken, self._pack_alone)
@@ -534,7 +532,7 @@ class _Probe:
         live.restart()
         start = [torch.ones((), device=root.device)]
         with live:
-            _, groups = stage_backward_input([root], start, reads, iter(parameters))
+            _, groups = stage_backward_input([root], start, reads, iter(cast("list[Any]", parameters)))
         self.peaks.close(ended=True)
         peaks = self.peaks.take()
         taken.clear()
@@ -550,7 +548,7 @@ class _Probe:
             return facts
         live.restart()
         with live:
-            stage_backward_weight(iter(parameters), groups)
+            stage_backward_weight(iter(cast("list[Any]", parameters)), groups)
         self.peaks.close(ended=True)
         most = self.peaks.take().above(kept + waiting)
         groups.clear()

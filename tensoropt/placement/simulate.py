@@ -556,11 +556,17 @@ class _StepSimulation:
         all readers there have added to it.
 
         A first share becomes the gradient as it is, and may lie in another gradient. A second one makes a
-        separate sum, to which later ones are added; each is alive while it is made (``Tape.add``).
+        separate sum, to which later ones are added; each is alive while it is made (``Tape.add``). Those of
+        other devices come last: their messages are taken in right before the backward that needs them.
         """
         problem, place = self.problem, self.placement
         storages: list[_GradientStorage] = []
         sums: dict[tuple[int, int], _GradientStorage] = {}
+        # The task that a device runs before each of its backwards.
+        before: dict[int, int] = {}
+        for forwards, order in zip(place.forward, place.backward_orders, strict=True):
+            tasks = [*(self.forward[o] for o in forwards[-1:]), *(self.backward[o] for o in order)]
+            before |= zip(tasks[1:], tasks, strict=False)
         shares: dict[tuple[int, int], _GradientStorage | None] = {}
 
         def new(tensor: int, device: int, size: float, first: int) -> _GradientStorage:
@@ -592,25 +598,31 @@ class _StepSimulation:
                 continue
             for device in (*self.copies[number], place.device[tensor.producer]):
                 made_there = place.device[tensor.producer] == device
+                end = self.backward[tensor.producer] if made_there else self.returned[number, device]
                 made = [
                     (self.backward[r], lies_in)
                     for r in tensor.readers
                     if place.device[r] == device and (lies_in := share(number, r)) is not None
                 ]
+                made.sort(key=lambda item: rank[item[0]])
+                here = len(made)
                 if made_there:
-                    arrived = (self.returned[number, d] for d in self.copies[number])
-                    made += [(task, new(number, device, tensor.bytes, room[task])) for task in arrived]
+                    arrived = sorted(
+                        (self.returned[number, d] for d in self.copies[number]), key=rank.__getitem__
+                    )
+                    made += [(end, new(number, device, tensor.bytes, room[task])) for task in arrived]
                 if not made:
                     continue
-                made.sort(key=lambda item: rank[item[0]])
                 gradient = made[0][1]
                 if len(made) > 1:
-                    second = made[1][0]
-                    gradient.users.append(second)
-                    gradient = new(number, device, tensor.bytes, second)
-                    for task, storage in made[1:]:
+                    # Messages are waited for, and added, when their reader comes to it, and are gone by then.
+                    added = [task if n < here else before.get(end, end) for n, (task, _) in enumerate(made)]
+                    gradient.users.append(added[1])
+                    gradient = new(number, device, tensor.bytes, made[1][0])
+                    for task, (_, storage) in zip(added[1:], made[1:], strict=True):
                         storage.users.append(task)
-                end = self.backward[tensor.producer] if made_there else self.returned[number, device]
+                        if storage.first == end:
+                            storage.bytes = 0
                 gradient.users.append(end)
                 sums[number, device] = gradient
         return storages, sums

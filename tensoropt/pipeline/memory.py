@@ -39,6 +39,7 @@ from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.fact_finding import find_split_facts
 from tensoropt.profiling.facts import Facts, SplitFacts
 from tensoropt.sharding.groups import Group
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.recording import MEMORY_KINDS, Owned
 from tensoropt.simulate.simulator import StepSimulator
 from tensoropt.simulate.step import lower
@@ -301,10 +302,6 @@ class _Apart:
         return frozenset(g.name for g in self.graph.groups if g.writes and learning.issuperset(g.writes))
 
 
-MemoryLedger = list[dict[tuple[str, str, str, str], float]]
-"""For each action, the bytes in addition to the lasting ones, by (stage, its micro-batch, label, kind)."""
-
-
 def memory_of_places(
     strategy: PipelinedStrategy,
     stages: Sequence[Evaluation],
@@ -329,7 +326,7 @@ def memory_of_actions(
     place: int,
     actions: Sequence[Action],
     capability: Capability | None = None,
-    ledger: MemoryLedger | None = None,
+    ledger: PlaceLedger | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
     """Yield the most bytes alive on a rank of a place, by kind (5,), in each of its actions and after the
     last one.
@@ -340,51 +337,132 @@ def memory_of_actions(
 
     Args:
         actions: all actions of the place, in order.
-        ledger: receives an entry for everything that is yielded.
+        ledger: receives the owners of everything that is yielded.
     """
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
     lasting[3:] = 0.0
     alive = _TransientMemory(strategy, stages, place, capability)
-    kept: dict[tuple[int, int], float] = {}
     for number, action in enumerate(actions):
         before = alive.kept
         needed = alive.begin(number, action)
         if ledger is not None:
-            key = action.stage, action.micro_batch
-            kept[key] = kept.get(key, 0.0) + alive.kept - before
-            ledger.append(_entries(kept, action, needed, alive))
+            ledger.keep(action, alive.kept - before)
+            ledger.add(action, needed, alive)
         transient = needed + alive.on_the_way + alive.trailing
         yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, transient])
         before = alive.kept
         alive.end(action)
         if ledger is not None:
-            kept[key] += alive.kept - before
-            if not kept[key]:
-                # A step may have thousands of micro-batches, but few are in flight.
-                del kept[key]
+            ledger.keep(action, alive.kept - before)
     end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
     if ledger is not None:
         parts = {n: float(stages[n].metrics.parts.end_bytes[0]) for n in numbers}
         label = "reductions and optimizer"
-        ledger.append({(f"stage {n}", f"stage {n}", label, "transient"): size for n, size in parts.items()})
+        ledger.entries.append(
+            {(f"stage {n}", f"stage {n}", label, "transient"): size for n, size in parts.items()}
+        )
     yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, end])
 
 
-def _entries(
-    kept: dict[tuple[int, int], float], action: Action, needed: float, alive: _TransientMemory
+_NAMED = 8
+"""The number of tensors of a stage's micro-batch that are listed by name; the others are one row. An
+assumption: a step has many micro-batches, and plans are saved with all rows."""
+
+
+class _StageTensors:
+    """The tensors of one micro-batch that a stage has alive, the largest by name.
+
+    Args:
+        stage: the stage.
+        evaluation: that of the stage, or of an equal one whose groups and tensors have other names, alone.
+
+    Attributes:
+        between: (tensor, what, bytes) of those between forward and backward.
+        forward, backward: the same when most are alive in forward, and in backward.
+    """
+
+    def __init__(self, stage: Strategy, evaluation: Evaluation):
+        schedule, names = evaluation.batch.schedule, dict[str, str]()
+        for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
+            named = {short: name for name, short in own.short_names.items()}
+            names[simulated.name] = own.name
+            names |= {name: named[short] for name, short in simulated.short_names.items()}
+        lifetimes = list(lower(evaluation.batch).lifetimes())
+        alive = np.zeros(len(schedule.moments) + 1)
+        for named_bytes, first, last, *_ in lifetimes:
+            alive[first:last] += named_bytes.bytes
+
+        def at(position: int) -> list[tuple[str, str, float]]:
+            sizes: dict[tuple[str, str], float] = {}
+            for named_bytes, first, last, *_ in lifetimes:
+                if first <= position < last:
+                    key = names.get(named_bytes.tensor, named_bytes.tensor), named_bytes.what
+                    sizes[key] = sizes.get(key, 0.0) + named_bytes.bytes
+            largest = sorted(sizes.items(), key=lambda item: -item[1])[:_NAMED]
+            return [(*key, size) for key, size in largest]
+
+        end, last = schedule.forward_end, schedule.last
+        self.between = at(end)
+        self.forward = at(int(alive[:end].argmax())) if end else []
+        self.backward = at(end + int(alive[end:last].argmax())) if last > end else []
+
+
+class PlaceLedger:
+    """The owners of everything alive in the actions of a place.
+
+    Attributes:
+        entries: for each action, the bytes in addition to the lasting ones, by (stage, its micro-batch or a
+            tensor of that, label, kind).
+    """
+
+    def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], numbers: Sequence[int]):
+        self.entries: list[dict[tuple[str, str, str, str], float]] = []
+        self._tensors = {n: _StageTensors(strategy.stages[n], stages[n]) for n in numbers}
+        self._kept: dict[tuple[int, int], float] = {}
+
+    def keep(self, action: Action, change: float) -> None:
+        """Record by how much an action's micro-batch keeps more."""
+        key = action.stage, action.micro_batch
+        self._kept[key] = self._kept.get(key, 0.0) + change
+        if not self._kept[key]:
+            # A step may have thousands of micro-batches, but few are in flight.
+            del self._kept[key]
+
+    def add(self, action: Action, needed: float, alive: _TransientMemory) -> None:
+        """Add the entries of an action: all memory alive in it, except the lasting one."""
+        entries: dict[tuple[str, str, str, str], float] = {}
+        for (stage, micro_batch), size in self._kept.items():
+            tensors = self._tensors[stage].between
+            entries |= _named(stage, micro_batch, tensors, "kept for backward", "kept", size)
+        kind, stage, micro_batch = action
+        own = self._tensors[stage]
+        # A backward that is taken apart has other tensors alive than a whole one.
+        whole = {"F": own.forward, "B": own.backward}.get(
+            kind, own.backward if kind == "W" and not stage else []
+        )
+        label = "needed in forward" if kind == "F" else "needed in backward"
+        entries |= _named(stage, micro_batch, whole, label, "transient", needed)
+        entries["", "messages", "to come, and sent and not surely come", "transient"] = alive.on_the_way
+        entries["", "gradients", "on their way to their shards", "transient"] = alive.trailing
+        self.entries.append(entries)
+
+
+def _named(
+    stage: int,
+    micro_batch: int,
+    tensors: Sequence[tuple[str, str, float]],
+    label: str,
+    kind: str,
+    total: float,
 ) -> dict[tuple[str, str, str, str], float]:
-    """Return the entries of the ledger for an action: all memory alive in it, except the lasting one."""
-    entries = {
-        (f"stage {stage}", f"micro-batch {micro_batch}", "kept for backward", "kept"): size
-        for (stage, micro_batch), size in kept.items()
-    }
-    owner = f"stage {action.stage}", f"micro-batch {action.micro_batch}"
-    label = "needed in forward" if action.kind == "F" else "needed in backward"
-    entries[*owner, label, "transient"] = needed
-    entries["", "messages", "to come, and sent and not surely come", "transient"] = alive.on_the_way
-    entries["", "gradients", "on their way to their shards", "transient"] = alive.trailing
-    return entries
+    """Return the entries of a micro-batch of a stage: its largest tensors, and the rest of all its bytes."""
+    whose, place = f"micro-batch {micro_batch}", f"stage {stage}"
+    rest = total - sum(size for *_, size in tensors)
+    if rest < 0:  # of tensors that a stage at the same place holds, or that a part of backward has released
+        return {(place, whose, label, kind): total}
+    entries = {(place, f"{tensor}, {whose}", what, kind): size for tensor, what, size in tensors}
+    return entries | {(place, whose, label, kind): rest}
 
 
 class _TransientMemory:
@@ -541,7 +619,7 @@ def owned_by_place(
     """Return everything alive on a rank of a place, each with the points of its memory curve between which it
     is alive.
     """
-    ledger: MemoryLedger = []
+    ledger = PlaceLedger(strategy, stages, strategy.stages_at(place))
     points = len(list(memory_of_actions(strategy, stages, place, actions, capability, ledger)))
     words = [f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]
     words.append("the end of the step")
@@ -552,7 +630,7 @@ def owned_by_place(
             if size:
                 owned.append((f"stage {number}", f"stage {number}", label, kind, size, 0, points, "", ""))
     alive: dict[tuple[str, str, str, str], tuple[int, float]] = {}
-    for point, sizes_at in enumerate([*ledger, {}]):
+    for point, sizes_at in enumerate([*ledger.entries, {}]):
         # A change of size starts another row.
         for key, (first, size) in list(alive.items()):
             if sizes_at.get(key, 0.0) != size:

@@ -73,7 +73,7 @@ PIPELINED = PlanKind(
     idle="idle time of the pipeline, in which its busiest place waits for others",
     host_wait="idle, and waiting for the host",
     overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
-    owners="a pipeline's owners are given by stage and micro-batch; tensors in a stage are not distinguished",
+    owners="of each micro-batch of a stage, the largest tensors are named",
     made_anew="pipelines are made anew, by `tensoropt explore`",
     gaps="A pipeline is simulated stage by stage: the table has no figures of single operators; what its "
     "busiest place computes is summed by module and kind under “Why not faster?”. The rows below the "

@@ -21,7 +21,7 @@ from tensoropt.pipeline.evaluate import (
     fits,
     stage_works,
 )
-from tensoropt.pipeline.memory import MemoryLedger, Receipt, memory_of_actions, receipts
+from tensoropt.pipeline.memory import PlaceLedger, Receipt, memory_of_actions, receipts
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions
 from tensoropt.profiling.overheads import Overheads
@@ -410,11 +410,21 @@ def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
 def test_a_ledger_has_what_is_alive_and_no_more(schedule: str) -> None:
     found = evaluated(halves(schedule, 16))
     for place, actions in enumerate(place_actions(schedule, 2, 1, 16)):
-        ledger: MemoryLedger = []
+        ledger = PlaceLedger(found.strategy, found.stages, found.strategy.stages_at(place))
         curve = list(memory_of_actions(found.strategy, found.stages, place, actions, None, ledger))
         lasting = found.stages[place].metrics.memory[0][:3].sum()
-        for entries, (_, kinds) in zip(ledger, curve, strict=True):
+        for entries, (_, kinds) in zip(ledger.entries, curve, strict=True):
             assert sum(entries.values()) + lasting == pytest.approx(kinds.sum())
-            kept = [size for (_, _, _, kind), size in entries.items() if kind == "kept"]
+            kept = {
+                whose.partition("micro-batch")[2]
+                for (_, whose, _, kind), _ in entries.items()
+                if kind == "kept"
+            }
             # What 1F1B has in flight depends on its places, not on its micro-batches.
             assert schedule == "gpipe" or len(kept) <= 3
+            assert all(size >= 0 for size in entries.values())
+        # Each micro-batch's tensors by name: relu's results, which its layer keeps.
+        saved = {
+            whose for entries in ledger.entries for _, whose, what, _ in entries if what.startswith("saved")
+        }
+        assert {f"linear{number}, micro-batch 3" for number in (("", "_1"), ("_2", "_3"))[place]} <= saved

@@ -6,8 +6,9 @@ placement, and the simulator for both. :mod:`.graph` and :mod:`.prices` turn a m
 :mod:`.execute` runs it.
 """
 
+from tensoropt.placement.order import TensorTransfer
 from tensoropt.placement.problem import DeviceSet, PlacedTensor, Placement, PlacementProblem
-from tensoropt.placement.simulate import SimulatedPlacement, TensorTransfer, simulate_placement
+from tensoropt.placement.simulate import SimulatedPlacement, simulate_placement
 
 __all__ = [
     "DeviceSet",

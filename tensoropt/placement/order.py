@@ -35,16 +35,19 @@ class Flow(NamedTuple):
     gradient: Sequence[bool]
 
 
-class Route(NamedTuple):
-    """A transfer of a value, or of its gradient, between two devices."""
+class TensorTransfer(NamedTuple):
+    """A message: a value (in a placement problem a tensor), or with ``backward`` its gradient, between two
+    devices.
+    """
 
-    value: int
+    tensor: int
     source: int
     target: int
+    backward: bool
 
 
 def ordered(
-    flow: Flow, placement: Placement, routes: Sequence[Route], *, backward: bool
+    flow: Flow, placement: Placement, routes: Sequence[TensorTransfer], *, backward: bool
 ) -> tuple[tuple[bool, int], ...]:
     """Return the forward, or the backward, of a step in an order that all devices can follow.
 
@@ -91,7 +94,9 @@ def ordered(
     return tuple(order)
 
 
-def _before(flow: Flow, placement: Placement, routes: Sequence[Route], *, backward: bool) -> list[set[int]]:
+def _before(
+    flow: Flow, placement: Placement, routes: Sequence[TensorTransfer], *, backward: bool
+) -> list[set[int]]:
     """Return what each operator, then each transfer, waits for."""
     first, device = len(flow.names), placement.device
     before: list[set[int]] = [set() for _ in range(first + len(routes))]
@@ -103,9 +108,9 @@ def _before(flow: Flow, placement: Placement, routes: Sequence[Route], *, backwa
         # up.
         before[first + number].add(first + number - 1)
     if not backward:
-        arrival = {(route.value, route.target): first + n for n, route in enumerate(routes)}
+        arrival = {(route.tensor, route.target): first + n for n, route in enumerate(routes)}
         for number, route in enumerate(routes):
-            before[first + number].add(flow.makers[route.value])
+            before[first + number].add(flow.makers[route.tensor])
         for reader, values in enumerate(flow.read):
             for value in values:
                 maker = flow.makers[value]
@@ -113,7 +118,7 @@ def _before(flow: Flow, placement: Placement, routes: Sequence[Route], *, backwa
                     maker if device[maker] == device[reader] else arrival[value, device[reader]]
                 )
         return before
-    returned = {(route.value, route.source): first + n for n, route in enumerate(routes)}
+    returned = {(route.tensor, route.source): first + n for n, route in enumerate(routes)}
     for reader, values in enumerate(flow.read):
         # Each value once, as its gradient comes back once however often it is read.
         for value in dict.fromkeys(values):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tensoropt.placement.order import Flow, Route, ordered
+from tensoropt.placement.order import Flow, TensorTransfer, ordered
 from tensoropt.placement.problem import Placement, PlacementProblem, repeat_placement, repeat_problem
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
@@ -44,17 +44,6 @@ class _GradientStorage:
     bytes: float
     first: int
     users: list[int] = field(default_factory=list)
-
-
-class TensorTransfer(NamedTuple):
-    """A message: a tensor of the placement problem, or with ``backward`` its gradient, between two
-    devices.
-    """
-
-    tensor: int
-    source: int
-    target: int
-    backward: bool
 
 
 @dataclass(frozen=True)
@@ -515,8 +504,7 @@ class _StepSimulation:
         ):
             started = {i: key for key, i in messages.items()}
             first = [started[i] for i in timeline.order if i in started and started[i][0] < len(tensors)]
-            ends = [(tensor, place.device[tensors[tensor].producer], device) for tensor, device in first]
-            routes = [Route(tensor, *((to, source) if back else (source, to))) for tensor, source, to in ends]
+            routes = [self._transfer(*key, back=back) for key in first]
             waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for is_operator, number in ordered(flow, one, routes, backward=back) if tasks else ():
                 if not is_operator:

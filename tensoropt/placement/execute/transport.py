@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tensoropt.engine import runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.graph import Value
-from tensoropt.placement.order import Flow, Route, ordered
+from tensoropt.placement.order import Flow, TensorTransfer, ordered
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_routes
 
 
@@ -86,7 +86,7 @@ def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
 
     def of(*, backward: bool) -> tuple[_Instruction, ...]:
         own = [transfer for transfer in transfers if transfer.backward is backward]
-        ways = [Route(number[t.value.name], t.source, t.target) for t in own]
+        ways = [TensorTransfer(number[t.value.name], t.source, t.target, backward) for t in own]
         order = ordered(flow, strategy.placement, ways, backward=backward)
         return tuple(n if is_operator else own[n] for is_operator, n in order)
 

@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.restrictions import FREE, Restriction, Restrictions, check_devices, restrict
+from tensoropt.cluster import Mesh
+from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.source import CostSource, build_tables
 from tensoropt.evaluation.problem import Problem
 from tensoropt.session.one_space import Built
 from tensoropt.session.session import Session, wide_s
 from tensoropt.session.simulations import Simulations
 from tensoropt.session.spaces import SpaceSearch
-from tensoropt.sharding.constraints import Constraints, match
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.regions import Region
 
@@ -43,26 +42,6 @@ def is_wide(mesh: Mesh, graph: GroupGraph) -> bool:
     """Return whether a mesh offers a group too many configurations to search all of them."""
     most = max((len(group.strategies) for group in graph.groups), default=1)
     return mesh.axis_count == MAX_AXES and most**mesh.axis_count > MOST_COMBINATIONS
-
-
-def left_to_search(
-    constraints: Constraints | None,
-    problem: Problem,
-    cluster: Cluster,
-    meshes: Sequence[Mesh],
-    counts: Sequence[int],
-) -> Restrictions:
-    """Return what is left of the spaces of each mesh and micro-batch count, with notes about it.
-
-    Raises:
-        ConstraintError: constraints refer to nothing, contradict each other or can be satisfied nowhere.
-    """
-    if constraints is None:
-        return Restrictions()
-    matched = match(constraints, problem.graph)
-    supported = check_devices(constraints, cluster)
-    found = restrict(matched, problem.graph, problem.micro, meshes, counts)
-    return Restrictions(found.spaces, (*found.notes, *supported))
 
 
 COMBINED = 3

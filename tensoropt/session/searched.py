@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import math_form_notes
 from tensoropt.errors import InfeasibleError
@@ -20,11 +21,11 @@ from tensoropt.evaluation.problem import (
 from tensoropt.processes import not_searched_for_garbage
 from tensoropt.session.kept import code, kept_frontiers
 from tensoropt.session.one_space import KeptFrontiers, SearchedSpace
-from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, announce, apart, left_to_search, refine
+from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, announce, apart, refine
 from tensoropt.session.session import Session, simulate_s
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SpaceSearch
-from tensoropt.sharding.constraints import ConstraintError
+from tensoropt.sharding.constraints import ConstraintError, match
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,11 @@ def search(session: Session, problem: Problem) -> Searched:
     settings, clock = session.settings, session.clock
     counts, regions = micro_batch_counts(problem, settings), offered_regions(problem, settings)
     meshes = session.cluster.meshes(MAX_AXES)
-    left = left_to_search(settings.constraints, problem, session.cluster, meshes, counts)
+    given, left = settings.constraints, Restrictions()
+    supported: tuple[str, ...] = ()
+    if given is not None:
+        supported = check_devices(given, session.cluster)
+        left = restrict(match(given, problem.graph), problem.graph, problem.micro, meshes, counts)
     narrow, wide = apart(problem.graph, meshes, counts, left)
     with session.open_store() as store, session.open_ranks() as pool:
         costs = CostSource(
@@ -95,10 +100,10 @@ def search(session: Session, problem: Problem) -> Searched:
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             whole = unsplit(problem.graph, costs.facts.of)
+            left_out = undivided((one for _, one, _ in spaces.built), left.groups)
             _, split_share = shares_of_flops(problem.graph, whole)
             flops = model_flops(whole.values(), costs.facts.of, session.cluster.device_type, costs.kernels)
             math_form = math_form_notes(whole.values(), costs.capability, costs.training)
-    left_out = undivided((one for _, one, _ in spaces.built), left.groups)
     found = dict(sorted(spaces.found.items()))
     return Searched(
         problem,
@@ -107,7 +112,7 @@ def search(session: Session, problem: Problem) -> Searched:
         tuple(spaces.simulations.spaces[number] for number in found),
         split_share,
         flops,
-        (*math_form, *left.notes, *refused, *spaces.notes, *refined, *left_out),
+        (*math_form, *left.notes, *supported, *refused, *spaces.notes, *refined, *left_out),
     )
 
 

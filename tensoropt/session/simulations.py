@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +61,22 @@ class Simulated:
 class SpaceSimulations:
     """The simulated strategies of one space."""
 
-    def __init__(self, tables: CostTables, mesh: Mesh, evaluator: Evaluator):
-        self.tables, self.mesh, self.evaluator = tables, mesh, evaluator
+    def __init__(self, tables: CostTables, mesh: Mesh, cluster: Cluster):
+        self.tables, self.mesh, self.cluster = tables, mesh, cluster
         none, costs = np.zeros((0, len(tables.variables)), np.int32), np.zeros((0, 2))
         self.done = Simulated(none, none, costs, costs, np.zeros(0))
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Evaluates the space's strategies, and keeps what it has worked out for them."""
+        overlap = overlap_of(self.cluster, self.mesh, beside=self.tables.prices.beside)
+        return Evaluator(self.tables, overlap)
+
+    def copy(self) -> SpaceSimulations:
+        """Return a copy, to which other strategies can be added, with the same evaluator."""
+        made = copy(self)
+        made.evaluator = self.evaluator
+        return made
 
     @property
     def simulated(self) -> Floats:
@@ -159,13 +172,12 @@ class Simulations:
 
     def add(self, mesh: Mesh, tables: CostTables) -> None:
         """Add a space of which nothing is simulated yet."""
-        evaluator = Evaluator(tables, overlap_of(self.cluster, mesh, beside=tables.prices.beside))
-        self.spaces.append(SpaceSimulations(tables, mesh, evaluator))
+        self.spaces.append(SpaceSimulations(tables, mesh, self.cluster))
 
     def copy(self) -> Simulations:
-        """Return a copy, to which other strategies can be added."""
+        """Return a copy, to which other strategies can be added; both share what is worked out."""
         made = copy(self)
-        made.spaces = [copy(space) for space in self.spaces]
+        made.spaces = [space.copy() for space in self.spaces]
         return made
 
     def __len__(self) -> int:

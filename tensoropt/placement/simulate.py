@@ -593,7 +593,7 @@ class _StepSimulation:
                     if place.device[r] == device and (lies_in := share(number, r)) is not None
                 ]
                 made.sort(key=lambda item: rank[item[0]])
-                here = len(made)
+                shares_there = len(made)
                 if made_there:
                     arrived = sorted(
                         (self.returned[number, d] for d in self.copies[number]), key=rank.__getitem__
@@ -604,7 +604,9 @@ class _StepSimulation:
                 gradient = made[0][1]
                 if len(made) > 1:
                     # Messages are waited for, and added, when their reader comes to it, and are gone by then.
-                    added = [task if n < here else before.get(end, end) for n, (task, _) in enumerate(made)]
+                    added = [
+                        task if n < shares_there else before.get(end, end) for n, (task, _) in enumerate(made)
+                    ]
                     gradient.users.append(added[1])
                     gradient = new(number, device, tensor.bytes, made[1][0])
                     for task, (_, storage) in zip(added[1:], made[1:], strict=True):

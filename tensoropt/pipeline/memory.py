@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tensoropt.costs.effects import MoveEffects
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
@@ -203,8 +204,29 @@ class _Apart:
                 apart[moment.group] = facts
                 waiting += facts.waiting_bytes
         needed, readers = self._needed(apart)
-        left = needed + waiting
+        left = needed + waiting - self._sent_back(apart)
         return _SplitBackward(most, left, self._weights_bytes(left, apart, readers))
+
+    def _sent_back(self, apart: Mapping[str, SplitFacts]) -> int:
+        """Return the bytes of gradients that wait and are also sent back: a sum passes its gradient to a
+        tensor that arrived and to the result of a group with parameters.
+        """
+        makers = {name: group for group in self.graph.groups for name in group.writes}
+        sizes, shared = MoveEffects(self.batch.prices), 0
+        for group in self.graph.groups:
+            storages: dict[str, list[str]] = {}
+            for read, of in self._facts(group).hands_on.items():
+                storages.setdefault(of, []).append(read)
+            for of, members in storages.items():
+                names = [name for name in group.reads if group.short_names[name] in (of, *members)]
+                if not any(makers[name].anchor.target == ARRIVE for name in names):
+                    continue
+                for name in names:
+                    maker = makers[name]
+                    if maker.short_names[name] in apart.get(maker.name, SplitFacts()).waiting_results:
+                        layout = self.candidates.configurations(maker)[self._number(maker)].layout(name)
+                        shared += sizes.bytes(name, layout)
+        return shared
 
     def _needed(self, apart: Mapping[str, SplitFacts]) -> tuple[float, dict[str, tuple[int, set[str]]]]:
         """Return (the bytes of what forward kept that the second part needs; for each tensor among it, its

@@ -525,7 +525,8 @@ class _Probe:
         if not names or not reads:
             return SplitFacts()
         later = [] if last else [self.tensors[n].grad_fn for n in names]
-        root = _Given.apply(_Incoming(live, names), *(self.tensors[n] for n in names))
+        incoming = _Incoming(live, names)
+        root = _Given.apply(incoming, *(self.tensors[n] for n in names))
         for name in self.work.writes:
             self.tensors.pop(name, None)
         self.peaks.take()
@@ -537,11 +538,13 @@ class _Probe:
         peaks = self.peaks.take()
         taken.clear()
         del root, start
-        waiting = sum(_gradients_of(groups).values())
+        gradients = _gradients_of(groups)
+        waiting = sum(gradients.values())
         facts = SplitFacts(
             peaks.above(kept),
             peaks.above(kept, own=True),
             waiting,
+            tuple(name for storage, name in incoming.left.items() if storage in gradients),
             released_bytes=max(kept + waiting - live.now, 0) if last else 0,
         )
         if not groups or last:

@@ -74,6 +74,7 @@ class SplitFacts(NamedTuple):
             of which is released meanwhile.
         own_inputs_bytes: the same if the incoming gradients belong to another owner, which counts them.
         waiting_bytes: the gradients of results that wait for those of parameters to be made from them.
+        waiting_results: the results whose incoming gradients are among these.
         released_bytes: the part of ``kept_bytes`` that only operators behind the last one with a parameter
             need; it is released if no later workload has any.
         weights_bytes: the most that is alive while the gradients of parameters are made, above what is kept
@@ -85,6 +86,7 @@ class SplitFacts(NamedTuple):
     inputs_bytes: int = 0
     own_inputs_bytes: int = 0
     waiting_bytes: int = 0
+    waiting_results: tuple[str, ...] = ()
     released_bytes: int = 0
     weights_bytes: int = 0
     used_bytes: int = 0

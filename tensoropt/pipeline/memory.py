@@ -160,11 +160,13 @@ class _SplitBackward:
         inputs_bytes: the most bytes alive while the gradients of arriving tensors are made.
         between_bytes: the bytes kept until the gradients of parameters are made.
         weights_bytes: the most bytes alive while these are made.
+        arrived_bytes: the bytes of arriving tensors that are kept until then; each holds its gradient.
     """
 
     inputs_bytes: float
     between_bytes: float
     weights_bytes: float
+    arrived_bytes: int
 
 
 class _Apart:
@@ -205,7 +207,9 @@ class _Apart:
                 waiting += facts.waiting_bytes
         needed, readers = self._needed(apart)
         left = needed + waiting - self._sent_back(apart)
-        return _SplitBackward(most, left, self._weights_bytes(left, apart, readers))
+        arriving = {g.anchor.outputs[0] for g in self.graph.groups if g.anchor.target == ARRIVE}
+        arrived = sum(size for name, (size, _) in readers.items() if name in arriving)
+        return _SplitBackward(most, left, self._weights_bytes(left, apart, readers), arrived)
 
     def _sent_back(self, apart: Mapping[str, SplitFacts]) -> int:
         """Return the bytes of gradients that wait and are also sent back: a sum passes its gradient to a
@@ -511,6 +515,9 @@ class _TransientMemory:
         self._buffers = {n: new_buffer_bytes(strategy.stages[n]) for n in self.at_place}
         # The last bytes that a schedule that waits has sent.
         self._sent = 0.0
+        # The backwards of inputs that are done, of which the gradients of parameters are still to be made.
+        self._half_done: set[tuple[int, int]] = set()
+        self._passed: set[tuple[int, int]] = set()
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
         self._expected = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
@@ -575,6 +582,17 @@ class _TransientMemory:
         elif kind == "I":
             # No stage waits for a gradient of the first stage: all of its backward comes later.
             self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]
+        if kind == "I" and stage:
+            self._half_done.add((stage, micro_batch))
+        if kind == "I" and (stage + 1, micro_batch) in self._half_done:
+            # The next stage, at the same place, holds with its input the gradient that it passed on.
+            self.on_the_way += self._split[stage + 1].arrived_bytes
+            self._passed.add((stage, micro_batch))
+        if kind == "W":
+            self._half_done.discard((stage, micro_batch))
+            if (stage - 1, micro_batch) in self._passed:
+                self._passed.remove((stage - 1, micro_batch))
+                self.on_the_way -= self._split[stage].arrived_bytes
         if kind in "BI" and stage:
             back = self._back[stage]
             self.on_the_way += back - self._sent

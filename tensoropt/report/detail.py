@@ -50,7 +50,7 @@ from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy, strategy_from_dict
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, overlap_of
-from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.recording import (
     COMPUTE,
     MEMORY_KINDS,
@@ -232,13 +232,10 @@ class Rebuilt:
         cluster: Cluster | None = None,
         recorded: Recorded | None = None,
         communication: CommunicationCosts | None = None,
-        recorder: StepRecorder | None = None,
     ) -> Evaluation:
         """Return one simulated step of it at :meth:`prices`."""
         prices = self.prices(cluster=cluster, recorded=recorded, communication=communication)
-        return evaluate_strategy(
-            self.strategy, self.works, self.facts, prices, self.overlap(cluster), recorder
-        )
+        return evaluate_strategy(self.strategy, self.works, self.facts, prices, self.overlap(cluster))
 
 
 def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt:
@@ -297,15 +294,16 @@ def recorded_of(exploration: Exploration) -> Recorded:
     return exploration.recorded
 
 
-def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, StepRecorder]:
-    """Return the step of a sharded point, simulated again and recorded; errors as in :func:`detail`."""
-    return _DetailBuilder(exploration, index, recorded_of(exploration)).step()
+def recorded_step(exploration: Exploration, index: int) -> tuple[Evaluation, TimedStep]:
+    """Return the step of a sharded point, simulated again and timed; errors as in :func:`detail`."""
+    evaluated = rebuilt(exploration, index, recorded_of(exploration)).simulated()
+    return evaluated, evaluated.timed()
 
 
-def curve_of_step(evaluated: Evaluation, recorder: StepRecorder) -> tuple[MemoryAt, ...]:
-    """Return the memory curve of one recorded strategy."""
+def curve_of_step(evaluated: Evaluation, timed: TimedStep) -> tuple[MemoryAt, ...]:
+    """Return the memory curve of one timed strategy."""
     lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
-    return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
+    return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in timed.memory_at(lasting))
 
 
 class _DetailBuilder:
@@ -322,13 +320,9 @@ class _DetailBuilder:
         self.prices: Prices = self.rebuilt.prices()
         self.overlap: Overlap = self.rebuilt.overlap()
 
-    def step(self) -> tuple[Evaluation, StepRecorder]:
-        """Return the point's step, simulated again and recorded."""
-        recorder = StepRecorder()
-        return self.rebuilt.simulated(recorder=recorder), recorder
-
     def build(self) -> Detail:
-        evaluated, recorder = self.step()
+        evaluated = self.rebuilt.simulated()
+        timed = evaluated.timed()
         names = self.space.mesh.names
         groups = self.strategy.graph.group_of
         events = tuple(
@@ -341,7 +335,7 @@ class _DetailBuilder:
                 event.group,
                 copies=event.axes is None and event.kind in _COPYING,
             )
-            for event in recorder.events
+            for event in timed.events
         )
         spent = spent_by_group(events, groups)
         computed = computed_by(spent, lambda name: groups[name].anchor)
@@ -351,7 +345,7 @@ class _DetailBuilder:
             edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
             timeline=events,
             parts=step_parts(self.exploration, self.index, computed, beside_groups(events, spent), events),
-            memory_curve=curve_of_step(evaluated, recorder),
+            memory_curve=curve_of_step(evaluated, timed),
             step=self.point,
             overlap=self.overlap.words,
             sources=dict(self.point.sources),

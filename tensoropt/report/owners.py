@@ -125,8 +125,8 @@ def point_owners(exploration: Exploration, index: int) -> PointOwners:
         raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
     if (record := points[index].record) is not None:
         return _recorded(record.recording, points[index].pipeline is not None, index)
-    evaluated, recorder = recorded_step(exploration, index)
-    return PointOwners(curve_of_step(evaluated, recorder), StepOwners(evaluated.batch, recorder).at)
+    evaluated, timed = recorded_step(exploration, index)
+    return PointOwners(curve_of_step(evaluated, timed), StepOwners(evaluated.batch, timed).at)
 
 
 def _recorded(recording: Recording, pipelined: bool, index: int) -> PointOwners:

@@ -114,13 +114,13 @@ def seconds_of(part: Part) -> float:
 
 
 def by_hand(found: Exploration, index: int) -> dict[str, float]:
-    """Seconds of one step by what computes, summed from the recorder's own events with modules of this model
+    """Seconds of one step by what computes, summed from the clock's own events with modules of this model
     written out: a second way that shares nothing with the first."""
-    _, recorder = recorded_step(found, index)
+    _, timed = recorded_step(found, index)
     assert found.recorded is not None
     groups = found.recorded.grouped.group_of
     seconds: dict[str, float] = {}
-    for event in recorder.events:
+    for event in timed.events:
         if event.axes is not None:
             continue
         if event.phase == "again":

@@ -29,7 +29,7 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates
-from tensoropt.simulate.clock import TimedStep, time_step
+from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
 from tensoropt.simulate.readings import Memo
 from tensoropt.simulate.simulator import StepMetrics, simulate
@@ -131,7 +131,7 @@ class Evaluation:
 
     def timed(self, row: int = 0) -> TimedStep:
         """Return the step of one strategy with the time of everything that happens in it."""
-        return time_step(lower(self.batch, row), self.batch.prices.communication, self.batch.overlap)
+        return TimedStep(lower(self.batch, row), self.batch.prices.communication, self.batch.overlap)
 
     def collectives(self, row: int) -> Counter[Collective]:
         """Return the collectives that one strategy sends in a step, with their counts."""

@@ -1,8 +1,8 @@
 """A rank's step as a list of instructions over named allocations.
 
 It is the simulator's step of a single strategy, spelled out: an instruction for every moment of the step
-schedule, with the effects that take place there, each allocation with its name. The batched simulator adds
-the same effects up for many strategies at once. Here nothing is added up, so that readers can say when
+schedule, with the work and the collectives that take place there, and each allocation with its name. The
+batched simulator adds the same effects up for many strategies at once. From here readers can say when
 everything happens (:mod:`tensoropt.simulate.clock`), whose memory is alive
 (:mod:`tensoropt.simulate.owners`), and what an allocator is asked for
 (:mod:`tensoropt.simulate.caching_allocator`).
@@ -18,7 +18,6 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from tensoropt.costs.effects import Allocation, Effect
-from tensoropt.costs.prices import Send
 from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.collectives import coalesced, reductions
 from tensoropt.simulate.step_schedule import Moment
@@ -50,20 +49,27 @@ class NamedBytes(NamedTuple):
         return self.tensor, self.what, self.key
 
 
-class SharedSend(NamedTuple):
-    """A collective that sends data of several parameters.
+@dataclass
+class Sends:
+    """Collectives over one set of mesh axes that a rank issues one after another at one moment.
 
     Attributes:
-        send: the collective, with its price for ranks in step.
-        until: what waits for it where it overlaps with computation: the next ``block``, or the optimizer's
-            ``step``; "" if it is always waited for at once.
+        bytes: those of the largest.
+        product_s: the last seconds of the moment's work, which begin together with them.
+        kind: of a collective that sends data of several parameters; "" for others.
+        until: what waits for such a collective where it overlaps with computation: the next ``block``, or the
+            optimizer's ``step``; "" if it is always waited for at once.
         only: the only micro-batch in which it is issued, ``first`` or ``last``; "" if every one issues it.
         host_s: the seconds in which the host issues it.
     """
 
-    send: Send
-    until: Literal["", "block", "step"]
-    only: str
+    axes: tuple[int, ...]
+    seconds: float = 0.0
+    bytes: int = 0
+    product_s: float = 0.0
+    kind: str = ""
+    until: Literal["", "block", "step"] = ""
+    only: str = ""
     host_s: float = 0.0
 
 
@@ -92,8 +98,8 @@ class Instruction:
         begins, ends: the allocations that begin, and those that end, when it starts.
         workspace: those that are alive while it runs.
         leaves, releases: those that begin, and those that end, when it is done.
-        effects: those that take place while it runs, or when the one before it is done.
-        shared: the collectives of several parameters, in the order in which they are issued.
+        work_s, host_s: the seconds of work on the device, and of the host that issues it.
+        sends: the collectives after the work, in the order in which they are issued.
     """
 
     moment: Moment
@@ -102,14 +108,30 @@ class Instruction:
     workspace: list[NamedBytes] = field(default_factory=list)
     leaves: list[NamedBytes] = field(default_factory=list)
     releases: list[NamedBytes] = field(default_factory=list)
-    effects: list[Effect] = field(default_factory=list)
-    shared: list[SharedSend] = field(default_factory=list)
+    work_s: float = 0.0
+    host_s: float = 0.0
+    sends: list[Sends] = field(default_factory=list)
 
     def allocate(self, effect: Effect, names: Names) -> None:
         """Add the allocations that begin and end with an effect of this moment."""
         begins, ends = (self.leaves, self.releases) if effect.after else (self.begins, self.ends)
         begins += map(names.of, effect.begins)
         ends += map(names.of, effect.ends)
+
+    def run(self, effect: Effect, names: Names) -> None:
+        """Add what an effect does while this instruction runs."""
+        self.work_s += effect.local_s + effect.passing.device_s
+        self.host_s += effect.host_s + effect.passing.host_s
+        if effect.workspace_bytes:
+            self.workspace.append(names.workspace(effect))
+        for send in effect.sends:
+            sends = next((sends for sends in self.sends if sends.axes == send.axes), None)
+            if sends is None:
+                sends = Sends(send.axes)
+                self.sends.append(sends)
+            sends.seconds += send.seconds
+            sends.bytes = max(sends.bytes, send.bytes)
+            sends.product_s = max(sends.product_s, effect.beside_work_s)
 
 
 class Lifetime(NamedTuple):
@@ -216,10 +238,9 @@ def lower(batch: Batch, row: int = 0) -> RankStep:
             instructions[position].allocate(effect, names)
             # What takes place when an instruction is over belongs to the next one's time and peak.
             if position + effect.after < len(moments):
-                at = instructions[position + effect.after]
-                at.effects.append(effect)
-                if effect.workspace_bytes:
-                    at.workspace.append(names.workspace(effect))
+                instructions[position + effect.after].run(effect, names)
+    for now in instructions:
+        now.sends.sort(key=lambda sends: sends.axes)
     _share(batch.part(slice(row, row + 1)), instructions)
     return RankStep(tuple(instructions), batch.schedule.last, batch.mesh[0])
 
@@ -232,9 +253,8 @@ def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
         at, size, staying = instructions[call.position], int(call.bytes[0]), int(call.staying[0])
         if not size:
             continue
-        seconds, source = costs.time_s(call.kind, call.axes, size), costs.source(call.kind, call.axes)
-        send = Send(call.kind, call.axes, size, seconds, source)
-        at.shared.append(SharedSend(send, "" if call.at_once else "block", call.only))
+        seconds, until = costs.time_s(call.kind, call.axes, size), "" if call.at_once else "block"
+        at.sends.append(Sends(call.axes, seconds, size, 0.0, call.kind, until, call.only))
         if not batch.prices.packs or call.kind != "reduce_scatter" or int(call.members[0]) <= 1:
             continue
         shards = size // prod(batch.mesh[axis + 1] for axis in call.axes)
@@ -249,8 +269,9 @@ def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
         if more > 0:
             at.workspace.append(copy._replace(kind="workspace", bytes=more))
     for issue in reductions(batch):
-        bucket = SharedSend(issue.sends[0], "step", "last", batch.prices.overheads.host.call_s)
-        instructions[issue.position].shared.append(bucket)
+        send, call_s = issue.sends[0], batch.prices.overheads.host.call_s
+        bucket = Sends(send.axes, send.seconds, send.bytes, 0.0, send.kind, "step", "last", call_s)
+        instructions[issue.position].sends.append(bucket)
 
 
 def operator_of(batch: Batch, owner: Owner) -> str:

@@ -10,11 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tensoropt.costs.effects import COMPUTE, COMPUTE_BACK, Effect
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.candidates import BLOCKING, Overlap
-from tensoropt.simulate.clock import time_step
+from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.step import Instruction, RankStep
 from tensoropt.simulate.step_schedule import Moment
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
@@ -85,15 +84,11 @@ def ran(*moments: tuple[str, float, float], micro: int = 1) -> list[tuple[float,
     """(start, end) of each moment's work; each given as (phase, seconds on the device, seconds of the
     host)."""
     instructions = tuple(
-        Instruction(
-            Moment(phase, "compute", "g"),
-            effects=[Effect(when, local_s=device_s, source="measured", host_s=host_s)],
-        )
+        Instruction(Moment(phase, "compute", "g"), work_s=device_s, host_s=host_s)
         for phase, device_s, host_s in moments
-        for when in [COMPUTE if phase == "forward" else COMPUTE_BACK]
     )
     step = RankStep(instructions, len(instructions), micro)
-    return [(event.start_s, event.end_s) for event in time_step(step, ToyCommunication(), BLOCKING).events]
+    return [(event.start_s, event.end_s) for event in TimedStep(step, ToyCommunication(), BLOCKING).events]
 
 
 def test_the_device_waits_for_what_is_not_issued():

@@ -20,7 +20,7 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy, strategy_from_dict
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
-from tensoropt.simulate.clock import time_step
+from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.owners import MemoryCurve, StepOwners, memory_curve
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
 from tensoropt.simulate.simulator import simulate
@@ -242,7 +242,7 @@ def recorded(
     prices = free_prices(strategy.graph, strategy.mesh, optimizer)
     prices.packs = packs
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))
-    metrics, timed = simulate(batch), time_step(lower(batch), prices.communication, batch.overlap)
+    metrics, timed = simulate(batch), TimedStep(lower(batch), prices.communication, batch.overlap)
     lasting = dict(zip(MEMORY_KINDS, map(float, metrics.memory[0, :3]), strict=False))
     return StepOwners(batch, timed), [kinds for _, kinds in timed.memory_at(lasting)]
 

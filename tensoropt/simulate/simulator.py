@@ -442,7 +442,8 @@ class StepSimulator:
         """Go through one of ``count`` alike micro-batches, and count it for all of them."""
         micro_batch, over = range(self.batch.schedule.last), self._nothing()
         self.issued = issued
-        begun = self._begin_micro_batch()
+        standing = self.waited, self.slowed, self.communication, self.turns, self.beside_s
+        begun = [figures.copy() for figures in standing]
         self.began = self.time
         self._count_turns([*self._issued(micro_batch), (micro_batch.stop, over)])
         self._pass_micro_batch()
@@ -544,12 +545,7 @@ class StepSimulator:
         """The seconds since the step began."""
         return self.worked + self.waited
 
-    def _begin_micro_batch(self) -> tuple[Floats, ...]:
-        """Return the state at the beginning of a micro-batch, for :meth:`_repeat`."""
-        standing = self.waited, self.slowed, self.communication, self.turns, self.beside_s
-        return tuple(figures.copy() for figures in standing)
-
-    def _repeat(self, count: int, begun: tuple[Floats, ...]) -> None:
+    def _repeat(self, count: int, begun: Sequence[Floats]) -> None:
         """Account for ``count`` micro-batches that each take as long as the one that is over; then the next
         one begins.
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tensoropt.costs.effects import Allocation, Effect
 from tensoropt.simulate.batch import Batch, Owner
@@ -68,7 +68,7 @@ class Sends:
     bytes: int = 0
     product_s: float = 0.0
     kind: str = ""
-    until: Literal["", "block", "step"] = ""
+    until: str = ""
     only: str = ""
     host_s: float = 0.0
 
@@ -83,11 +83,6 @@ class AliveBytes(NamedTuple):
     kept: float = 0.0
     transient: float = 0.0
     workspace: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Bytes of all kinds."""
-        return self.kept + self.transient + self.workspace
 
 
 @dataclass

@@ -49,13 +49,13 @@ def assert_figures_are_the_simulators(evaluated: Evaluation) -> None:
     assert timed.reducing_s * slower == pytest.approx(parts.reducing_s[row], **exact)
     # Memory is counted in whole bytes.
     step, memory = timed.step, timed.step.memory
-    peak = max(memory, key=lambda alive: alive.total)
+    peak = max(memory, key=sum)
     assert (peak.kept, peak.transient + peak.workspace) == tuple(of.memory[row, 3:])
-    assert max((kept + transient for _, kept, transient in timed.curve), default=0.0) == peak.total
+    assert max((kept + transient for _, kept, transient in timed.curve), default=0.0) == sum(peak)
     turned = sum(now.moment.phase == "forward" for now in step.instructions)
-    assert max(alive.total for alive in memory[:turned]) == parts.forward_bytes[row]
-    assert max(alive.total for alive in memory[turned : step.last]) == parts.backward_bytes[row]
-    assert max(alive.total for alive in memory[step.last :]) == parts.end_bytes[row]
+    assert max(map(sum, memory[:turned])) == parts.forward_bytes[row]
+    assert max(map(sum, memory[turned : step.last])) == parts.backward_bytes[row]
+    assert max(map(sum, memory[step.last :])) == parts.end_bytes[row]
     assert memory[turned].kept + memory[turned].transient == parts.between_bytes[row]
 
 

@@ -194,6 +194,7 @@ class TimedStep:
     def _run_micro_batch(self, *, first: bool, last: bool) -> None:
         self._issuing = ["", *(["first"] * first), *(["last"] * last)]
         self._worked_s, self._sent = 0.0, Counter()
+        # What is left of collectives counts from here, as in the simulator, which repeats micro-batches.
         self._since_s, self._since_computed_s = self._now_s, self.compute_s
         began_s, turned_s = self._now_s, None
         for position in range(self.step.last):

@@ -89,11 +89,6 @@ class Timeline:
         """Seconds until the last task has ended."""
         return max(self.ends, default=0.0)
 
-    def on(self, resource: str) -> tuple[_Event, ...]:
-        """Return the events on a resource, in time order."""
-        started = (self.events[i] for i in self.order)
-        return tuple(e for e in started if resource in e.task.resources)
-
     def busy(self, resources: Iterable[str]) -> tuple[tuple[float, float], ...]:
         """Return the spans (start, end) in which at least one of the resources works, joined where they
         touch."""

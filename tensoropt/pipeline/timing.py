@@ -221,8 +221,9 @@ class StageSeconds:
         phase = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
         if action.kind == "F":
             return self.forward[phase]
-        share = {"B": 1.0, "I": 1.0 - self.weights, "W": self.weights}[action.kind]
-        return self.backward[phase] * share
+        if action.kind == "B":
+            return self.backward[phase]
+        return self.backward[phase] * (self.weights if action.kind == "W" else 1.0 - self.weights)
 
 
 class _ScheduledEvent(NamedTuple):

@@ -64,13 +64,14 @@ class Timeline:
     """Scheduled tasks.
 
     Attributes:
-        starts: the seconds at which each task starts.
+        starts, ends: the seconds at which each task starts and ends.
         order: positions in the order in which they were started.
         initial: the memory that is alive before the first task.
     """
 
     tasks: Sequence[Task]
     starts: Sequence[float]
+    ends: Sequence[float]
     order: Sequence[int]
     initial: tuple[Holding, ...] = ()
 
@@ -78,11 +79,6 @@ class Timeline:
     def events(self) -> tuple[_Event, ...]:
         """The tasks with their times."""
         return tuple(map(_Event, self.tasks, self.starts))
-
-    @cached_property
-    def ends(self) -> tuple[float, ...]:
-        """The seconds at which each task ends."""
-        return tuple(start + task.duration_s for task, start in zip(self.tasks, self.starts, strict=True))
 
     @cached_property
     def total_s(self) -> float:
@@ -185,7 +181,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
     heapq.heapify(ready)
     earliest = [0.0] * len(tasks)
     free: dict[str, float] = {}
-    starts, order = [0.0] * len(tasks), list[int]()
+    starts, ends, order = [0.0] * len(tasks), [0.0] * len(tasks), list[int]()
     while ready:
         start, i = heapq.heappop(ready)
         task = tasks[i]
@@ -195,7 +191,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
             if free.get(resource, 0.0) > start:
                 start = free[resource]
         end = start + task.duration_s
-        starts[i] = start
+        starts[i], ends[i] = start, end
         order.append(i)
         for resource in task.resources:
             free[resource] = end
@@ -211,7 +207,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
             f"{len(stuck)} tasks wait for each other for ever, among them {', '.join(stuck[:3])}; "
             "give an order without a cycle"
         )
-    return Timeline(tasks, starts, order, tuple(initial))
+    return Timeline(tasks, starts, ends, order, tuple(initial))
 
 
 def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:

@@ -29,10 +29,11 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates
+from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
 from tensoropt.simulate.readings import Memo
-from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.simulator import StepMetrics, simulate
+from tensoropt.simulate.step import lower
 from tensoropt.simulate.step_schedule import step_schedule
 from tensoropt.types import SOURCES, Indices
 
@@ -128,6 +129,10 @@ class Evaluation:
         """
         return replayed(self.batch, row)
 
+    def timed(self, row: int = 0) -> TimedStep:
+        """Return the step of one strategy with the time of everything that happens in it."""
+        return TimedStep(lower(self.batch, row), self.batch.prices.communication, self.batch.overlap)
+
     def collectives(self, row: int) -> Counter[Collective]:
         """Return the collectives that one strategy sends in a step, with their counts."""
         return self._collectives[row]
@@ -165,18 +170,16 @@ def evaluate_strategy(
     facts: Mapping[str, Facts],
     prices: Prices,
     overlap: Overlap,
-    recorder: StepRecorder | None = None,
 ) -> Evaluation:
     """Simulate one strategy, which need not be in any table.
 
     Args:
         works, facts: per group name the workload and facts of its configuration.
-        recorder: is told all that happens in the step.
     """
     candidates = StrategyCandidates(strategy, facts, works)
     choices, options = candidates.row()
     batch = Batch(candidates, choices, options, prices, overlap)
-    return Evaluation(batch, simulate(batch, recorder), choices, options)
+    return Evaluation(batch, simulate(batch), choices, options)
 
 
 def costs_of(evaluated: Sequence[Evaluation]) -> np.ndarray:

@@ -21,7 +21,6 @@ from tensoropt.pipeline.timing import (
     arriving_bytes,
     departing_bytes,
     sent_by_rank,
-    simulate_schedule,
     stored_bytes,
 )
 from tensoropt.profiling.cuda_kernels import Capability
@@ -193,7 +192,7 @@ def assemble(
         _seconds(strategy, number, stage, prices, communicating_apart=communicating_apart)
         for number, stage in enumerate(stages)
     ]
-    times = simulate_schedule(
+    times = ScheduleTimes(
         actions,
         seconds,
         blocking_sends=prices.cluster.device_type == "cpu",

@@ -8,8 +8,9 @@ within a stage.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from tensoropt.pipeline.stages import arriving_group, departing_group
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
+from tensoropt.simulate.timeline import Task, schedule
 
 _PIPELINE = 0
 """The axis of a job's mesh along which its stages lie, numbered as in messages to people, without the
@@ -219,8 +221,9 @@ class StageSeconds:
         phase = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
         if action.kind == "F":
             return self.forward[phase]
-        share = {"B": 1.0, "I": 1.0 - self.weights, "W": self.weights}[action.kind]
-        return self.backward[phase] * share
+        if action.kind == "B":
+            return self.backward[phase]
+        return self.backward[phase] * (self.weights if action.kind == "W" else 1.0 - self.weights)
 
 
 class _ScheduledEvent(NamedTuple):
@@ -241,9 +244,19 @@ class _ScheduledEvent(NamedTuple):
 NO_MICRO_BATCH = -1
 
 
-@dataclass(frozen=True)
 class ScheduleTimes:
-    """The times of all actions and messages in a pipeline's step.
+    """The times of all actions and messages in a pipeline's step, as tasks of the scheduler.
+
+    A message is sent as soon as its content exists; messages from one stage in one direction follow one
+    another.
+
+    Args:
+        actions: the actions of each place, in order.
+        stages: the seconds of each stage.
+        blocking_sends: whether neither the sending nor the receiving place computes meanwhile, as on CPU
+            ranks, whose cores copy messages.
+        one_behind: whether a place, as a backward ends, waits for the gradients of its previous backward, so
+            that those of no more than one backward are under way.
 
     Attributes:
         total_s: seconds until the last stage is done.
@@ -251,16 +264,83 @@ class ScheduleTimes:
             messages for which it stands still.
         waiting_s: for each place, the seconds that it waits for parameters to be gathered and gradients to be
             reduced.
-        happenings: all actions and messages, place by place in order.
-        closing: reductions and optimizer steps between a place's last action and the end of its stages.
     """
 
-    total_s: float
-    working_s: tuple[float, ...]
-    sending_s: tuple[float, ...]
-    waiting_s: tuple[float, ...]
-    happenings: tuple[_ScheduledEvent, ...]
-    closing: tuple[_ScheduledEvent, ...]
+    def __init__(
+        self,
+        actions: Sequence[Sequence[Action]],
+        stages: Sequence[StageSeconds],
+        *,
+        blocking_sends: bool = False,
+        one_behind: bool = False,
+    ):
+        self._actions, self._stages = actions, stages
+        self._blocking, self._one_behind = blocking_sends, one_behind
+        self._place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
+        self._micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
+        self._tasks: list[Task] = []
+        # The kind, place, stage and micro-batch of the tasks that people see.
+        self._labels: dict[int, tuple[str, int, int, int]] = {}
+        # The task that brings the input of a forward or a backward, by (kind, stage, micro-batch); the
+        # predecessors of a task that has such an input, and the input.
+        self._brings: dict[tuple[str, int, int], int] = {}
+        self._needs: list[tuple[list[int], tuple[str, int, int]]] = []
+        # (place, task, those of its predecessors for which the place stands still).
+        self._waits: list[tuple[int, int, list[int]]] = []
+        # The task with which an action is over, if that is not itself.
+        self._over: dict[int, int] = {}
+        gathers = self._gather()
+        # For each place, the task with which its last action is over, and its last reduction.
+        self._last = [self._act(place, gathers) for place in range(len(actions))]
+        for after, key in self._needs:
+            after.append(self._brings[key])
+        ends = [[action, *reduction] for action, reduction in self._last]
+        for stage, seconds in enumerate(stages):
+            place = self._place_of[stage]
+            step = self._add("optimizer", seconds.sync_s, ends[place])
+            if seconds.sync_s:
+                self._labels[step] = "O", place, stage, NO_MICRO_BATCH
+            ends[place] = [step]
+        self._timeline = schedule(self._tasks)
+        self.total_s = self._timeline.total_s
+        self.working_s, self.sending_s, self.waiting_s = self._seconds()
+
+    def _seconds(self) -> Iterator[tuple[float, ...]]:
+        starts, ends = self._timeline.starts, self._timeline.ends
+        working, sending, waiting = ([0.0] * len(self._actions) for _ in range(3))
+        for task, (kind, place, _, _) in self._labels.items():
+            if kind not in "SR":
+                working[place] += self._tasks[task].duration_s
+            elif self._blocking:
+                sending[place] += ends[task] - starts[task]
+        for place, task, awaited in self._waits:
+            others = (ends[i] for i in self._tasks[task].after if i not in awaited)
+            waiting[place] += starts[task] - max(others, default=0.0)
+        for place, (action, reduction) in enumerate(self._last):
+            waiting[place] += max(ends[i] for i in (action, *reduction)) - ends[action]
+        return map(tuple, (working, sending, waiting))
+
+    @cached_property
+    def happenings(self) -> tuple[_ScheduledEvent, ...]:
+        """All actions and messages, in the order in which they start."""
+        order, labels = self._timeline.order, self._labels
+        return tuple(self._event(task) for task in order if labels.get(task, "O")[0] != "O")
+
+    @cached_property
+    def closing(self) -> tuple[_ScheduledEvent, ...]:
+        """Reductions and optimizer steps between a place's last action and the end of its stages."""
+        events, ends = [], self._timeline.ends
+        for place, (action, reduction) in enumerate(self._last):
+            start, end = ends[action], max(ends[i] for i in (action, *reduction))
+            if end > start:
+                stage = self._actions[place][-1].stage
+                events.append(_ScheduledEvent("G", place, stage, NO_MICRO_BATCH, start, end))
+        steps = (task for task, label in self._labels.items() if label[0] == "O")
+        return (*events, *map(self._event, steps))
+
+    def _event(self, task: int) -> _ScheduledEvent:
+        start, end = self._timeline.starts[task], self._timeline.ends[self._over.get(task, task)]
+        return _ScheduledEvent(*self._labels[task], start, end)
 
     def idle_s(self, place: int) -> float:
         """Return the seconds in which a place waits for others."""
@@ -273,149 +353,59 @@ class ScheduleTimes:
         whole = self.total_s * len(self.working_s)
         return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
 
+    def _add(self, name: str, seconds: float, after: list[int], *resources: str) -> int:
+        self._tasks.append(Task(name, seconds, resources, after))
+        return len(self._tasks) - 1
 
-def simulate_schedule(
-    actions: Sequence[Sequence[Action]],
-    stages: Sequence[StageSeconds],
-    *,
-    blocking_sends: bool = False,
-    one_behind: bool = False,
-) -> ScheduleTimes:
-    """Run the actions of all places, and return the time of each.
+    def _gather(self) -> list[list[int]]:
+        """Return the last gather that each stage waits for: a place gathers for its stages in order."""
+        of_places, of_stages = [list[int]() for _ in self._actions], []
+        for stage, seconds in enumerate(self._stages):
+            place = self._place_of[stage]
+            if seconds.begin_s:
+                of_places[place] = [self._add("gather", seconds.begin_s, of_places[place])]
+            of_stages.append(of_places[place])
+        return of_stages
 
-    A message is sent as soon as its content exists; messages from one stage in one direction follow one
-    another.
+    def _act(self, place: int, gathers: Sequence[list[int]]) -> tuple[int, list[int]]:
+        """State the actions of a place, and what follows from each."""
+        before, reduced, begun = list[int](), list[int](), set[int]()
+        for action in self._actions[place]:
+            kind, stage, micro_batch = action
+            seconds = self._stages[stage]
+            work = self._add(kind, seconds.of(action, self._micro_batches), before)
+            self._labels[work] = kind, place, stage, micro_batch
+            if kind != "W" and (kind != "F" or stage):
+                self._needs.append((before, ("F" if kind == "F" else "B", stage, micro_batch)))
+            if kind == "F" and stage not in begun and gathers[stage]:
+                before.extend(gathers[stage])
+                self._waits.append((place, work, gathers[stage]))
+                begun.add(stage)
+            end = work
+            if kind != "F" and self._one_behind and reduced:
+                end = self._over[work] = self._add("wait", 0.0, [work, *reduced])
+                self._waits.append((place, end, reduced))
+            # Its gradients go to their shards once the previous ones have arrived.
+            is_last = micro_batch == self._micro_batches - 1
+            if kind in "BW" and (reduce_s := seconds.reduce_s if is_last else seconds.scatter_s):
+                reduced = [self._add("reduce", reduce_s, [end, *reduced])]
+            goes_on = end
+            if kind == "F" and stage == len(self._stages) - 1:
+                self._brings["B", stage, micro_batch] = end
+            elif kind == "F":
+                goes_on = self._send("S", action, stage + 1, seconds.send_s, end)
+            elif kind != "W" and stage:
+                goes_on = self._send("R", action, stage - 1, seconds.send_back_s, end)
+            before = [goes_on]
+        return before[0], reduced
 
-    Args:
-        actions: the actions of each place, in order.
-        stages: the seconds of each stage.
-        blocking_sends: whether neither the sending nor the receiving place computes meanwhile, as on CPU
-            ranks, whose cores copy messages.
-        one_behind: whether a place, as a backward ends, waits for the gradients of its previous backward, so
-            that those of no more than one backward are under way.
-    """
-    return _Run(actions, stages, blocking_sends, one_behind).times()
-
-
-class _Run:
-    def __init__(
-        self,
-        actions: Sequence[Sequence[Action]],
-        stages: Sequence[StageSeconds],
-        blocking: bool,
-        one_behind: bool,
-    ):
-        self.actions, self.stages = actions, stages
-        self.blocking, self.one_behind = blocking, one_behind
-        self.place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
-        self.micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
-        # When the input of a forward or a backward is there, by (kind, stage, micro-batch).
-        self.there: dict[tuple[str, int, int], float] = {}
-        self.gathered = self._gathered()
-        self.link_free: dict[tuple[str, int], float] = {}
-        self.now = [0.0] * len(actions)
-        self.working, self.sending, self.waiting = ([0.0] * len(actions) for _ in range(3))
-        # When the gradients of each place's earlier backwards are reduced.
-        self.reduced = [0.0] * len(actions)
-        self.happenings: list[_ScheduledEvent] = []
-
-    def times(self) -> ScheduleTimes:
-        done = [0] * len(self.actions)
-        left = sum(map(len, self.actions))
-        while left:
-            before = left
-            for place, own in enumerate(self.actions):
-                while done[place] < len(own) and self._ready(own[done[place]]):
-                    self._do(place, own[done[place]])
-                    done[place] += 1
-                    left -= 1
-            assert left < before, "a schedule waits for itself"
-        ends = [max(times) for times in zip(self.now, self.reduced, strict=True)]
-        closing = []
-        for place, (end, place_done) in enumerate(zip(ends, self.now, strict=True)):
-            self.waiting[place] += end - place_done
-            if end > place_done:
-                closing.append(
-                    _ScheduledEvent(
-                        "G", place, self.actions[place][-1].stage, NO_MICRO_BATCH, place_done, end
-                    )
-                )
-        for stage, seconds in enumerate(self.stages):
-            place = self.place_of[stage]
-            start = ends[place]
-            ends[place] += seconds.sync_s
-            self.working[place] += seconds.sync_s
-            if seconds.sync_s:
-                closing.append(_ScheduledEvent("O", place, stage, NO_MICRO_BATCH, start, ends[place]))
-        of_places = (tuple(self.working), tuple(self.sending), tuple(self.waiting))
-        return ScheduleTimes(max(ends), *of_places, tuple(self.happenings), tuple(closing))
-
-    def _gathered(self) -> list[float]:
-        """Return the time when each stage's parameters are gathered: a place gathers those of its stages in
-        order.
-        """
-        gathered_s, busy = [], [0.0] * len(self.actions)
-        for stage, seconds in enumerate(self.stages):
-            place = self.place_of[stage]
-            busy[place] += seconds.begin_s
-            gathered_s.append(busy[place])
-        return gathered_s
-
-    def _needs(self, action: Action) -> tuple[str, int, int] | None:
-        kind, stage, micro_batch = action
-        if kind == "F":
-            return ("F", stage, micro_batch) if stage else None
-        if kind == "W":
-            return None
-        return ("B", stage, micro_batch)
-
-    def _ready(self, action: Action) -> bool:
-        needs = self._needs(action)
-        return needs is None or needs in self.there
-
-    def _do(self, place: int, action: Action) -> None:
-        kind, stage, micro_batch = action
-        needs, start = self._needs(action), self.now[place]
-        if needs is not None:
-            start = max(start, self.there.pop(needs))
-        if kind == "F" and self.gathered[stage] > start:
-            self.waiting[place] += self.gathered[stage] - start
-            start = self.gathered[stage]
-        seconds = self.stages[stage].of(action, self.micro_batches)
-        end = start + seconds
-        if kind != "F" and self.one_behind and self.reduced[place] > end:
-            self.waiting[place] += self.reduced[place] - end
-            end = self.reduced[place]
-        self.happenings.append(_ScheduledEvent(kind, place, stage, micro_batch, start, end))
-        self.now[place] = end
-        self.working[place] += seconds
-        last = len(self.stages) - 1
-        if kind in "BW":
-            self._reduce(place, self.stages[stage], micro_batch, end)
-        if kind == "F":
-            if stage == last:
-                self.there["B", stage, micro_batch] = end
-            else:
-                self._send("S", place, stage, stage + 1, micro_batch, self.stages[stage].send_s)
-        elif kind in "BI" and stage:
-            self._send("R", place, stage, stage - 1, micro_batch, self.stages[stage].send_back_s)
-
-    def _reduce(self, place: int, stage: StageSeconds, micro_batch: int, begin_s: float) -> None:
-        """Send a backward's gradients to their shards once the previous ones have arrived."""
-        seconds = stage.reduce_s if micro_batch == self.micro_batches - 1 else stage.scatter_s
-        if seconds:
-            self.reduced[place] = max(self.reduced[place], begin_s) + seconds
-
-    def _send(self, kind: str, place: int, stage: int, to: int, micro_batch: int, seconds: float) -> None:
-        arrives = "F" if kind == "S" else "B", to, micro_batch
-        if self.place_of[to] == place or not seconds:
-            self.there[arrives] = self.now[place]
-            return
-        start = max(self.now[place], self.link_free.get((kind, stage), 0.0))
-        end = start + seconds
-        self.link_free[kind, stage] = end
-        self.there[arrives] = end
-        self.happenings.append(_ScheduledEvent(kind, place, stage, micro_batch, start, end))
-        if self.blocking:
-            self.now[place] = end
-            self.sending[place] += end - start
+    def _send(self, kind: str, action: Action, to: int, seconds: float, end: int) -> int:
+        """State the message after an action, and return the task after which its place goes on."""
+        stage, place = action.stage, self._place_of[action.stage]
+        arrives = "F" if kind == "S" else "B", to, action.micro_batch
+        if self._place_of[to] == place or not seconds:
+            self._brings[arrives] = end
+            return end
+        message = self._brings[arrives] = self._add(kind, seconds, [end], f"{kind} of stage {stage}")
+        self._labels[message] = kind, place, stage, action.micro_batch
+        return message if self._blocking else end

@@ -186,15 +186,7 @@ class _StepSimulation:
         self._make_tasks()
         # Memory follows time: only once the tasks are scheduled is it known which user of a tensor is the
         # last.
-        timeline = schedule(self.tasks)
-        timeline = Timeline(
-            tuple(
-                replace(event, task=task)
-                for event, task in zip(timeline.events, self._with_memory(timeline), strict=True)
-            ),
-            timeline.order,
-            tuple(self._stored()),
-        )
+        timeline = self._holding(schedule(self.tasks))
         messages = {i: self._transfer(*key, back=False) for key, i in self.arrival.items()}
         messages |= {i: self._transfer(*key, back=True) for key, i in self.returned.items()}
         transfers = tuple(messages[i] for i in timeline.order if i in messages)
@@ -213,11 +205,11 @@ class _StepSimulation:
         list."""
         self.owned = []
         self._make_tasks()
-        events = tuple(
-            replace(event, task=task)
-            for event, task in zip(timeline.events, self._with_memory(timeline), strict=True)
-        )
-        return Timeline(events, timeline.order, tuple(self._stored())), self.owned
+        return self._holding(timeline), self.owned
+
+    def _holding(self, timeline: Timeline) -> Timeline:
+        """Return the timeline with the memory that its tasks allocate and free."""
+        return replace(timeline, tasks=self._with_memory(timeline), initial=tuple(self._stored()))
 
     # -- tasks ------------------------------------------------------------------------------------
 
@@ -444,7 +436,7 @@ class _StepSimulation:
             takes[task].append(holding)
             gives[task].append(holding)
         return [
-            replace(task, allocates=tuple(takes[i]), frees=tuple(gives[i]))
+            task._replace(allocates=tuple(takes[i]), frees=tuple(gives[i]))
             for i, task in enumerate(self.tasks)
         ]
 

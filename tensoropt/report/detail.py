@@ -42,8 +42,8 @@ from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, overlap_of
+from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.recording import (
     COMPUTE,
     MEMORY_KINDS,
@@ -195,13 +195,10 @@ class Rebuilt:
         cluster: Cluster | None = None,
         recorded: Recorded | None = None,
         communication: CommunicationCosts | None = None,
-        recorder: StepRecorder | None = None,
     ) -> Evaluation:
         """Return one simulated step of it at :meth:`prices`."""
         prices = self.prices(cluster=cluster, recorded=recorded, communication=communication)
-        return evaluate_strategy(
-            self.strategy, self.works, self.facts, prices, self.overlap(cluster), recorder
-        )
+        return evaluate_strategy(self.strategy, self.works, self.facts, prices, self.overlap(cluster))
 
 
 def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt:
@@ -283,20 +280,20 @@ class _SimulatedStep:
         self.prices: Prices = self.rebuilt.prices()
         self.overlap: Overlap = self.rebuilt.overlap()
 
-    def _step(self) -> tuple[Evaluation, StepRecorder, tuple[MemoryAt, ...]]:
-        """Return the step, its recording and its memory curve."""
-        recorder = StepRecorder()
-        evaluated = self.rebuilt.simulated(recorder=recorder)
+    def _step(self) -> tuple[Evaluation, TimedStep, tuple[MemoryAt, ...]]:
+        """Return the step, timed, and its memory curve."""
+        evaluated = self.rebuilt.simulated()
+        timed = evaluated.timed()
         lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
-        curve = tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting))
-        return evaluated, recorder, curve
+        curve = tuple(MemoryAt(time_s, **kinds) for time_s, kinds in timed.memory_at(lasting))
+        return evaluated, timed, curve
 
     def owners(self) -> Owners:
-        evaluated, recorder, curve = self._step()
-        return curve, StepOwners(evaluated.batch, recorder).at
+        evaluated, timed, curve = self._step()
+        return curve, StepOwners(evaluated.batch, timed).at
 
     def detail(self) -> Detail:
-        evaluated, recorder, curve = self._step()
+        evaluated, timed, curve = self._step()
         names = self.space.mesh.names
         groups = self.strategy.graph.group_of
         events = tuple(
@@ -309,7 +306,7 @@ class _SimulatedStep:
                 event.group,
                 copies=event.axes is None and event.kind in _COPYING,
             )
-            for event in recorder.events
+            for event in timed.events
         )
         spent = spent_by_group(events, groups)
         anchors = {name: groups[name].anchor for name in spent}

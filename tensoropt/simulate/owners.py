@@ -4,7 +4,7 @@ The simulator adds up effects; the step of a single strategy (:mod:`tensoropt.si
 effects under the names of their allocations, which at every moment add up to the bytes that the simulator
 counts. None of this is done unless it is requested.
 
-The memory curve itself, moment by moment, is taken from the recording of the simulation.
+The memory curve itself, moment by moment, is that of the same instructions; its times are the clock's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.candidates import StrategyCandidates
-from tensoropt.simulate.recorder import StepRecorder
-from tensoropt.simulate.recording import OwnerRow
-from tensoropt.simulate.simulator import StepSimulator
+from tensoropt.simulate.clock import TimedStep
+from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
 from tensoropt.simulate.step import lower, operator_of
 
 
@@ -61,17 +60,17 @@ def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str)
     """
     candidates = StrategyCandidates(strategy, facts)
     batch = Batch(candidates, *candidates.row(), free_prices(strategy.graph, strategy.mesh, optimizer))
-    recorder = StepRecorder()
-    simulator = StepSimulator(batch, recorder)
-    simulator.simulate()
-    curve: list[_MemoryPoint] = []
-    parameters, gradients, state = (int(x) for x in simulator.lasting[0])
-    for at in recorder.moments:
+    step, curve = lower(batch), list[_MemoryPoint]()
+    lasting = [owner.effects.at(0) for owner in batch.owners]
+    parameters, gradients, state = (
+        sum(getattr(effects, kind) for effects in lasting) for kind in MEMORY_KINDS[:3]
+    )
+    for now, at in zip(step.instructions, step.memory, strict=True):
         # Moments at which nothing is needed or computed only repeat the last point.
-        if not at.workspace and at.moment.kind not in ("compute", "step"):
+        if not at.workspace and now.moment.kind not in ("compute", "step"):
             continue
-        words = at.moment.words
-        point = _MemoryPoint(words, parameters, gradients, state, int(at.kept), int(at.transient))
+        words, transient = now.moment.words, int(at.transient + at.workspace)
+        point = _MemoryPoint(words, parameters, gradients, state, int(at.kept), transient)
         if curve and curve[-1].moment == words:  # parts of one group
             point = max(curve.pop(), point, key=lambda p: p.total)
         curve.append(point)
@@ -79,16 +78,16 @@ def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str)
 
 
 class StepOwners:
-    """The owners at every point of a recorded strategy's memory curve.
+    """The owners at every point of a timed strategy's memory curve.
 
     Args:
         batch: a batch of one strategy.
-        recorder: the recorder that recorded its step.
+        timed: its step.
     """
 
-    def __init__(self, batch: Batch, recorder: StepRecorder):
-        assert batch.count == 1, "one strategy is recorded"
-        self.recorder, self.step = recorder, lower(batch)
+    def __init__(self, batch: Batch, timed: TimedStep):
+        assert batch.count == 1, "one strategy is timed"
+        self.timed, self.step = timed, timed.step
         self._lasting = [row for owner in batch.owners for row in _lasting(batch, owner)]
         self._lifetimes = tuple(self.step.lifetimes())
 
@@ -97,13 +96,13 @@ class StepOwners:
         its height.
 
         Args:
-            point: counted as in :meth:`StepRecorder.memory_at`: 0 is before anything happens.
+            point: counted as in :meth:`TimedStep.memory_at`: 0 is before anything happens.
         """
-        if not 0 <= point <= len(self.recorder.curve):
-            raise IndexError(f"there is no point {point} in a curve of {len(self.recorder.curve) + 1}")
+        if not 0 <= point <= len(self.timed.curve):
+            raise IndexError(f"there is no point {point} in a curve of {len(self.timed.curve) + 1}")
         rows = list(self._lasting)
         if point:
-            states = self.recorder.states[point - 1]
+            states = self.timed.states[point - 1]
             for kind, moment in zip(("kept", "transient", "workspace"), states, strict=True):
                 if moment >= 0:
                     rows += self._alive(kind, moment)
@@ -135,7 +134,7 @@ class StepOwners:
     def _time_s(self, moment: int, position: int, other: int) -> float:
         """Return the time at which another position begins in the micro-batch of ``moment``; the step's end
         comes after all."""
-        in_all, times = self.step.last * self.step.micro_batches, self.recorder.moment_times
+        in_all, times = self.step.last * self.step.micro_batches, self.timed.moment_times
         if moment < in_all:
             begins = moment - position
             # What the end of one micro-batch gives back is gone when the next one begins.
@@ -146,7 +145,7 @@ class StepOwners:
             )
         else:
             number = in_all + other - self.step.last
-        return times[number] if number < len(times) else self.recorder.end_s
+        return times[number] if number < len(times) else self.timed.end_s
 
 
 def _lasting(batch: Batch, owner: Owner) -> Iterator[OwnerRow]:

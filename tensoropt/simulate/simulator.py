@@ -8,6 +8,8 @@ gradient of a linear operator's input is reduced during the product for its weig
 on one level of links queue. Before the optimizer everything is waited for. A collective that ranks reach from
 work takes longer than one that follows another, and so does the work after it.
 
+:mod:`tensoropt.simulate.clock` runs a single strategy's step by the same rules, instruction by instruction.
+
 If a host issues work to a separate device, both have a queue. Step follows step and nothing waits for the
 device in between, so a step takes as long as the slower of the two: the host runs ahead through what takes
 the device longer, and the device catches up.
@@ -27,7 +29,6 @@ from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack, add_all, add_rows, peaks, sum_up
 from tensoropt.simulate.collectives import Reductions, coalesced, reductions, turns
 from tensoropt.simulate.readings import Axes, Cells, MomentPlace
-from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.types import SOURCES, Flags, Floats
 
 _CELLS = 2**22
@@ -129,7 +130,6 @@ class _Sends:
         sending: the strategies that have any.
         bucket: whether gradients are reduced.
         ahead: whether nothing waits for it until the next block begins.
-        kind: the kind of one that is ahead.
         only: the only micro-batch in which it is issued, ``first`` or ``last``; "" if every one issues it.
         slowed: per strategy, the extra seconds of the preceding work after earlier collectives; None if that
             is 0 for all.
@@ -144,22 +144,17 @@ class _Sends:
     sending: Flags
     bucket: bool = False
     ahead: bool = False
-    kind: str = ""
     only: str = ""
     slowed: Floats | None = None
     arriving: Floats | None = None
     beside_work: Floats | None = None
 
 
-def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
-    """Simulate one step of every strategy of a batch.
-
-    Args:
-        recorder: for a batch of one strategy, records everything that happens.
-    """
+def simulate(batch: Batch) -> StepMetrics:
+    """Simulate one step of every strategy of a batch."""
     size = max(_CELLS // max(len(batch.schedule.moments), 1), 1)
     if batch.count <= size:
-        return StepSimulator(batch, recorder).simulate()
+        return StepSimulator(batch).simulate()
     parts = [batch.part(slice(start, start + size)) for start in range(0, batch.count, size)]
     metrics = [StepSimulator(part).simulate() for part in parts]
     figures = _joined([{k: v for k, v in vars(m).items() if k != "parts"} for m in metrics])
@@ -179,9 +174,8 @@ class StepSimulator:
     each depends on those before it.
     """
 
-    def __init__(self, batch: Batch, recorder: StepRecorder | None = None):
-        assert recorder is None or batch.count == 1, "one strategy can be recorded, many have only figures"
-        self.batch, self.recorder = batch, recorder
+    def __init__(self, batch: Batch):
+        self.batch = batch
         n, moments = batch.count, len(batch.schedule.moments)
         # One position more than there are moments: an effect "after" the last one is placed there, and is
         # never reached.
@@ -288,7 +282,6 @@ class StepSimulator:
                 call.bytes.astype(float),
                 sending,
                 ahead=not call.at_once,
-                kind=call.kind,
                 only=call.only,
             )
             self.ahead.setdefault(call.position, []).append(sends)
@@ -367,9 +360,6 @@ class StepSimulator:
         reducing = self.time - before_buckets
         self._advance(range(step, moments))
         self._count_slower_work(done)
-        if self.recorder is not None:
-            self.recorder.finish(float(self.time[0]))
-            self.recorder.wait_for_host(float(self.time[0]))
         # Transitions have no other source: if they were not measured, they are 0.
         self.sources[:, SOURCES.index("measured")] += self.turns
         self.sources[:, SOURCES.index("data sheet")] += self.beside_s
@@ -404,7 +394,7 @@ class StepSimulator:
             self._advance(range(schedule.forward_end, schedule.last))
 
     def _note_micro_batch(self) -> None:
-        """Record the seconds of the micro-batch that is over."""
+        """Note the seconds of the micro-batch that is over."""
         self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
 
     def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> _StepParts:
@@ -452,7 +442,8 @@ class StepSimulator:
         """Go through one of ``count`` alike micro-batches, and count it for all of them."""
         micro_batch, over = range(self.batch.schedule.last), self._nothing()
         self.issued = issued
-        begun = self._begin_micro_batch()
+        standing = self.waited, self.slowed, self.communication, self.turns, self.beside_s
+        begun = [figures.copy() for figures in standing]
         self.began = self.time
         self._count_turns([*self._issued(micro_batch), (micro_batch.stop, over)])
         self._pass_micro_batch()
@@ -515,11 +506,9 @@ class StepSimulator:
     def _memory(self) -> Floats:
         """Return (n, 5) the peak by kind, the first of several; turns ``kept`` and ``transient`` into live
         bytes."""
-        if self.recorder is not None:
-            self.changed = np.stack([self.kept[:, 0], self.transient[:, 0]], axis=1)
         for changes in (self.kept, self.transient):
             sum_up(changes)
-        # Transient bytes at the peak include the workspace, as in the recording.
+        # Transient bytes at the peak include the workspace, as on the memory curve.
         at_peak = peaks(self.kept[:-1], self.transient[:-1], self.workspace[:-1])
         return np.concatenate([self.lasting, at_peak], axis=1)
 
@@ -556,22 +545,13 @@ class StepSimulator:
         """The seconds since the step began."""
         return self.worked + self.waited
 
-    def _begin_micro_batch(self) -> tuple[Floats, ...]:
-        """Return the state at the beginning of a micro-batch, for :meth:`_repeat`."""
-        if self.recorder is not None:
-            self.recorder.begin_micro_batch(float(self.time[0]))
-        standing = self.waited, self.slowed, self.communication, self.turns, self.beside_s
-        return tuple(figures.copy() for figures in standing)
-
-    def _repeat(self, count: int, begun: tuple[Floats, ...]) -> None:
+    def _repeat(self, count: int, begun: Sequence[Floats]) -> None:
         """Account for ``count`` micro-batches that each take as long as the one that is over; then the next
         one begins.
 
         Args:
             begun: the state when that one began.
         """
-        if self.recorder is not None:
-            self.recorder.repeat(count, float(self.time[0] - begun[0][0]))
         # Sources are not multiplied, because EffectTables has already counted them once per micro-batch.
         over = self.time, self.worked + self.slowed, self.communication, self.turns, self.beside_s
         self.waited, self.slowed, self.communication, self.turns, self.beside_s = (
@@ -583,11 +563,8 @@ class StepSimulator:
 
     def _advance(self, positions: range) -> None:
         """Go through successive moments."""
-        # At moments without collectives there is only work, which is already summed; a recording has all
-        # moments.
-        for position in positions if self.recorder is not None else self._issuing(positions):
-            if self.recorder is not None:
-                self._record(self.recorder, position)
+        # At moments without collectives there is only work, which is already summed.
+        for position in self._issuing(positions):
             self.worked = self.work[position + 1]
             if position in self.beginnings:
                 self._arrive()
@@ -604,8 +581,6 @@ class StepSimulator:
     def _arrive(self) -> None:
         """Wait for everything that was sent ahead."""
         self._count_slower_beside()
-        if self.recorder is not None:
-            self.recorder.wait_for_ahead()
         self.waited = np.where(self.arrival > self.time, self.arrival - self.worked, self.waited)
         self._pass()
 
@@ -624,9 +599,6 @@ class StepSimulator:
         done = self.flying > 0 if of is None else of & (self.flying > 0)
         computed = (self.worked + self.slowed - self.since_computed) * (1.0 + slower)
         extra = np.where(done, np.minimum(self.flying, computed) * (slower / (1.0 + slower)), 0.0)
-        if self.recorder is not None:
-            now_s = float(self.time[0])
-            self.recorder.work(now_s, now_s + float(extra[0]))
         self.waited, self.slowed = self.waited + extra, self.slowed + extra
         self.beside_s = self.beside_s + extra
         self._pass(done)
@@ -644,28 +616,10 @@ class StepSimulator:
         self.since = np.where(of, self.time, self.since)
         self.since_computed = np.where(of, self.worked + self.slowed, self.since_computed)
 
-    def _record(self, recorder: StepRecorder, position: int) -> None:
-        """Report a moment's memory and work to the recorder."""
-        begun_s, done_s = float(self.time[0]), float(self.work[position + 1, 0] + self.waited[0])
-        recorder.begin(self.batch.schedule.moments[position], begun_s, float(self.host[position, 0]))
-        alive = float(self.kept[position, 0]), float(self.transient[position, 0])
-        recorder.memory(begun_s, self.changed[position], float(self.workspace[position, 0]), alive)
-        # The work that begins together with a collective is reported separately.
-        works = (s.beside_work for s in self.issued.get(position, ()) if s.beside_work is not None)
-        for work in works:
-            if work[0] > 0.0:
-                recorder.work(begun_s, done_s - float(work[0]))
-                begun_s = done_s - float(work[0])
-                recorder.begin_product()
-        recorder.work(begun_s, done_s)
-
     def _count_slower_work(self, sends: _Sends) -> None:
         """Count the extra time that the last collectives have caused in the work since then."""
         if sends.slowed is None:
             return
-        if self.recorder is not None:
-            now_s = float(self.time[0])
-            self.recorder.work(now_s, now_s + float(sends.slowed[0]))
         self.waited += sends.slowed
         self.slowed += sends.slowed
         self.turns += sends.slowed
@@ -680,7 +634,6 @@ class StepSimulator:
         self.communication += seconds
         # The usual case: before any bucket is on a link, nothing can queue.
         if not self.busy and not self._beside(sends) and sends.beside_work is None:
-            self._tell(sends, float(self.waited[0] + self.worked[0]))
             self.waited += seconds
             return
         self._count_slower_beside(sending)
@@ -694,7 +647,6 @@ class StepSimulator:
             # bucket queues.
             if link in self.busy:
                 start = np.maximum(start, self.busy[link])
-        self._tell(sends, float(start[0]))
         if self._beside(sends):
             for link in links:
                 busy = self.busy.get(link, np.zeros(self.batch.count))
@@ -719,21 +671,6 @@ class StepSimulator:
             return np.zeros(self.batch.count)
         overlapped = np.minimum(np.maximum(since, 0.0), sends.seconds / (1.0 + slower))
         extra = np.where(sends.sending, overlapped * slower, 0.0)
-        if self.recorder is not None:
-            now_s = float(self.time[0])
-            self.recorder.work(now_s, now_s + float(extra[0]))
         self.waited, self.slowed = self.waited + extra, self.slowed + extra
         self.beside_s = self.beside_s + extra
         return extra
-
-    def _tell(self, sends: _Sends, start_s: float) -> None:
-        if self.recorder is None:
-            return
-        if sends.ahead and self._beside(sends):
-            if sends.sending[0]:
-                self.recorder.ahead(sends.kind, sends.axes or (), start_s, float(sends.seconds[0]))
-        elif not sends.bucket:
-            overlaps = sends.beside_work is not None and bool(sends.sending[0])
-            self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]), beside=overlaps)
-        elif sends.sending[0]:
-            self.recorder.reduction(sends.axes or (), start_s, float(sends.seconds[0]))

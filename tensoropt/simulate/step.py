@@ -1,23 +1,25 @@
 """A rank's step as a list of instructions over named allocations.
 
 It is the simulator's step of a single strategy, spelled out: an instruction for every moment of the step
-schedule, with the effects that take place there, each allocation with its name. The batched simulator adds
-the same effects up for many strategies at once. Here nothing is added up, so that readers can say whose
-memory is alive (:mod:`tensoropt.simulate.owners`), and what an allocator is asked for
+schedule, with the work and the collectives that take place there, and each allocation with its name. The
+batched simulator adds the same effects up for many strategies at once. From here readers can say when
+everything happens (:mod:`tensoropt.simulate.clock`), whose memory is alive
+(:mod:`tensoropt.simulate.owners`), and what an allocator is asked for
 (:mod:`tensoropt.simulate.caching_allocator`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 from tensoropt.costs.effects import Allocation, Effect
 from tensoropt.simulate.batch import Batch, Owner
-from tensoropt.simulate.collectives import coalesced
+from tensoropt.simulate.collectives import coalesced, reductions
 from tensoropt.simulate.step_schedule import Moment
 
 PACKED = "gradients that are scattered together"
@@ -48,6 +50,42 @@ class NamedBytes(NamedTuple):
 
 
 @dataclass
+class Sends:
+    """Collectives over one set of mesh axes that a rank issues one after another at one moment.
+
+    Attributes:
+        bytes: those of the largest.
+        product_s: the last seconds of the moment's work, which begin together with them.
+        kind: of a collective that sends data of several parameters; "" for others.
+        until: what waits for such a collective where it overlaps with computation: the next ``block``, or the
+            optimizer's ``step``; "" if it is always waited for at once.
+        only: the only micro-batch in which it is issued, ``first`` or ``last``; "" if every one issues it.
+        host_s: the seconds in which the host issues it.
+    """
+
+    axes: tuple[int, ...]
+    seconds: float = 0.0
+    bytes: int = 0
+    product_s: float = 0.0
+    kind: str = ""
+    until: str = ""
+    only: str = ""
+    host_s: float = 0.0
+
+
+class AliveBytes(NamedTuple):
+    """Bytes alive at one instruction, besides those that last through the step.
+
+    Attributes:
+        workspace: those that are alive only while it runs.
+    """
+
+    kept: float = 0.0
+    transient: float = 0.0
+    workspace: float = 0.0
+
+
+@dataclass
 class Instruction:
     """What a rank does at one moment of its step.
 
@@ -55,7 +93,8 @@ class Instruction:
         begins, ends: the allocations that begin, and those that end, when it starts.
         workspace: those that are alive while it runs.
         leaves, releases: those that begin, and those that end, when it is done.
-        effects: everything else that takes place.
+        work_s, host_s: the seconds of work on the device, and of the host that issues it.
+        sends: the collectives after the work, in the order in which they are issued.
     """
 
     moment: Moment
@@ -64,14 +103,30 @@ class Instruction:
     workspace: list[NamedBytes] = field(default_factory=list)
     leaves: list[NamedBytes] = field(default_factory=list)
     releases: list[NamedBytes] = field(default_factory=list)
-    effects: list[Effect] = field(default_factory=list)
+    work_s: float = 0.0
+    host_s: float = 0.0
+    sends: list[Sends] = field(default_factory=list)
 
-    def add(self, effect: Effect, names: Names) -> None:
-        """Add an effect that takes place here."""
+    def allocate(self, effect: Effect, names: Names) -> None:
+        """Add the allocations that begin and end with an effect of this moment."""
         begins, ends = (self.leaves, self.releases) if effect.after else (self.begins, self.ends)
         begins += map(names.of, effect.begins)
         ends += map(names.of, effect.ends)
-        self.effects.append(effect)
+
+    def run(self, effect: Effect, names: Names) -> None:
+        """Add what an effect does while this instruction runs."""
+        self.work_s += effect.local_s + effect.passing.device_s
+        self.host_s += effect.host_s + effect.passing.host_s
+        if effect.workspace_bytes:
+            self.workspace.append(names.workspace(effect))
+        for send in effect.sends:
+            sends = next((sends for sends in self.sends if sends.axes == send.axes), None)
+            if sends is None:
+                sends = Sends(send.axes)
+                self.sends.append(sends)
+            sends.seconds += send.seconds
+            sends.bytes = max(sends.bytes, send.bytes)
+            sends.product_s = max(sends.product_s, effect.beside_work_s)
 
 
 class Lifetime(NamedTuple):
@@ -102,6 +157,19 @@ class RankStep:
     instructions: tuple[Instruction, ...]
     last: int
     micro_batches: int
+
+    @cached_property
+    def memory(self) -> tuple[AliveBytes, ...]:
+        """The bytes alive at every instruction, in a micro-batch and at the step's end."""
+        points, alive, over = list[AliveBytes](), Counter[str](), Instruction(self.instructions[0].moment)
+        for now in self.instructions:
+            for sign, changed in ((1, (*over.leaves, *now.begins)), (-1, (*over.releases, *now.ends))):
+                for named in changed:
+                    alive[named.kind] += sign * named.bytes
+            workspace = float(sum(named.bytes for named in now.workspace))
+            points.append(AliveBytes(float(alive["kept"]), float(alive["transient"]), workspace))
+            over = now
+        return tuple(points)
 
     def lifetimes(self) -> Iterator[Lifetime]:
         """Yield all allocations of a micro-batch and of the step's end, in the order in which they end; a
@@ -159,27 +227,32 @@ def lower(batch: Batch, row: int = 0) -> RankStep:
     instructions = [Instruction(moment) for moment in moments]
     for owner in batch.owners:
         names = Names(batch, owner)
-        for effect in owner.effects.at(row).effects:
-            position = owner.position(effect.when)
-            if 0 <= position < len(moments):
-                instructions[position].add(effect, names)
-                # What takes place when an instruction is over belongs to the next one's peak.
-                during = position + effect.after
-                if effect.workspace_bytes and during < len(moments):
-                    instructions[during].workspace.append(names.workspace(effect))
-    if batch.prices.packs:
-        _pack(batch.part(slice(row, row + 1)), instructions)
+        for position, effect in owner.of(row):
+            if not 0 <= position < len(moments):
+                continue
+            instructions[position].allocate(effect, names)
+            # What takes place when an instruction is over belongs to the next one's time and peak.
+            if position + effect.after < len(moments):
+                instructions[position + effect.after].run(effect, names)
+    for now in instructions:
+        now.sends.sort(key=lambda sends: sends.axes)
+    _share(batch.part(slice(row, row + 1)), instructions)
     return RankStep(tuple(instructions), batch.schedule.last, batch.mesh[0])
 
 
-def _pack(batch: Batch, instructions: Sequence[Instruction]) -> None:
-    """Add the copies made of gradients to scatter them together, as the simulator lays them out."""
-    beginnings = batch.schedule.beginnings
+def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
+    """Add the collectives of several parameters; and, as the simulator lays them out, the copies made of
+    gradients to scatter them together."""
+    costs, beginnings = batch.prices.communication, batch.schedule.beginnings
     for number, call in enumerate(coalesced(batch)):
-        if call.kind != "reduce_scatter" or int(call.members[0]) <= 1:
+        at, size, staying = instructions[call.position], int(call.bytes[0]), int(call.staying[0])
+        if not size:
             continue
-        at, staying = instructions[call.position], int(call.staying[0])
-        shards = int(call.bytes[0]) // prod(batch.mesh[axis + 1] for axis in call.axes)
+        seconds, until = costs.time_s(call.kind, call.axes, size), "" if call.at_once else "block"
+        at.sends.append(Sends(call.axes, seconds, size, 0.0, call.kind, until, call.only))
+        if not batch.prices.packs or call.kind != "reduce_scatter" or int(call.members[0]) <= 1:
+            continue
+        shards = size // prod(batch.mesh[axis + 1] for axis in call.axes)
         copy = NamedBytes("", PACKED, "packed copy", str(number), "transient", staying)
         arrived = min((begin for begin in beginnings if begin > call.position), default=call.position + 1)
         if staying:
@@ -187,9 +260,13 @@ def _pack(batch: Batch, instructions: Sequence[Instruction]) -> None:
             if arrived < len(instructions):
                 instructions[arrived].ends.append(copy)
         # Of this and the moment's other memory, the larger counts.
-        more = int(call.bytes[0]) - shards - staying - sum(named.bytes for named in at.workspace)
+        more = size - shards - staying - sum(named.bytes for named in at.workspace)
         if more > 0:
             at.workspace.append(copy._replace(kind="workspace", bytes=more))
+    for issue in reductions(batch):
+        send, call_s = issue.sends[0], batch.prices.overheads.host.call_s
+        bucket = Sends(send.axes, send.seconds, send.bytes, 0.0, send.kind, "step", "last", call_s)
+        instructions[issue.position].sends.append(bucket)
 
 
 def operator_of(batch: Batch, owner: Owner) -> str:

@@ -1,7 +1,7 @@
 """A schedule of tasks on devices and links: when each task runs, and what is alive meanwhile.
 
-This is the core of the simulator of placed plans, in which devices run different operators and send data to
-each other. It knows nothing about models.
+This is the clock of placed plans and of pipelines, in which devices run different operators or stages and
+send data to each other. It knows nothing about models.
 
 A task is ready when all its predecessors have ended. Ready tasks are taken in the order in which they became
 ready, ties in the given order, and start as soon as all their resources are free; nothing overtakes on a
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from math import inf
+from typing import NamedTuple
 
 from tensoropt.errors import PlanError
 
@@ -21,8 +23,7 @@ Holding = tuple[str, str, float]
 """(device, kind of memory, bytes)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(NamedTuple):
     """One piece of work.
 
     Attributes:
@@ -39,15 +40,14 @@ class Task:
     name: str
     duration_s: float
     resources: tuple[str, ...] = ()
-    after: tuple[int, ...] = ()
+    after: Sequence[int] = ()
     allocates: tuple[Holding, ...] = ()
     frees: tuple[Holding, ...] = ()
     phase: str = ""
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
+class _Event(NamedTuple):
     """A task with its time."""
 
     task: Task
@@ -64,24 +64,26 @@ class Timeline:
     """Scheduled tasks.
 
     Attributes:
-        events: in the given order of the tasks.
+        starts, ends: the seconds at which each task starts and ends.
         order: positions in the order in which they were started.
         initial: the memory that is alive before the first task.
     """
 
-    events: tuple[_Event, ...]
-    order: tuple[int, ...]
-    initial: tuple[Holding, ...] = field(default=())
+    tasks: Sequence[Task]
+    starts: Sequence[float]
+    ends: Sequence[float]
+    order: Sequence[int]
+    initial: tuple[Holding, ...] = ()
+
+    @cached_property
+    def events(self) -> tuple[_Event, ...]:
+        """The tasks with their times."""
+        return tuple(map(_Event, self.tasks, self.starts))
 
     @cached_property
     def total_s(self) -> float:
         """Seconds until the last task has ended."""
-        return max((e.end_s for e in self.events), default=0.0)
-
-    def on(self, resource: str) -> tuple[_Event, ...]:
-        """Return the events on a resource, in time order."""
-        started = (self.events[i] for i in self.order)
-        return tuple(e for e in started if resource in e.task.resources)
+        return max(self.ends, default=0.0)
 
     def busy(self, resources: Iterable[str]) -> tuple[tuple[float, float], ...]:
         """Return the spans (start, end) in which at least one of the resources works, joined where they
@@ -179,31 +181,33 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
     heapq.heapify(ready)
     earliest = [0.0] * len(tasks)
     free: dict[str, float] = {}
-    starts: list[float | None] = [None] * len(tasks)
-    order: list[int] = []
+    starts, ends, order = [0.0] * len(tasks), [0.0] * len(tasks), list[int]()
     while ready:
         start, i = heapq.heappop(ready)
         task = tasks[i]
         # A task taken from the heap keeps its resources' order even if it has to wait for one: nothing
         # overtakes.
-        start = max([start, *(free.get(r, 0.0) for r in task.resources)])
+        for resource in task.resources:
+            if free.get(resource, 0.0) > start:
+                start = free[resource]
         end = start + task.duration_s
-        starts[i] = start
+        starts[i], ends[i] = start, end
         order.append(i)
-        free.update(dict.fromkeys(task.resources, end))
+        for resource in task.resources:
+            free[resource] = end
         for j in successors[i]:
-            earliest[j] = max(earliest[j], end)
+            if end > earliest[j]:
+                earliest[j] = end
             waiting[j] -= 1
             if not waiting[j]:
                 heapq.heappush(ready, (earliest[j], j))
-    events = tuple(_Event(t, s) for t, s in zip(tasks, starts, strict=True) if s is not None)
-    if len(events) < len(tasks):
-        stuck = [t.name for t, s in zip(tasks, starts, strict=True) if s is None]
+    if len(order) < len(tasks):
+        stuck = [tasks[i].name for i in sorted(set(range(len(tasks))).difference(order))]
         raise PlanError(
             f"{len(stuck)} tasks wait for each other for ever, among them {', '.join(stuck[:3])}; "
             "give an order without a cycle"
         )
-    return Timeline(events, tuple(order), tuple(initial))
+    return Timeline(tasks, starts, ends, order, tuple(initial))
 
 
 def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
@@ -211,14 +215,13 @@ def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
     waiting: list[int] = []
     successors: list[list[int]] = [[] for _ in tasks]
     for i, task in enumerate(tasks):
-        if not task.duration_s >= 0 or task.duration_s == float("inf"):
+        if not 0 <= task.duration_s < inf:
             raise PlanError(
                 f"task {task.name} takes {task.duration_s} s; durations are finite and at least 0"
             )
-        before = set(task.after)
-        for j in before:
+        for j in task.after:
             if not 0 <= j < len(tasks):
                 raise PlanError(f"task {task.name} comes after task {j}, but there are only {len(tasks)}")
             successors[j].append(i)
-        waiting.append(len(before))
+        waiting.append(len(task.after))
     return waiting, successors

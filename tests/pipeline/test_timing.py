@@ -24,7 +24,6 @@ from tensoropt.pipeline.timing import (
     crossing_bytes,
     departing_bytes,
     sent_by_rank,
-    simulate_schedule,
     stored_bytes,
 )
 from tensoropt.simulate.collectives import Collective
@@ -151,7 +150,7 @@ def like(forward: float, backward: float, **more: float) -> StageSeconds:
 
 def run(name: str, places: int, micro_batches: int, stages: list[StageSeconds], **how: bool) -> ScheduleTimes:
     actions = place_actions(name, places, len(stages) // places, micro_batches)
-    return simulate_schedule(actions, stages, **how)
+    return ScheduleTimes(actions, stages, **how)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -279,7 +278,7 @@ def test_gradients_go_to_their_shards_beside_later_micro_batches() -> None:
 
 def test_a_place_gathers_and_reduces_for_its_stages_in_turn() -> None:
     stage = StageSeconds((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), begin_s=2.0, reduce_s=3.0)
-    times = simulate_schedule(place_actions("interleaved_1f1b", 2, 2, 2), [stage] * 4)
+    times = ScheduleTimes(place_actions("interleaved_1f1b", 2, 2, 2), [stage] * 4)
     starts = {(h.stage, h.micro_batch): h.start_s for h in times.happenings if h.kind == "F"}
     assert starts[0, 0] == 2.0
     assert starts[2, 0] == 4.0

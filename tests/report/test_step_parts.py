@@ -21,7 +21,6 @@ from tensoropt.report.step_parts import (
     summed,
 )
 from tensoropt.report.why import binding
-from tensoropt.simulate.recorder import StepRecorder
 
 
 def some(found: Exploration) -> list[int]:
@@ -113,14 +112,13 @@ def seconds_of(part: Part) -> float:
 
 
 def by_hand(found: Exploration, index: int) -> dict[str, float]:
-    """Seconds of one step by what computes, summed from the recorder's own events with modules of this model
+    """Seconds of one step by what computes, summed from the clock's own events with modules of this model
     written out: a second way that shares nothing with the first."""
-    recorder = StepRecorder()
-    rebuilt(found, index, recorded_of(found)).simulated(recorder=recorder)
+    timed = rebuilt(found, index, recorded_of(found)).simulated().timed()
     assert found.recorded is not None
     groups = found.recorded.grouped.group_of
     seconds: dict[str, float] = {}
-    for event in recorder.events:
+    for event in timed.events:
         if event.axes is not None:
             continue
         if event.phase == "again":

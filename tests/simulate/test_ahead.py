@@ -11,19 +11,18 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING
+from tensoropt.simulate.clock import AHEAD
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.owners import memory_curve
-from tensoropt.simulate.recorder import AHEAD
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of, four, problem
 from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
     PerByte,
-    assert_recorded_as_scheduled,
+    assert_timed_as_scheduled,
     evaluated_at,
     figures,
-    recorded,
 )
 
 W = 24 * 24 * 4
@@ -60,14 +59,14 @@ def test_what_is_longer_than_a_block_is_waited_for(each_s: float, exposed_s: flo
     assert 2 * over + sum(back) == pytest.approx(exposed_s)
     assert total == pytest.approx(15.0 + 2 * over + sum(back) + loss + bucket)
     assert exposed == pytest.approx(total - compute)
-    assert_recorded_as_scheduled(evaluated)
+    assert_timed_as_scheduled(evaluated)
 
 
 def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
     evaluated = evaluated_at(strategy(), Hand(), PerByte(0.4 / W), BLOCKING)
     at_use = evaluated_at(strategy("R"), Hand(), PerByte(0.4 / W), BLOCKING)
     assert figures(evaluated) == pytest.approx(figures(at_use))
-    assert not [event for event in recorded(evaluated).events if event.name in AHEAD.values()]
+    assert not [event for event in evaluated.timed().events if event.name in AHEAD.values()]
 
 
 def test_every_micro_batch_gathers_and_scatters() -> None:
@@ -83,7 +82,7 @@ def test_every_micro_batch_gathers_and_scatters() -> None:
     total, compute, communication, _ = figures(evaluated)
     assert (compute, communication) == pytest.approx((30.0, 12 * 0.4 + 0.8 + 2 * 4 * 0.4 / W))
     assert total == pytest.approx(30.0 + 0.8 + 2 * 4 * 0.4 / W)
-    assert_recorded_as_scheduled(evaluated)
+    assert_timed_as_scheduled(evaluated)
 
 
 @pytest.mark.parametrize("micro", [2, 4])
@@ -107,7 +106,7 @@ def test_copies_are_made_once_and_reduced_once(each_s: float, micro: int) -> Non
     assert communication == pytest.approx(4 * each_s + behind_s)
     assert exposed == pytest.approx(waited_s + behind_s)
     assert total == pytest.approx(compute + exposed)
-    assert_recorded_as_scheduled(evaluated)
+    assert_timed_as_scheduled(evaluated)
 
 
 def test_gradients_of_copies_are_scattered_in_every_micro_batch() -> None:
@@ -118,7 +117,7 @@ def test_gradients_of_copies_are_scattered_in_every_micro_batch() -> None:
     behind_s = 2 * 4 * 1.5 / W + 2 * 1.5
     assert (compute, communication) == pytest.approx((30.0, 6 * 1.5 + behind_s))
     assert total == pytest.approx(30.0 + 2 * 0.5 + behind_s)
-    assert_recorded_as_scheduled(evaluated)
+    assert_timed_as_scheduled(evaluated)
 
 
 def test_two_blocks_are_there_at_a_time() -> None:
@@ -157,8 +156,7 @@ def test_computing_is_slower_beside_a_collective(each_s: float, total_s: float) 
     assert total == pytest.approx(total_s + behind_s)
     assert communication == pytest.approx(6 * each_s + behind_s)
     assert exposed == pytest.approx(total - compute)
-    recorder = recorded(evaluated)
-    assert max(event.end_s for event in recorder.events) == pytest.approx(total)
+    assert max(event.end_s for event in evaluated.timed().events) == pytest.approx(total)
     assert evaluated.metrics.sources.sum() == pytest.approx(compute + communication)
 
 

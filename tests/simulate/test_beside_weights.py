@@ -18,11 +18,10 @@ from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
     PerByte,
-    assert_recorded_as_scheduled,
+    assert_timed_as_scheduled,
     evaluated_at,
     figures,
     one_gradient_each,
-    recorded,
 )
 
 X = 16 * 24 * 4
@@ -82,7 +81,7 @@ def test_a_reduction_is_hidden_behind_the_product(
     assert computed == pytest.approx(micro * (12.0 + longer_s))
     assert total == pytest.approx(computed + exposed)
     if not slower:
-        assert_recorded_as_scheduled(evaluated)
+        assert_timed_as_scheduled(evaluated)
     assert evaluated.metrics.sources.sum() == pytest.approx(computed + communication)
 
 
@@ -91,14 +90,14 @@ def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
         evaluated = evaluated_at(columns_then_rows(), Hand(product_s=product_s), PerByte(0.5 / X), BLOCKING)
         _, compute, communication, exposed = figures(evaluated)
         assert (compute, exposed) == pytest.approx((12.0, communication))
-        assert_recorded_as_scheduled(evaluated)
+        assert_timed_as_scheduled(evaluated)
 
 
 def test_the_event_lies_beside_the_product() -> None:
     """Forward takes 4 s and a third of 0.6 s, the backward of two groups 4 s: of the pair's first layer 2 s,
     the last 0.8 of which are the product."""
     evaluated = evaluated_at(columns_then_rows(), Hand(product_s=0.8), PerByte(0.6 / X), BESIDE)
-    events = recorded(evaluated).events
+    events = evaluated.timed().events
     reduced = next(event for event in events if event.phase == "backward" and event.axes is not None)
     begun_s = 4.2 + 4.0 + 2.0 - 0.8
     assert (reduced.start_s, reduced.duration_s) == pytest.approx((begun_s, 0.6))
@@ -128,7 +127,7 @@ def test_it_queues_behind_a_bucket_on_its_links(
     total, compute, communication, exposed = figures(evaluated)
     assert (compute, communication) == pytest.approx((12.0, 2.5))
     assert (total, exposed) == pytest.approx((12.0 + late_s, late_s))
-    assert_recorded_as_scheduled(evaluated)
+    assert_timed_as_scheduled(evaluated)
 
 
 @pytest.mark.parametrize("enter", ["none", "d0"], ids=["all_reduce", "reduce_scatter"])

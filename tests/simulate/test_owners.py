@@ -20,10 +20,11 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
+from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.owners import MemoryCurve, StepOwners, memory_curve
-from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
 from tensoropt.simulate.simulator import simulate
+from tensoropt.simulate.step import lower
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
 from tests.costs.models import facts_of, gates, gpt2, llama, llama_two, problem, two_layers
@@ -241,10 +242,9 @@ def recorded(
     prices = free_prices(strategy.graph, strategy.mesh, optimizer)
     prices.packs = packs
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))
-    recorder = StepRecorder()
-    metrics = simulate(batch, recorder)
+    metrics, timed = simulate(batch), TimedStep(lower(batch), prices.communication, batch.overlap)
     lasting = dict(zip(MEMORY_KINDS, map(float, metrics.memory[0, :3]), strict=False))
-    return StepOwners(batch, recorder), [kinds for _, kinds in recorder.memory_at(lasting)]
+    return StepOwners(batch, timed), [kinds for _, kinds in timed.memory_at(lasting)]
 
 
 def strategies(name: str, mesh: tuple[int, ...], count: int, seed: int = 0):
@@ -300,12 +300,12 @@ def test_rows_come_by_bytes_and_say_what_they_are():
 def test_what_is_alive_began_before_and_ends_later_in_its_own_micro_batch():
     (strategy,) = strategies("transformer", (4, 2), 1)
     owners, curve = recorded(strategy, "sgd", packs=False)
-    times = [0.0, *(time_s for time_s, *_ in owners.recorder.curve)]
+    times = [0.0, *(time_s for time_s, *_ in owners.timed.curve)]
     assert len(times) == len(curve)
     for number in range(0, len(curve), 7):
         for row in owners.at(number):
             assert row.since_s <= times[number]
-            assert row.until_s is None or times[number] <= row.until_s <= owners.recorder.end_s
+            assert row.until_s is None or times[number] <= row.until_s <= owners.timed.end_s
 
 
 def test_a_point_that_is_not_there_is_refused():

@@ -30,7 +30,7 @@ from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
     PerByte,
-    assert_recorded_as_scheduled,
+    assert_timed_as_scheduled,
     evaluated_at,
     figures,
 )
@@ -78,7 +78,7 @@ def test_it_takes_the_time_of_what_is_sent() -> None:
     # What begins forward and backward, and the last scatter, are waited for.
     assert exposed == pytest.approx(0.1 * (2 + 2 + 2) + 0.1 * 4 / SENT)
     assert total == pytest.approx(compute + exposed)
-    assert_recorded_as_scheduled(evaluated)
+    assert_timed_as_scheduled(evaluated)
     assert sum(predicted_collectives(strategy, facts).values()) == 10
 
 

@@ -16,10 +16,9 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
+from tensoropt.simulate.clock import AHEAD, REDUCTION
 from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions_of
 from tensoropt.simulate.owners import memory_curve
-from tensoropt.simulate.recorder import AHEAD, REDUCTION, StepRecorder
-from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timeline import Task, Timeline, schedule
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
@@ -81,29 +80,28 @@ class PerByte:
 
 
 def evaluated_at(
-    strategy: Strategy, compute, communication, overlap: Overlap, overheads=NO_OVERHEADS
+    strategy: Strategy,
+    compute,
+    communication,
+    overlap: Overlap,
+    overheads=NO_OVERHEADS,
+    optimizer="sgd",
+    **more,
 ) -> Evaluation:
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     facts = {n: facts_of(w) for n, w in works.items()}
-    prices = Prices(strategy.graph, strategy.mesh, compute, communication, "sgd", overheads)
+    prices = Prices(strategy.graph, strategy.mesh, compute, communication, optimizer, overheads, **more)
     return evaluate_strategy(strategy, works, facts, prices, overlap)
 
 
-def recorded(evaluated: Evaluation) -> StepRecorder:
-    """The recording of an evaluation of one strategy, simulated once more."""
-    recorder = StepRecorder()
-    simulate(evaluated.batch, recorder)
-    return recorder
-
-
 def scheduled(evaluated: Evaluation) -> Timeline:
-    """A slow twin of the simulator's clock: the recorded events without their times, placed anew by the event
-    scheduler, which knows only what waits for what and who occupies which links."""
+    """A slow twin of the clock: its events without their times, placed anew by the event scheduler, which
+    knows only what waits for what and who occupies which links."""
     overlap, tasks, last, beside = evaluated.batch.overlap, [], (), []
-    recorder, stepped, ahead = recorded(evaluated), False, []
+    timed, stepped, ahead = evaluated.timed(), False, []
     before = {}
-    for number, event in enumerate(recorder.events):
-        if number in recorder.waits:  # as a block begins what was sent ahead is waited for
+    for number, event in enumerate(timed.events):
+        if number in timed.waits:  # as a block begins what was sent ahead is waited for
             last, ahead = (*last, *ahead), []
         # Before the optimizer's step all is waited for, also what is completed by gradients reduced last.
         if event.phase == "optimizer" and not event.name.startswith("reducing") and not stepped:
@@ -112,7 +110,7 @@ def scheduled(evaluated: Evaluation) -> Timeline:
         early = event.name in AHEAD.values()
         aside = early or (event.name == REDUCTION and overlap.beside)
         # A product and the reduction beside it begin after the same.
-        product = recorder.together.get(number)
+        product = timed.together.get(number)
         resources = links if aside or product is not None else ("device", *links)
         before[number] = last
         after = last if product is None else before[product]
@@ -126,16 +124,16 @@ def scheduled(evaluated: Evaluation) -> Timeline:
     return schedule(tasks)
 
 
-def assert_recorded_as_scheduled(evaluated: Evaluation) -> None:
+def assert_timed_as_scheduled(evaluated: Evaluation) -> None:
     """Every event's start, the step's end and the memory's peak."""
-    recorder, timeline = recorded(evaluated), scheduled(evaluated)
+    timed, timeline = evaluated.timed(), scheduled(evaluated)
     total = evaluated.metrics.time_s[0]
     starts = [event.start_s for event in timeline.events]
-    assert [event.start_s for event in recorder.events] == pytest.approx(starts, abs=1e-9 * total)
+    assert [event.start_s for event in timed.events] == pytest.approx(starts, abs=1e-9 * total)
     assert timeline.total_s == pytest.approx(total)
-    peak = max(sum(kinds.values()) for _, kinds in recorder.memory_at({}))
+    peak = max(sum(kinds.values()) for _, kinds in timed.memory_at({}))
     assert peak == pytest.approx(evaluated.metrics.memory[0, 3:].sum())
-    times = [time_s for time_s, _ in recorder.memory_at({})]
+    times = [time_s for time_s, _ in timed.memory_at({})]
     assert times == sorted(times)
 
 
@@ -233,7 +231,7 @@ def test_what_is_waited_for_queues_behind_a_reduction_on_its_links(monkeypatch, 
     assert compute == pytest.approx(9.0)
     assert total == pytest.approx(gather + 3.0 + loss + 4.0 + (3.0 if queues else 2.0) + scatter + last)
     assert exposed == pytest.approx(total - compute)
-    assert_recorded_as_scheduled(evaluated)
+    assert_timed_as_scheduled(evaluated)
 
 
 def test_buckets_are_reduced_beside_the_backward_of_the_last_micro_batch(monkeypatch):
@@ -248,11 +246,11 @@ def test_buckets_are_reduced_beside_the_backward_of_the_last_micro_batch(monkeyp
         assert communication == pytest.approx(1.5 + first + 4 * loss)
         assert exposed == pytest.approx(communication - hidden)
         assert total == pytest.approx(compute + exposed)
-        reduced = [event for event in recorded(evaluated).events if event.name == REDUCTION]
+        reduced = [event for event in evaluated.timed().events if event.name == REDUCTION]
         second = 3 * (9.0 + loss) + 3.0 + loss + 4.0  # after backward of the loss and of the second layer
         starts = [second, second + 2.0 + 1.5 - hidden]
         assert [event.start_s for event in reduced] == pytest.approx(starts)
-        assert_recorded_as_scheduled(evaluated)
+        assert_timed_as_scheduled(evaluated)
 
 
 def test_a_gradient_that_is_reduced_last_completes_its_bucket_behind_its_block():
@@ -271,11 +269,11 @@ def test_a_gradient_that_is_reduced_last_completes_its_bucket_behind_its_block()
     }
     evaluated = evaluated_at(Strategy.from_data(data, graph), Hand(), per_byte, BESIDE)
     backward = 2 * (9.0 + loss) + W2 * 1e-3 - 1.0
-    reduced = [event for event in recorded(evaluated).events if event.name == REDUCTION]
+    reduced = [event for event in evaluated.timed().events if event.name == REDUCTION]
     first, second = backward + W1 * 1e-3, W2 / 2 * 1e-3
     assert [event.start_s for event in reduced] == pytest.approx([backward, first])
     assert figures(evaluated)[0] == pytest.approx(first + second)
-    assert_recorded_as_scheduled(evaluated)
+    assert_timed_as_scheduled(evaluated)
 
 
 def test_micro_batches_reduce_once():
@@ -335,7 +333,7 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
         assert beside.compute_s[0] <= beside.time_s[0] <= evaluated.metrics.time_s[0] * (1 + 1e-12)
         assert evaluated.metrics.sources.sum() == pytest.approx(evaluated.metrics.time_s[0])
         assert memory_curve(strategy, facts, "sgd").peak.total == evaluated.metrics.memory.sum()
-        assert_recorded_as_scheduled(evaluated)
+        assert_timed_as_scheduled(evaluated)
 
 
 class Late(ToyCommunication):
@@ -364,8 +362,8 @@ def test_a_collective_after_work_takes_longer(name, overlap):
     assert 0 < added <= 3e-4 * collectives + 1e-9 * sent
     owed = late.metrics.compute_s[0] - at_once.metrics.compute_s[0]
     assert 0 < owed <= 3e-5 * collectives + 1e-8 * sent
-    assert_recorded_as_scheduled(late)
-    sent = sum(event.duration_s for event in recorded(late).events if event.axes is not None)
+    assert_timed_as_scheduled(late)
+    sent = sum(event.duration_s for event in late.timed().events if event.axes is not None)
     assert sent == pytest.approx(late.metrics.communication_s[0])
 
 
@@ -485,7 +483,7 @@ def test_a_step_takes_the_slower_of_device_and_host(host_s, micro, bound):
     assert of.time_s[0] == max(of.compute_s[0], of.host_s[0])
     assert of.idle_s[0] == of.time_s[0] - of.compute_s[0] - of.exposed_s[0]
     assert bool(of.idle_s[0]) == bound
-    events = recorded(evaluated).events
+    events = evaluated.timed().events
     ends = [event.end_s for event in events]
     assert ends == sorted(ends)
     assert ends[-1] <= of.time_s[0]
@@ -501,7 +499,7 @@ def test_issuing_edges_gradients_and_steps_is_the_hosts():
     ways = [data_parallel().steps(edge) for edge in data_parallel().edges()]
     moved, passed = sum(bool(w) for way in ways for w in way), sum(bool(a) != bool(b) for a, b in ways)
     assert moved > 0
-    buckets = sum(event.name == REDUCTION for event in recorded(evaluated).events)
+    buckets = sum(event.name == REDUCTION for event in evaluated.timed().events)
     assert buckets == 1
     assert evaluated.metrics.host_s[0] == 2 * (100 + 1000) + 10 * moved + passed + 10 * buckets
 

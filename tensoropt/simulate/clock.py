@@ -1,0 +1,365 @@
+"""The plain interpreter of a step in time: it runs the instructions of one strategy's step one by one.
+
+What overlaps and what is waited for is said in :mod:`tensoropt.simulate.simulator`, which does the same for
+many strategies with arrays, and only for their figures. Here all that happens gets its time: work and
+collectives, the memory that is alive, and the moments of the step. The two are tested against each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tensoropt.costs.prices import CommunicationCosts
+from tensoropt.simulate.candidates import Overlap
+from tensoropt.simulate.step import AliveBytes, RankStep, Sends
+
+REDUCTION = "reduction of gradients"
+AHEAD = {"all_gather": "gathering parameters ahead", "reduce_scatter": "scattering gradients"}
+"""The names of collectives that overlap with the computation of a block."""
+
+_Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """Something that takes time: work on the device, or a collective over mesh ``axes``; ``kind`` is that of
+    its moment."""
+
+    name: str
+    phase: str
+    group: str
+    axes: _Axes | None
+    start_s: float
+    duration_s: float
+    kind: str
+
+    @property
+    def end_s(self) -> float:
+        """Seconds from the start of the step to the end of the event."""
+        return self.start_s + self.duration_s
+
+
+class MicroBatchSeconds(NamedTuple):
+    """The device's seconds of a micro-batch; ``scattering``: those that backward waits at its very end for
+    gradients on their way to their shards."""
+
+    forward: float
+    backward: float
+    scattering: float
+
+
+class _MemoryCurve:
+    """The points of a memory curve; all that ends at one time is one point, which is written when the time
+    moves on or something begins."""
+
+    def __init__(self) -> None:
+        self.points, self.states = list[tuple[float, float, float]](), list[tuple[int, int, int]]()
+        self._alive, self._state = AliveBytes(), (-1, -1, -1)
+        self._freed_s: float | None = None
+
+    def _free_workspace(self, now_s: float) -> None:
+        """Record that the running instruction is done."""
+        if self._alive.workspace:
+            self._free(now_s)
+            self._alive, self._state = self._alive._replace(workspace=0.0), (*self._state[:2], -1)
+
+    def begin(self, now_s: float, number: int, before: AliveBytes, alive: AliveBytes) -> None:
+        """Record that moment ``number`` begins, given the bytes before it and during it."""
+        self._free_workspace(now_s)
+        kept, transient = alive.kept - before.kept, alive.transient - before.transient
+        if kept < 0 or transient < 0:
+            self._free(now_s)
+            now = self._alive
+            self._alive = AliveBytes(now.kept + min(kept, 0.0), now.transient + min(transient, 0.0))
+        # If nothing is added, the bytes are the current ones, even if others have replaced them.
+        of_kept, of_transient, of_workspace = self._state
+        self._state = (
+            number if kept <= 0 else of_kept,
+            number if transient <= 0 else of_transient,
+            of_workspace,
+        )
+        if kept > 0 or transient > 0 or alive.workspace:
+            self._write_freed()
+            self._alive, self._state = alive, (number, number, number)
+            self._write(now_s)
+
+    def finish(self, now_s: float) -> None:
+        """Record that everything is over."""
+        self._free_workspace(now_s)
+        self._write_freed()
+
+    def _free(self, now_s: float) -> None:
+        if self._freed_s != now_s:
+            self._write_freed()
+        self._freed_s = now_s
+
+    def _write_freed(self) -> None:
+        if self._freed_s is not None:
+            self._write(self._freed_s)
+            self._freed_s = None
+
+    def _write(self, now_s: float) -> None:
+        self.points.append((now_s, self._alive.kept, self._alive.transient + self._alive.workspace))
+        self.states.append(self._state)
+
+
+class TimedStep:
+    """One strategy's step, run on a device, with the time of everything that happens in it.
+
+    Args:
+        communication: the extra seconds of coming from work to collectives and going back.
+
+    Attributes:
+        events: in the order in which they were issued.
+        curve: (time, kept, transient) after every change of memory, in time order.
+        states: for each point of the curve, the numbers of the moments whose kept, transient and workspace
+            bytes it contains, counted through all micro-batches; -1 if there are none.
+        moment_times: the time at which each moment begins, through all micro-batches and to the step's end.
+        end_s: the time at which the last event is over.
+        waits: numbers of events before which everything that was sent ahead is waited for.
+        together: numbers of collectives that overlap with work which begins with them, mapped to the number
+            of that work.
+        device_s, host_s: seconds that the step takes on the device alone, and on the host alone.
+        compute_s, communication_s: seconds of computing, and of all collectives.
+        micro_batches: those of each micro-batch on the device.
+        closing_s: those after the last of them, ``reducing_s`` of which are spent waiting for buckets.
+    """
+
+    def __init__(self, step: RankStep, communication: CommunicationCosts, overlap: Overlap):
+        self.step, self._communication, self._overlap = step, communication, overlap
+        self.events: list[StepEvent] = []
+        self.moment_times: list[float] = []
+        self.waits: list[int] = []
+        self.together: dict[int, int] = {}
+        self.micro_batches: list[MicroBatchSeconds] = []
+        self.compute_s = self.communication_s = self.reducing_s = self.host_s = 0.0
+        self._host: list[float] = []  # the host's seconds to issue each moment
+        self._memory = _MemoryCurve()
+        self._moment, self._issuing = step.instructions[0].moment, [""]
+        self._now_s = 0.0
+        # The seconds of work since the last collective, and the largest bytes over each set of axes of the
+        # collectives just before that work.
+        self._worked_s, self._sent = 0.0, Counter[_Axes]()
+        self._busy: dict[str, float] = {}  # until when collectives that overlap occupy the links
+        self._arrival_s = 0.0  # when everything sent ahead has arrived
+        # The remaining seconds of collectives that overlap with computation, since when, and what was
+        # computed by then.
+        self._flying_s = self._since_s = self._since_computed_s = 0.0
+        self._scattering_s = 0.0
+        self._sends_ahead = overlap.beside and any(
+            sends.kind and sends.until != "step" for now in step.instructions for sends in now.sends
+        )
+        self._run()
+
+    @property
+    def exposed_s(self) -> float:
+        """The seconds of collectives for which the device waits."""
+        return min(max(self.device_s - self.compute_s, 0.0), self.communication_s)
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of the step: the slower of device and host."""
+        return max(self.device_s, self.host_s)
+
+    def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
+        """Return (time, bytes by kind) after every change, beginning with what is alive before the step.
+
+        Args:
+            lasting: bytes by kind that are alive during the whole step.
+        """
+        points = (0.0, 0.0, 0.0), *self.curve
+        return tuple((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in points)
+
+    def _run(self) -> None:
+        step = self.step
+        for number in range(step.micro_batches):
+            self._run_micro_batch(first=number == 0, last=number == step.micro_batches - 1)
+        backward_end_s = self._now_s
+        for position in range(step.last, len(step.instructions)):
+            if step.instructions[position].moment.kind == "step":
+                self._wait_for_buckets()
+            self._run_instruction(position)
+        self._slow_down_work()
+        self._memory.finish(self._now_s)
+        self.end_s = self.device_s = self._now_s
+        self.closing_s = self._now_s - backward_end_s
+        self.curve, self.states = self._memory.points, self._memory.states
+        self._wait_for_host()
+
+    def _run_micro_batch(self, *, first: bool, last: bool) -> None:
+        self._issuing = ["", *(["first"] * first), *(["last"] * last)]
+        self._worked_s, self._sent = 0.0, Counter()
+        # What is left of collectives counts from here, as in the simulator, which repeats micro-batches.
+        self._since_s, self._since_computed_s = self._now_s, self.compute_s
+        began_s, turned_s = self._now_s, None
+        for position in range(self.step.last):
+            if turned_s is None and self.step.instructions[position].moment.phase != "forward":
+                turned_s = self._now_s
+            self._run_instruction(position)
+        turned_s = self._now_s if turned_s is None else turned_s
+        # The work after the last collective is counted before the micro-batch is over, so that every one
+        # pays for it.
+        self._slow_down_work()
+        seconds = MicroBatchSeconds(turned_s - began_s, self._now_s - turned_s, self._scattering_s)
+        self.micro_batches.append(seconds)
+        if not last:
+            self._memory.finish(self._now_s)
+
+    def _run_instruction(self, position: int) -> None:
+        now, begun_s = self.step.instructions[position], self._now_s
+        before = self.step.memory[position - 1] if position else AliveBytes()
+        self._memory.begin(begun_s, len(self._host), before, self.step.memory[position])
+        self._moment = now.moment
+        self.moment_times.append(begun_s)
+        self._host.append(now.host_s)
+        # The work that begins together with a collective is an event of its own.
+        product_s = max((sends.product_s for sends in now.sends), default=0.0) * self._overlap.beside
+        self._work(begun_s, now.work_s - product_s)
+        product = len(self.events)
+        self._work(begun_s + now.work_s - product_s, product_s)
+        self._compute(now.work_s)
+        self._worked_s += now.work_s
+        waits = self._sends_ahead and now.moment.kind == "begin"
+        issued = [sends for sends in now.sends if sends.only in self._issuing]
+        if waits:
+            self._arrive()
+            # Gradients arrive and complete buckets before anything else is sent.
+            issued.sort(key=lambda sends: sends.until != "step")
+        for sends in issued:
+            if sends.seconds or sends.kind:
+                self._send(sends, product if sends.product_s and self._overlap.beside else None)
+        # When backward ends, nothing follows with which a collective could overlap.
+        if waits and position == self.step.last - 1:
+            self._slow_down_beside()
+            computed_s = self._now_s
+            self._arrive()
+            self._scattering_s = self._now_s - computed_s
+
+    def _work(self, start_s: float, seconds: float) -> None:
+        if start_s + seconds > start_s:  # more than a rounding error
+            self._event(self._moment.words, None, start_s, seconds)
+
+    def _event(self, name: str, axes: _Axes | None, start_s: float, seconds: float) -> None:
+        moment = self._moment
+        phase, group = (moment.phase, moment.group) if name != REDUCTION else ("backward", "")
+        self.events.append(StepEvent(name, phase, group, axes, start_s, seconds, moment.kind))
+
+    def _compute(self, seconds: float) -> None:
+        self._now_s += seconds
+        self.compute_s += seconds
+
+    def _slow_down(self, seconds: float) -> None:
+        """Compute for longer than the work by itself takes."""
+        self._work(self._now_s, seconds)
+        self._compute(seconds)
+
+    def _slow_down_work(self) -> float:
+        """Count, and return, the extra time that the last collectives have caused in the work since then."""
+        extra_s = 0.0
+        if self._worked_s > 0.0:
+            sent = self._sent.items()
+            extra = (self._communication.leaving_s(axes, self._worked_s, size) for axes, size in sent)
+            extra_s = max(map(float, extra), default=0.0)
+            self._sent.clear()
+            self._slow_down(extra_s)
+        return extra_s
+
+    def _slow_down_beside(self) -> None:
+        """Count the extra time that computing has taken during collectives until now.
+
+        In s seconds of overlap, s / (1 + slower) of computing are done; until now all of it was counted as
+        done.
+        """
+        slower = self._overlap.slower
+        if slower and self._flying_s:
+            computed_s = (self.compute_s - self._since_computed_s) * (1.0 + slower)
+            self._slow_down(min(self._flying_s, computed_s) * (slower / (1.0 + slower)))
+            self._pass()
+
+    def _pass(self) -> None:
+        """Let what is under way run on until now."""
+        self._flying_s = max(self._flying_s - (self._now_s - self._since_s), 0.0)
+        self._since_s, self._since_computed_s = self._now_s, self.compute_s
+
+    def _arrive(self) -> None:
+        """Wait for everything that was sent ahead."""
+        self._slow_down_beside()
+        self.waits.append(len(self.events))
+        self._now_s = max(self._now_s, self._arrival_s)
+        self._pass()
+
+    def _wait_for_buckets(self) -> None:
+        self._slow_down_beside()
+        before_s = self._now_s
+        self._now_s = max([self._now_s, *self._busy.values()])
+        self.reducing_s = self._now_s - before_s
+
+    def _send(self, sends: Sends, product: int | None) -> None:
+        """Send collectives.
+
+        Args:
+            product: the number of the event of work that begins together with them.
+        """
+        axes, seconds, since_s = sends.axes, sends.seconds, sends.product_s
+        self.host_s += sends.host_s
+        beside = self._overlap.beside and sends.until != ""
+        if not beside:  # part of the sequence that ranks execute
+            since_s += self._slow_down_work()
+            seconds += float(self._communication.arriving_s(axes, self._worked_s, sends.bytes))
+            self._worked_s, self._sent[axes] = 0.0, max(self._sent[axes], sends.bytes)
+        self.communication_s += seconds
+        self._slow_down_beside()
+        links = self._overlap.links(axes)
+        begin_s = self._now_s if product is None else self._now_s - since_s
+        start_s = max([begin_s, *(self._busy.get(link, 0.0) for link in links)])
+        end_s, slower = start_s + seconds, self._overlap.slower
+        if product is not None:
+            self.together[len(self.events)] = product
+        if sends.until == "step":
+            self._event(REDUCTION, axes, start_s, seconds)
+        elif seconds or beside:
+            self._event(AHEAD[sends.kind] if beside else self._moment.words, axes, start_s, seconds)
+        if beside:
+            self._busy |= dict.fromkeys(links, end_s)
+            self._pass()
+            self._flying_s += seconds
+            if sends.until == "block":
+                self._arrival_s = max(self._arrival_s, end_s)
+            return
+        if product is not None and slower:
+            overlapped_s = min(max(self._now_s - start_s, 0.0), seconds / (1.0 + slower))
+            self._slow_down(overlapped_s * slower)
+        self._now_s = max(self._now_s, end_s)
+        self._pass()
+        self._busy |= dict.fromkeys(self._busy.keys() & links, self._now_s)
+
+    def _wait_for_host(self) -> None:
+        """Make the device wait wherever the host has not yet issued what comes next.
+
+        Step follows step: the host's lead at the beginning of a step on the device is the smallest one with
+        which no step is longer than the slower of the two.
+        """
+        begun, takes = np.array(self.moment_times), np.array(self._host)
+        issued = np.cumsum(takes) - takes  # the time at which the host reaches a moment
+        host_s = float(takes.sum())
+        # The host also issues buckets, at no moment of their own.
+        self.host_s = self.host_s + host_s if host_s else 0.0
+        if not host_s:
+            return
+        # From every moment on, the device has to do the rest of the step, but not before it is issued.
+        longest = max(self.device_s, host_s, float(np.max(issued + self.device_s - begun)))
+        lead_s = longest - max(self.device_s, host_s)
+        delays = np.maximum.accumulate(np.maximum(issued - lead_s - begun, 0.0))
+
+        def later(time_s: float) -> float:
+            return float(delays[max(int(np.searchsorted(begun, time_s, side="right")) - 1, 0)])
+
+        self.events = [replace(event, start_s=event.start_s + later(event.start_s)) for event in self.events]
+        self.curve = [(time_s + later(time_s), kept, transient) for time_s, kept, transient in self.curve]
+        self.moment_times = [time_s + later(time_s) for time_s in self.moment_times]
+        self.end_s += later(self.end_s)

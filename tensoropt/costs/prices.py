@@ -188,7 +188,7 @@ class Prices:
             costs = self.communication
             # Only the first collective comes after work, the others find the ranks in step; the work that
             # follows all of them is slowed down by the worst of them. The simulator counts in the same way
-            # (StepSimulator._turn and _count_slower_work).
+            # (:func:`~tensoropt.simulate.collectives.turns`).
             arriving = costs.arriving_s(sends[0][0], _WORK_BETWEEN_S, sends[0][1])
             leaving = max(float(costs.leaving_s(a, _WORK_BETWEEN_S, b)) for a, b in sends)
             self._between[sends] = float(arriving) + leaving

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import functools
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine import parameters
-from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.gathering import scatter, wait
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
@@ -22,18 +21,10 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
-from tests.engine.loops import (
-    Loop,
-    added_up,
-    kept_graph,
-    two_calls_and_one_backward,
-    usual,
-    with_calls_that_nobody_uses,
-)
+from tests.engine.loops import Loop, check_gradients, data_parallel, each_loop, usual
 from tests.engine.threads import ThreadRuntime, on_ranks
 
 X = torch.randn(8, 8)
@@ -53,26 +44,11 @@ class Stack(nn.Module):
         return x.square().sum()
 
 
-def captured_stack(**settings: Any) -> tuple[GroupGraph, dict[str, torch.Tensor]]:
+@functools.cache
+def captured_stack(dtype: str = "float32", **settings: Any) -> tuple[GroupGraph, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    captured = capture(Stack(**settings), (X,))
+    captured = capture(Stack(**settings), (X,), dtype=dtype)
     return group_operators(refine_graph(captured.graph)), model_values(captured)
-
-
-def data_parallel(
-    graph: GroupGraph, stored: str = "ahead", micro: int = 1, copies: int = 1, dim: str = "S(0)"
-) -> Strategy:
-    """Data parallel on two ranks, or on ``copies`` times two that reduce what the shards' gradients leave."""
-    further = [copies] if copies > 1 else []
-    data = {
-        "mesh": [micro, 2, *further],
-        "groups": {
-            g.name: ["none" if micro == 1 else "d0", "d0", *("d0" for _ in further)] for g in graph.groups
-        },
-        "hubs": {},
-        "stored": {t.name: [stored, dim, *("R/P" for _ in further)] for t in graph.atoms.graph.parameters},
-    }
-    return Strategy.from_data(data, graph)
 
 
 def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:
@@ -94,7 +70,7 @@ def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:
 
 def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hybrid sharding, each weight's shard in a bucket of its own that is reduced once the shard is there."""
-    monkeypatch.setattr(parameters, "gradient_buckets", partial(gradient_buckets, limit_bytes=1))
+    monkeypatch.setattr(parameters, "gradient_buckets", functools.partial(gradient_buckets, limit_bytes=1))
     graph, values = captured_stack(bias=False)
     strategy = data_parallel(graph, copies=2)
     with fake_job(0, 4), CollectiveRecorder((1, 2, 2)) as recorder:
@@ -109,35 +85,22 @@ def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("stored", "micro", "copies"),
-    [
-        ("ahead", 1, 1),
-        ("ahead", 2, 1),
-        ("ahead", 1, 2),
-        *((stored, micro, 1) for stored in ("held", "held/P") for micro in (1, 2)),
-        ("held/P", 2, 2),
-    ],
-)
-@pytest.mark.parametrize(
-    "loop", [usual, two_calls_and_one_backward, kept_graph, with_calls_that_nobody_uses, added_up]
+    ("loop", "stored", "micro", "copies"),
+    each_loop(
+        [
+            ("ahead", 1, 1),
+            ("ahead", 2, 1),
+            ("ahead", 1, 2),
+            *((stored, micro, 1) for stored in ("held", "held/P") for micro in (1, 2)),
+            ("held/P", 2, 2),
+        ]
+    ),
 )
 def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro: int, copies: int) -> None:
-    if micro > 1 and loop is kept_graph:
-        pytest.skip("the backward of micro-batches comes once")
     graph, values = captured_stack()
-    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
-    loop(whole, X)
     strategy = data_parallel(graph, stored, micro, copies)
     assert len(strategy.blocks.first) == 4
-
-    def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
-        engine = ShardedEngine(strategy, values, runtime=own)
-        loop(engine, X)
-        return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
-
-    for shard, gradients in on_ranks(strategy.mesh, work):
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, whole.shards.gradients[name].chunk(2)[shard])
+    check_gradients(strategy, values, X, loop)
 
 
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
@@ -146,24 +109,13 @@ def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro
 def test_gradients_of_uneven_shards_are_those_of_the_unsplit_model(stored: str, micro: int, dim: str) -> None:
     """Of 7 rows or columns one rank has 4, the other 3."""
     graph, values = captured_stack(bias=False, width=7)
-    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
-    usual(whole, X)
     strategy = data_parallel(graph, stored, micro, dim=dim)
     assert all(
         strategy.use(name, group).block is not None or stored == "held/P"
         for group in graph.groups
         for name in group.parameters
     )
-
-    def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
-        engine = ShardedEngine(strategy, values, runtime=own)
-        usual(engine, X)
-        return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
-
-    for shard, gradients in on_ranks(strategy.mesh, work):
-        for name, gradient in gradients.items():
-            want = whole.shards.gradients[name].chunk(2, int(dim[2]))[shard]
-            torch.testing.assert_close(gradient, want)
+    check_gradients(strategy, values, X, usual, int(dim[2]))
 
 
 def test_uneven_shards_are_sent_padded() -> None:
@@ -199,9 +151,7 @@ def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last() 
 
 def test_narrow_copies_add_up_wide() -> None:
     """In mixed precision the gradients of a copy wait in the type in which the parameter is stored."""
-    torch.manual_seed(0)
-    captured = capture(Stack(bias=False), (X,), dtype="bfloat16")
-    graph, values = group_operators(refine_graph(captured.graph)), model_values(captured)
+    graph, values = captured_stack("bfloat16", bias=False)
     strategy = data_parallel(graph, "held/P", micro=4)
 
     def work(own: ThreadRuntime) -> None:
@@ -214,27 +164,6 @@ def test_narrow_copies_add_up_wide() -> None:
         assert all(w.grad is None for w in engine.unsharded.values.values())
 
     on_ranks(strategy.mesh, work)
-
-
-@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
-def test_nothing_is_left_of_a_call(stored: str) -> None:
-    """Neither gathered parameters nor whole gradients outlive backward."""
-    graph, values = captured_stack(bias=False)
-
-    def work(own: ThreadRuntime) -> None:
-        engine = ShardedEngine(data_parallel(graph, stored, micro=2), values, runtime=own)
-        usual(engine, X)
-        assert engine._calls == []
-        ahead: Any = own.ahead
-        assert not ahead._ready
-        assert not ahead._whole
-        assert not ahead._gradients
-        assert not ahead._last
-        assert not ahead._copying
-        assert not ahead._gathering
-        assert not ahead._scattering
-
-    on_ranks((1, 2), work)
 
 
 def scattered(rank: int, world: int) -> tuple[list[list[float]], list[Collective], list[int]]:

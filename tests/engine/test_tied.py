@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,15 +23,7 @@ from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.strategy import Scattered
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
-from tests.engine.loops import (
-    Loop,
-    added_up,
-    kept_graph,
-    two_calls_and_one_backward,
-    usual,
-    with_calls_that_nobody_uses,
-)
-from tests.engine.test_gathering import data_parallel
+from tests.engine.loops import Loop, check_gradients, data_parallel, each_loop, usual
 from tests.engine.threads import ThreadRuntime, on_ranks
 
 WIDTH = 7
@@ -62,6 +54,7 @@ def tied(batch: int = 8) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Tied(), (torch.randn(batch, WIDTH),)
 
 
+@functools.cache
 def captured_tied(dtype: str = "float32") -> tuple[GroupGraph, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     captured = capture(Tied(), (X,), dtype=dtype)
@@ -112,7 +105,7 @@ def test_a_copy_comes_with_the_first_block_and_its_gradients_are_scattered_at_on
 
 def test_a_bucket_waits_for_the_gradients_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hybrid sharding, each weight's shard in a bucket of its own."""
-    monkeypatch.setattr(parameters, "gradient_buckets", partial(gradient_buckets, limit_bytes=1))
+    monkeypatch.setattr(parameters, "gradient_buckets", functools.partial(gradient_buckets, limit_bytes=1))
     graph, values = captured_tied()
     strategy = data_parallel(graph, copies=2)
     assert set(strategy.scattered.values()) == {Scattered(1)}
@@ -127,35 +120,18 @@ def test_a_bucket_waits_for_the_gradients_of_all_blocks(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("stored", "micro", "copies"),
-    [
-        *((stored, micro, 1) for stored in ("ahead", "held", "held/P") for micro in (1, 2)),
-        ("ahead", 2, 2),
-        ("held", 2, 2),
-    ],
-)
-@pytest.mark.parametrize(
-    "loop", [usual, two_calls_and_one_backward, kept_graph, with_calls_that_nobody_uses, added_up]
+    ("loop", "stored", "micro", "copies"),
+    each_loop(
+        [
+            *((stored, micro, 1) for stored in ("ahead", "held", "held/P") for micro in (1, 2)),
+            ("ahead", 2, 2),
+            ("held", 2, 2),
+        ]
+    ),
 )
 def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro: int, copies: int) -> None:
-    if micro > 1 and loop is kept_graph:
-        pytest.skip("the backward of micro-batches comes once")
     graph, values = captured_tied()
-    whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
-    loop(whole, X)
-    strategy = data_parallel(graph, stored, micro, copies)
-
-    def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
-        engine = ShardedEngine(strategy, values, runtime=own)
-        loop(engine, X)
-        ahead: Any = own.ahead
-        left = ahead._taken, ahead._whole, ahead._ready, ahead._gradients, ahead._last
-        assert not any(left)
-        return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
-
-    for shard, gradients in on_ranks(strategy.mesh, work):
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, whole.shards.gradients[name].chunk(2)[shard])
+    check_gradients(data_parallel(graph, stored, micro, copies), values, X, loop)
 
 
 def test_backward_keeps_no_gathered_copy() -> None:

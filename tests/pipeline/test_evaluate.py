@@ -381,7 +381,7 @@ def test_ranks_keep_to_the_byte_what_is_predicted_behind_a_product_or_a_sum(
     ("name", "schedule", "seed"),
     [
         ("tests.costs.models:four", "1f1b", 0), ("tests.costs.models:four", "gpipe", 0),
-        ("tests.execute.models:transformer", "interleaved_1f1b", 2),
+        pytest.param("tests.execute.models:transformer", "interleaved_1f1b", 2, marks=pytest.mark.slow),
         ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
     ],
 )  # fmt: skip

@@ -2,54 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
 from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import load_cluster
-from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.session import kept
 
 ASKED = {
     "cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1], "pipelines": "never", "keep": True,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ModelSpec("zoo:mlp", 0).build()
-
-
-@pytest.fixture(scope="module")
-def kept_once(model, tmp_path_factory):
-    """An exploration, and the folder of the store that keeps it."""
-    folder = tmp_path_factory.mktemp("kept")
-    with ProfileStore(folder / "profiles.sqlite") as opened:
-        return explore(*model, store=opened, **ASKED), folder
-
-
-@pytest.fixture
-def first(kept_once):
-    return kept_once[0]
-
-
-@pytest.fixture
-def store(kept_once, tmp_path):
-    """A store of its own for each test, in which the first exploration is kept."""
-    shutil.copytree(kept_once[1], tmp_path / "store")
-    with ProfileStore(tmp_path / "store" / "profiles.sqlite") as opened:
-        yield opened
-
-
-@pytest.fixture
-def empty_store(tmp_path):
-    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -66,32 +30,32 @@ def points(found):
     return [(p.memory_bytes, p.time_s, p.choice) for p in found.points]
 
 
-def test_the_same_again_is_not_searched(model, first, store, searches):
-    again = explore(*model, store=store, **ASKED)
+def test_the_same_again_is_not_searched(model, found, kept_store, searches):
+    again = explore(*model, store=kept_store, **ASKED)
     assert not searches
-    assert points(again) == points(first)
+    assert points(again) == points(found)
     assert again.captured is not None
     assert "kept from" in again.report["notes"][-1]
-    assert "kept" not in first.report
-    assert again.plan(0).to_json() == first.plan(0).to_json()
+    assert "kept" not in found.report
+    assert again.plan(0).to_json() == found.plan(0).to_json()
 
 
-def test_another_question_is_searched(model, store, searches):
+def test_another_question_is_searched(model, kept_store, searches):
     others = {"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}
     for asked, other in enumerate(others, 1):
-        explore(*model, store=store, **{**ASKED, **other})
+        explore(*model, store=kept_store, **{**ASKED, **other})
         assert len(searches) == asked, other
 
 
-def test_what_was_searched_with_a_smaller_gap_is_good_enough(model, first, store, searches):
-    explore(*model, store=store, epsilon=0.0002, **ASKED)
-    wider = explore(*model, store=store, epsilon=0.01, **ASKED)
+def test_what_was_searched_with_a_smaller_gap_is_good_enough(model, found, kept_store, searches):
+    explore(*model, store=kept_store, epsilon=0.0002, **ASKED)
+    wider = explore(*model, store=kept_store, epsilon=0.01, **ASKED)
     assert len(searches) == 1
     # Of several that which was searched with the widest gap.
-    assert points(wider) == points(first)
+    assert points(wider) == points(found)
     assert wider.settings["epsilon"] == 0.01
     assert "searched with the smaller gap 0.001;" in wider.report["notes"][-1]
-    assert "smaller gap" not in explore(*model, store=store, epsilon=0.0002, **ASKED).report["notes"][-1]
+    assert "smaller gap" not in explore(*model, store=kept_store, epsilon=0.0002, **ASKED).report["notes"][-1]
     assert len(searches) == 1
 
 
@@ -101,27 +65,27 @@ def test_an_exact_list_answers_no_other_question(model, empty_store, searches):
     assert len(searches) == 2
 
 
-def test_what_the_store_learns_is_seen(model, store, searches):
-    store.put("somewhere/else", {"forward_s": 1.0})
-    explore(*model, store=store, **ASKED)
+def test_what_the_store_learns_is_seen(model, kept_store, searches):
+    kept_store.put("somewhere/else", {"forward_s": 1.0})
+    explore(*model, store=kept_store, **ASKED)
     assert len(searches) == 1
-    store.put("facts-6/of/a/workload", {"kept_bytes": 1}, kind="saved")
-    explore(*model, store=store, **ASKED)
+    kept_store.put("facts-6/of/a/workload", {"kept_bytes": 1}, kind="saved")
+    explore(*model, store=kept_store, **ASKED)
     assert len(searches) == 1
 
 
-def test_other_code_is_another_question(model, store, searches, monkeypatch):
+def test_other_code_is_another_question(model, kept_store, searches, monkeypatch):
     monkeypatch.setattr(kept, "code", lambda: "changed")
-    explore(*model, store=store, **ASKED)
+    explore(*model, store=kept_store, **ASKED)
     assert len(searches) == 1
 
 
-def test_another_budget_is_free_and_checked(model, first, store, searches):
-    fits = explore(*model, store=store, memory_bytes=2.0**40, **ASKED)
-    assert points(fits) == points(first)
+def test_another_budget_is_free_and_checked(model, found, kept_store, searches):
+    fits = explore(*model, store=kept_store, memory_bytes=2.0**40, **ASKED)
+    assert points(fits) == points(found)
     assert fits.settings["memory_bytes"] == 2.0**40
     with pytest.raises(InfeasibleError, match="no plan fits 1 KiB"):
-        explore(*model, store=store, memory_bytes=1024.0, **ASKED)
+        explore(*model, store=kept_store, memory_bytes=1024.0, **ASKED)
     assert not searches
 
 
@@ -141,17 +105,17 @@ def change(store, change):
         lambda data: data.clear(),
     ],
 )
-def test_a_damaged_one_is_explored_anew(model, first, store, searches, damage):
-    change(store, damage)
+def test_a_damaged_one_is_explored_anew(model, found, kept_store, searches, damage):
+    change(kept_store, damage)
     for _ in range(2):
-        assert points(explore(*model, store=store, **ASKED)) == points(first)
+        assert points(explore(*model, store=kept_store, **ASKED)) == points(found)
         assert len(searches) == 1
 
 
-def test_no_other_file_is_written(model, first, store, searches, tmp_path):
+def test_no_other_file_is_written(model, found, kept_store, searches, tmp_path):
     """A store that somebody else wrote may name any path."""
-    change(store, lambda data: data["files"].update({str(tmp_path / "run"): np.zeros(1, np.uint8)}))
-    assert points(explore(*model, store=store, **ASKED)) == points(first)
+    change(kept_store, lambda data: data["files"].update({str(tmp_path / "run"): np.zeros(1, np.uint8)}))
+    assert points(explore(*model, store=kept_store, **ASKED)) == points(found)
     assert not searches
     assert not (tmp_path / "run").exists()
 
@@ -169,27 +133,27 @@ def test_only_sources_without_code_have_a_key(tmp_path):
     assert kept.source_key(str(file), {}) is None
 
 
-def test_what_cannot_be_kept_is_said(first, empty_store):
+def test_what_cannot_be_kept_is_said(found, empty_store):
     store = empty_store
     store._connection.execute("PRAGMA max_page_count = 1")  # no more than there are
-    said = kept.KeptExplorations(store).keep("question", load_cluster("dgx-h100[2]"), Settings(), first)
+    said = kept.KeptExplorations(store).keep("question", load_cluster("dgx-h100[2]"), Settings(), found)
     assert said.startswith("not kept for the next time it is asked: ")
     assert "disk is full" in said
     assert store.persistent
 
 
-def test_the_graph_of_a_source_is_kept_for_other_questions(model, first, store):
-    explorations = kept.KeptExplorations(store)
+def test_the_graph_of_a_source_is_kept_for_other_questions(model, found, kept_store):
+    explorations = kept.KeptExplorations(kept_store)
     assert explorations.capture_of("zoo:mlp") is None
-    captured = kept.KeptCapture(first.model, first.recorded.graph, ("from a file",))
+    captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
     explorations.keep_capture("zoo:mlp", captured)
     again = explorations.capture_of("zoo:mlp")
     assert again.notes == ("from a file",)
-    assert again.graph.fingerprint == first.model.fingerprint
-    assert kept.question_of(again.model) == kept.question_of(first.model)
+    assert again.graph.fingerprint == found.model.fingerprint
+    assert kept.question_of(again.model) == kept.question_of(found.model)
     other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
-    assert points(explore_captured(again, store=store, **other)) == points(
-        explore(*model, store=store, **other)
+    assert points(explore_captured(again, store=kept_store, **other)) == points(
+        explore(*model, store=kept_store, **other)
     )
-    store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")
+    kept_store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")
     assert explorations.capture_of("zoo:mlp") is None

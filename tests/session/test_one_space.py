@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import shutil
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from tensoropt.api import compare, explore, explore_captured, recost
 from tensoropt.costs import source
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.edges import TableArrays
-from tensoropt.engine.models import ModelSpec
 from tensoropt.files import pack, unpack
-from tensoropt.profiling.store import CACHED, ProfileStore
+from tensoropt.profiling.store import CACHED
 from tensoropt.search.bounds import Bound
 from tensoropt.session import one_space
 from tensoropt.session.kept import KeptCapture, KeptExplorations
@@ -25,38 +23,6 @@ ASKED = {
     "cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2], "placements": "never",
     "pipelines": "never",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ModelSpec("zoo:mlp", 0).build()
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def kept_once(model, tmp_path_factory):
-    """An exploration, and the folder of the store that keeps it."""
-    folder = tmp_path_factory.mktemp("kept")
-    with ProfileStore(folder / "profiles.sqlite") as opened:
-        return explore(*model, store=opened, keep=True, **ASKED), folder
-
-
-@pytest.fixture
-def found(kept_once):
-    return kept_once[0]
-
-
-@pytest.fixture
-def kept_store(kept_once, tmp_path):
-    """A store of its own for each test, which knows what the exploration has found."""
-    shutil.copytree(kept_once[1], tmp_path / "kept")
-    with ProfileStore(tmp_path / "kept" / "profiles.sqlite") as opened:
-        yield opened
 
 
 def points(found):
@@ -92,13 +58,13 @@ def count(monkeypatch):
     return counted
 
 
-def test_an_interrupted_search_goes_on_where_it_ended(model, store, count):
+def test_an_interrupted_search_goes_on_where_it_ended(model, empty_store, count):
     fresh = explore(*model, store=None, **ASKED)
     every, count.done, count.stop = count.done, 0, 3
     with pytest.raises(StoppedError):
-        explore(*model, store=store, keep=True, **ASKED)
+        explore(*model, store=empty_store, keep=True, **ASKED)
     count.stop = -1
-    again = explore(*model, store=store, keep=True, **ASKED)
+    again = explore(*model, store=empty_store, keep=True, **ASKED)
     assert every >= 4
     assert count.done == every
     assert points(again) == points(fresh)
@@ -157,9 +123,9 @@ def test_damaged_values_are_as_if_they_were_not_there(model, found, kept_store, 
     assert points(again) == points(found)
 
 
-def test_nothing_is_kept_unasked(model, store):
-    explore(*model, store=store, **ASKED)
-    assert [store.cached(kind, "") for kind in CACHED] == [[]] * len(CACHED)
+def test_nothing_is_kept_unasked(model, empty_store):
+    explore(*model, store=empty_store, **ASKED)
+    assert [empty_store.cached(kind, "") for kind in CACHED] == [[]] * len(CACHED)
 
 
 def test_every_bound_can_be_read_back():
@@ -176,13 +142,13 @@ def test_every_bound_can_be_read_back():
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.01])
-def test_what_is_read_back_is_what_was_found(model, store, monkeypatch, epsilon):
+def test_what_is_read_back_is_what_was_found(model, empty_store, monkeypatch, epsilon):
     """Points, strategies, what was simulated, and the certificate within any budget."""
     kept, real = [], one_space.data_of
     monkeypatch.setattr(
         one_space, "data_of", lambda part, tables: kept.append((part, tables)) or real(part, tables)
     )
-    explore(*model, store=store, keep=True, epsilon=epsilon, **ASKED)
+    explore(*model, store=empty_store, keep=True, epsilon=epsilon, **ASKED)
     assert kept
     for part, tables in kept:
         read = part_from(unpack(pack(real(part, tables))), part.number, tables)

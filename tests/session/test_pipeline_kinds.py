@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,12 +37,6 @@ def recipe() -> Recipe:
 
 
 LAYERED = CapturedOnce(recipe)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
-    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
-        yield opened
 
 
 def explored(store: ProfileStore, *devices: dict[str, Any], nodes: int = 1, **settings: Any) -> Exploration:

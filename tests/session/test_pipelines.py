@@ -44,12 +44,6 @@ def searched_alone() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
-    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
-        yield opened
-
-
 def explored(store: ProfileStore, **settings: Any) -> Exploration:
     """Four layers on four CPU ranks at data-sheet prices, in four micro-batches unless said otherwise."""
     asked = {"cluster": CLUSTER, "measure": "never", "micro_batches": [4], "placements": "never"} | settings

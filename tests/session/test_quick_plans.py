@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,12 +87,6 @@ def branches(device: str = "cpu", batch: int = 4) -> tuple[nn.Module, tuple[torc
 @cache
 def built_once(device: str, batch: int) -> CapturedOnce:
     return CapturedOnce(lambda: branches(device, batch))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
-    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
-        yield opened
 
 
 def explored(store: ProfileStore, cluster: str = "dgx-a100[2]", batch: int = 4, **chosen: Any) -> Exploration:

@@ -15,7 +15,6 @@ from tensoropt.costs.tables import make_templates
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.problem import prepare
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.session import refining
 from tensoropt.session.refining import COMBINED, apart, best_counts, combining, is_wide, refine
@@ -23,12 +22,6 @@ from tensoropt.session.session import Session
 from tensoropt.session.spaces import SpaceSearch
 
 FLAT, WIDE = Mesh(shape=(8,)), Mesh(shape=(2, 2, 2))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
-        yield opened
 
 
 def graph_of(*strategies: int) -> SimpleNamespace:

@@ -22,7 +22,6 @@ from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.frontier_table import table_rows
 from tensoropt.plan.kinds import PLACED, SHARDED
 from tensoropt.plan.point import unbeaten
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, outline_frontier, track_frontier
 from tensoropt.session.one_space import SearchedSpace
@@ -30,12 +29,6 @@ from tensoropt.session.simulations import Simulations
 from tensoropt.session.spaces import SpaceSearch
 from tensoropt.types import silent
 from tests.plan import explorations
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
-        yield opened
 
 
 def test_caps_find_leaner_plans_and_lose_none(store, monkeypatch):

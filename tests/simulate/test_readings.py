@@ -24,7 +24,7 @@ from tensoropt.simulate.issue_order import StepSends, collectives_in_order
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of
-from tests.engine.test_gathering import data_parallel
+from tests.engine.loops import data_parallel
 from tests.engine.test_tied import SENT, W, captured_tied
 from tests.simulate.test_simulator import (
     BESIDE,

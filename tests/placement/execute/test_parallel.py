@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,12 @@ ROUNDING = 2e-4
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", ["transformer", "vgg_norm_plain"])
-def test_usual_loop(ranks: RankPool, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "plan"), [("transformer", PLACED), ("vgg_norm_plain", PLACED), ("transformer", ("placed", 4))]
+)
+def test_usual_loop(ranks: RankPool, name: str, plan: tuple[Any, ...]) -> None:
     """Losses, gradients, their norm over all ranks, clipped steps, evaluation."""
-    for found in ranks.run(jobs.train_alike, name, PLACED, 3):
+    for found in ranks.run(jobs.train_alike, name, plan, 3):
         assert all(value < ROUNDING for value in found.values()), found
 
 
@@ -50,10 +53,15 @@ def test_state_dict(ranks: RankPool) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("one", "other"), [(PLACED, (1, 2)), pytest.param((2, 2), PLACED, marks=pytest.mark.slow)]
+    ("one", "other"),
+    [
+        (PLACED, (1, 2)),
+        (("placed", 2), (2, 2)),
+        pytest.param((2, 2), PLACED, marks=pytest.mark.slow),
+    ],
 )
 def test_checkpoint_moves_between_plans(
-    ranks: RankPool, tmp_path: Path, one: tuple[int, ...], other: tuple[int, ...]
+    ranks: RankPool, tmp_path: Path, one: tuple[Any, ...], other: tuple[Any, ...]
 ) -> None:
     """Also between a placed and a sharded plan, and back."""
     for found in ranks.run(jobs.checkpoints, "transformer", one, other, str(tmp_path)):

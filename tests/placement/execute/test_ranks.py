@@ -10,7 +10,8 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.engine.models import CapturedModel
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.placement import Placement
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.profiling.store import ProfileStore
@@ -22,7 +23,6 @@ from tensoropt.verify.random_strategies import random_placement, random_splits
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tensoropt.verify.recorder import compare_collectives, shown_axes
-from tests.execute.jobs import spec
 from tests.placement.execute.cases import opened
 
 
@@ -34,14 +34,20 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> CostSource:
 
 
 def drawn(
-    loaded: CapturedModel, costs: CostSource, seed: int, devices: int, share: float = 0.3
+    loaded: CapturedModel, costs: CostSource, seed: int, devices: int, count: int | None = None
 ) -> tuple[PlacedStrategy, Prediction]:
+    """A placement at random, of operators in pieces; in micro-batches of whole ones, with seed 0 in the
+    model's order."""
     rng = random.Random(seed)
     prices = PlacedPrices(loaded.graph, costs.cluster, costs)
-    graph = prices.price(random_splits(loaded.graph, devices, rng, share))
+    splits = random_splits(loaded.graph, devices, rng, 0.3) if count is None else None
+    graph = prices.price(splits, micro_batches=count or 1)
+    size = graph.problem.size
     placement = random_placement(graph.graph, devices, rng)
+    if count is not None and not seed:
+        placement = Placement.in_order([devices * i // size for i in range(size)], devices)
     more = tuple(() for _ in range(costs.cluster.device_count - devices))
-    wide = type(placement)(placement.device, placement.forward + more, placement.backward_orders + more)
+    wide = Placement(placement.device, placement.forward + more, placement.backward_orders + more)
     strategy, prediction = predict_placed(graph, wide)
     return PlacedStrategy(strategy.placed_graph, placement, strategy.transfers), prediction
 
@@ -51,14 +57,28 @@ def unlike(prediction: Prediction, issued: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", ["mlp", "vgg_norm", "transformer_dropout"])
-def test_on_two_ranks(ranks: RankPool, costs: CostSource, name: str) -> None:
-    loaded = opened(name)
-    pairs = [drawn(loaded, costs, seed, 2) for seed in range(3)]
+@pytest.mark.parametrize(
+    ("source", "counts"),
+    [
+        ("tests.execute.models:mlp", (None, None, None, 2, 4)),
+        ("tests.execute.models:vgg_norm", (None,) * 3),
+        ("tests.execute.models:transformer_dropout", (None,) * 3),
+        pytest.param("zoo:gpt2-tiny", (2, 4), marks=pytest.mark.slow),
+        pytest.param("zoo:transformer-tiny", (2, 4), marks=pytest.mark.slow),
+    ],
+)
+def test_on_two_ranks(
+    ranks: RankPool, costs: CostSource, source: str, counts: tuple[int | None, ...]
+) -> None:
+    """Numerics against the unsplit model, messages and memory; the last is an encoder and a decoder."""
+    spec = ModelSpec(source)
+    loaded = load_model(spec)
+    # The first in micro-batches has seed 0, which is the model's order.
+    pairs = [drawn(loaded, costs, i % 3, 2, count) for i, count in enumerate(counts)]
     options = CheckOptions(timed_steps=1)
     data = [strategy.to_data() for strategy, _ in pairs]
     for (_, prediction), result in zip(
-        pairs, verify_strategies(spec(name), data, pool=ranks, options=options), strict=True
+        pairs, verify_strategies(spec, data, pool=ranks, options=options), strict=True
     ):
         assert result.numerics_ok, result
         assert unlike(prediction, result.collectives_issued) == []
@@ -67,17 +87,40 @@ def test_on_two_ranks(ranks: RankPool, costs: CostSource, name: str) -> None:
         assert result.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.12)
 
 
-@pytest.mark.parametrize("name", ["mlp", "vgg_norm", "transformer_dropout"])
-def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("mlp", None),
+        ("vgg_norm", None),
+        ("transformer_dropout", None),
+        ("mlp", 4),
+        ("transformer_dropout", 2),
+        ("vgg_dropout", 4),
+        pytest.param("mlp", 2, marks=pytest.mark.slow),
+        pytest.param("transformer_dropout", 4, marks=pytest.mark.slow),
+        pytest.param("vgg_dropout", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str, count: int | None) -> None:
     loaded = opened(name)
     for seed in range(3):
-        strategy, prediction = drawn(loaded, costs, seed, 3)
+        strategy, prediction = drawn(loaded, costs, seed, 3, count)
         found = check_on_fake_ranks(loaded, strategy, "adam")
         assert unlike(prediction, found.collectives_issued) == []
-        # One message is 7 % of the perceptron's device, and is there for more or fewer operators than judged:
-        # two were, on a busy machine.
-        assert found.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.12)
+        # A message is there for more or fewer operators than simulated, and one is 7 % of the perceptron's
+        # device: two were, on a busy machine. In micro-batches measured 0.971 to 1.002.
+        near = 0.12 if count is None else 0.04
+        assert found.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=near)
         assert len(found.memory_tracked_of_ranks) == 3
+
+
+def test_what_micro_batches_keep_is_all_there_when_forward_ends(costs: CostSource) -> None:
+    """Nothing is gained where all forwards run first: eight micro-batches keep what one batch keeps."""
+    loaded = opened("transformer")
+    kept = [drawn(loaded, costs, 0, 1, count)[1].memory_bytes for count in (1, 8)]
+    graph = PlacedPrices(loaded.graph, costs.cluster, costs).price().problem
+    stored = float(graph.stored_bytes.sum())
+    assert kept[1] > stored + 0.5 * (kept[0] - stored)
 
 
 def test_what_is_wrong_is_noticed(costs: CostSource) -> None:

@@ -1,4 +1,4 @@
-"""Placed plan files: trained by torchrun, verified, and run in a user's process."""
+"""Placed plan files: trained by a job, verified, and run in a user's process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
+from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import verify_plan
 from tensoropt.verify.predict import predict_placed
 from tensoropt.verify.random_strategies import random_placement, random_splits
+from tests.docs.programs import run_job
 from tests.execute import jobs
-from tests.execute.test_train import SOURCE, torchrun
+from tests.execute.test_train import SOURCE
 from tests.placement.execute.cases import opened
 
 
@@ -61,11 +63,12 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.distributed
-def test_torchrun_trains_it(plan_file: Path, tmp_path: Path) -> None:
-    process = torchrun(str(plan_file), "--steps", "4", "--json", str(tmp_path / "result.json"))
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    result = json.loads((tmp_path / "result.json").read_text())
+def test_ranks_of_a_job_train_it(plan_file: Path, tmp_path: Path, ranks: RankPool) -> None:
+    """What each of torchrun's processes does; ``tests/execute/test_train.py`` has jobs of real processes."""
+    file = tmp_path / "result.json"
+    command = f"--nproc-per-node 2 -m tensoropt.execute {plan_file} --steps 4 --json {file}"
+    run_job(ranks, command.split())
+    result = json.loads(file.read_text())
     assert len(result["losses"]) == 4
     assert result["losses"][-1] < result["losses"][0]
 

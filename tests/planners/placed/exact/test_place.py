@@ -121,11 +121,12 @@ def test_the_published_program_promises_at_most_what_is_possible(seed):
     assert published.time_s <= best_play(problem).time_s * ROUNDED
 
 
-@pytest.mark.parametrize("seed", [1, 3, 8])
+@pytest.mark.parametrize(("seed", "share"), [(1, 0.85), (3, 0.8), (8, 0.8)])  # nothing fits 0.8 with seed 1
 @pytest.mark.parametrize("rules", [Rules(), Rules(lifetimes=True)], ids=["lasting", "lifetimes"])
-def test_bounds_hold_where_memory_is_tight(seed, rules):
-    problem = small(seed, 0.8)
+def test_bounds_hold_where_memory_is_tight(seed, share, rules):
+    problem = small(seed, share)
     best = best_play(problem)
+    assert best is not None
     assert outcome_of(problem, rules, effort=0.1).bound_s <= best.time_s * (1 + 1e-9)
 
 

@@ -39,7 +39,7 @@ from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group, is_one_reduction, reader_product
 from tensoropt.sharding.reshard.steps import (
-    Step,
+    ReshardingStep,
     edge_steps,
     forward_placements,
     gradient_placements,
@@ -395,7 +395,7 @@ def joined(parts: Iterable[Effects]) -> Effects:
     return Effects(tuple(effects), parameters, gradients, optimizer)
 
 
-Both = tuple[tuple[Step, ...], tuple[Step, ...]]
+Both = tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]
 """(forward, backward) steps of a resharding."""
 
 
@@ -477,7 +477,13 @@ class MoveEffects:
         return self._moved[key]
 
     def stepped(
-        self, when: When, name: str, steps: Sequence[Step], *, passes: bool = False, workspace_bytes: int = 0
+        self,
+        when: When,
+        name: str,
+        steps: Sequence[ReshardingStep],
+        *,
+        passes: bool = False,
+        workspace_bytes: int = 0,
     ) -> Effect:
         """Return one direction of a move, as an effect.
 
@@ -557,7 +563,9 @@ class MoveEffects:
             device_s = device_s - self.prices.hidden_s(reduced_s, np.array(products_s)[:, None])
         return np.maximum(device_s, host_s), moves
 
-    def _steps_s(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, float, float, bool]:
+    def _steps_s(
+        self, steps: Sequence[ReshardingStep], element_bytes: int
+    ) -> tuple[float, float, float, bool]:
         """Return the seconds of steps on the device and on its host, as additive() counts them; the seconds
         of the collective of a single reduction; and whether there are any steps.
         """
@@ -596,7 +604,7 @@ class MoveEffects:
         """The source of the seconds of copies, casts and issuing."""
         return self.prices.compute.source
 
-    def resharding_bytes(self, steps: Sequence[Step], name: str) -> int:
+    def resharding_bytes(self, steps: Sequence[ReshardingStep], name: str) -> int:
         """Return the most bytes that a resharding has alive in addition to its input."""
         if (order := self.orders.get(name)) is not None:
             # Buffers depend on which dim is outermost in memory: gathering along that one needs no copy, and

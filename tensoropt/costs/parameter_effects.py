@@ -54,7 +54,7 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.sharding.buckets import reduction_axes
 from tensoropt.sharding.regions import Blocks, Neighbours, find_blocks
-from tensoropt.sharding.reshard.steps import Step, lies_inside
+from tensoropt.sharding.reshard.steps import ReshardingStep, lies_inside
 from tensoropt.sharding.storage import Storage, Turn, Way, alone, way, whole_layout
 from tensoropt.sharding.strategy import made_again
 
@@ -114,8 +114,8 @@ class StoredUse:
     stored: Layout
     use: Use
     way: Way
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
+    forward: tuple[ReshardingStep, ...]
+    backward: tuple[ReshardingStep, ...]
     bytes: int
     wanted: int
     gives: bool
@@ -435,7 +435,7 @@ class ParameterEffects:
         return Effects(tuple(found), parameters=size, gradients=waiting)
 
     def _copied_once(
-        self, use: StoredUse, steps: Sequence[Step], neighbours: Neighbours | None
+        self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
         """Return the effects of making an unsharded copy, which counts as a parameter during the whole step.
 
@@ -467,7 +467,7 @@ class ParameterEffects:
         ]
 
     def _reduced_once(
-        self, use: StoredUse, steps: Sequence[Step], neighbours: Neighbours | None
+        self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
         """Return the effects of reducing the gradient that waited with a copy, sent in the type that readers
         see; ``neighbours`` as above.
@@ -512,7 +512,7 @@ class ParameterEffects:
         beside = tuple(SharedCollective(send, self.moves.tensors[name].dtype, stays) for send in sends)
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 
-    def _flat(self, name: str, steps: Sequence[Step]) -> tuple[int, bool]:
+    def _flat(self, name: str, steps: Sequence[ReshardingStep]) -> tuple[int, bool]:
         """Return the share of a gradient that is sent, or of a parameter that arrives, in a collective with
         others: bytes of all pieces, with smaller ones padded; whether the pieces are copied into or out of
         the whole, otherwise they are the whole.

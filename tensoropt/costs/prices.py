@@ -18,7 +18,7 @@ from tensoropt.profiling.overheads import NO_OVERHEADS, Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.reshard.steps import COLLECTIVES, Step
+from tensoropt.sharding.reshard.steps import COLLECTIVES, ReshardingStep
 
 
 class ComputeCosts(Protocol):
@@ -220,7 +220,7 @@ class Prices:
         """Return the overheads on the device and on its host."""
         return Queues(seconds(self.overheads), seconds(self.overheads.host))
 
-    def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
+    def steps(self, steps: Sequence[ReshardingStep], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
         """Return the price of a resharding: seconds of the copies around its collectives and of issuing it;
         its collectives.
         """

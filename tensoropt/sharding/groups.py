@@ -32,7 +32,7 @@ from tensoropt.ops.index_space import NONE, AtomGraph, IndexSpace, operand_place
 from tensoropt.ops.index_space import canonical as canonical
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, placement_code, placement_name
 from tensoropt.ops.registry import spec_of
-from tensoropt.sharding.reshard.steps import Step
+from tensoropt.sharding.reshard.steps import ReshardingStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,14 +581,16 @@ def _linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearPr
     return LinearProduct(op.name, group, read, weight, bias, places.transposed)
 
 
-def is_one_reduction(backward: Sequence[Step], mesh: Sequence[int]) -> bool:
+def is_one_reduction(backward: Sequence[ReshardingStep], mesh: Sequence[int]) -> bool:
     """Return whether a gradient takes a single step on its way back, which sums it over several ranks."""
     if len(backward) != 1 or backward[0].kind not in ("all_reduce", "reduce_scatter"):
         return False
     return any(axis > 0 and mesh[axis] > 1 for axis in backward[0].axes)
 
 
-def takes_over_hub(own: tuple[Sequence[Step], Sequence[Step]], *, again: bool, inside: bool) -> bool:
+def takes_over_hub(
+    own: tuple[Sequence[ReshardingStep], Sequence[ReshardingStep]], *, again: bool, inside: bool
+) -> bool:
     """Return whether the first reader of a hub can return the hub's whole gradient to where the hub
     was made.
 

@@ -21,7 +21,7 @@ from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import evaluated
 from tensoropt.sharding.groups import Group, GroupGraph, LinearProduct
-from tensoropt.sharding.reshard.steps import Step
+from tensoropt.sharding.reshard.steps import ReshardingStep
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
 
 
@@ -39,8 +39,8 @@ class EdgeSteps:
     """
 
     edge: Edge
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
+    forward: tuple[ReshardingStep, ...]
+    backward: tuple[ReshardingStep, ...]
     casts: bool
     readers: tuple[str, ...]
     recomputed: bool = False

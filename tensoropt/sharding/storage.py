@@ -39,7 +39,7 @@ from tensoropt.ops.layouts import (
     Layout,
     placement_name,
 )
-from tensoropt.sharding.reshard.steps import Step, StepKind, edge_steps, forward_placements
+from tensoropt.sharding.reshard.steps import ReshardingStep, StepKind, edge_steps, forward_placements
 
 
 class UsePlace(NamedTuple):
@@ -121,7 +121,7 @@ def turns(uses: Sequence[UsePlace]) -> list[Turn]:
     return shares
 
 
-_Both = tuple[tuple[Step, ...], tuple[Step, ...]]
+_Both = tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]
 """(forward, backward) steps."""
 
 
@@ -288,7 +288,9 @@ class Way:
         return forward, backward if learns and self.reduced_last else ()
 
 
-def _is_one(kind: StepKind, steps: Sequence[Step], atoms: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
+def _is_one(
+    kind: StepKind, steps: Sequence[ReshardingStep], atoms: tuple[int, ...], mesh: tuple[int, ...]
+) -> bool:
     """Return whether a single collective of this kind is the whole way. Shards are even, or a single axis has
     cut them, so that only the last ones are smaller: these are sent with padding."""
     if [step.kind for step in steps] != [kind]:

@@ -40,7 +40,7 @@ from tensoropt.sharding.groups import (
     takes_over_hub,
 )
 from tensoropt.sharding.regions import Blocks, Region, find_blocks, find_regions, region_of
-from tensoropt.sharding.reshard.steps import Step, edge_steps
+from tensoropt.sharding.reshard.steps import ReshardingStep, edge_steps
 from tensoropt.sharding.storage import Gather, Storage, Way, way
 
 
@@ -427,7 +427,7 @@ class Strategy:
         maker = self.graph.atoms.graph.producer[edge.tensor]
         return self.forwards(self.graph.group_of[maker.name].name)
 
-    def steps(self, edge: Edge) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    def steps(self, edge: Edge) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
         """Return the (forward, backward) steps of an edge; no backward steps without a gradient."""
         if not edge.moves:
             return (), ()
@@ -507,7 +507,7 @@ def output_layout(source: Layout) -> Layout:
     return (source[0], *(REPLICATE for _ in source[1:]))
 
 
-def made_again(tensor: Tensor, steps: Iterable[Step], *, unsharded: bool = False) -> bool:
+def made_again(tensor: Tensor, steps: Iterable[ReshardingStep], *, unsharded: bool = False) -> bool:
     """Return whether backward rebuilds a used parameter from its stored shard instead of keeping it: so for
     one that had to be gathered, or cast, for the use itself."""
     # An unsharded copy is cast when it is gathered, once for all uses.

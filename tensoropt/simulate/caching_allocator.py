@@ -34,7 +34,7 @@ from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.collectives import reductions_of
 from tensoropt.simulate.recording import ALLOCATOR
-from tensoropt.simulate.step import Instruction, NamedBytes, RankStep, lower
+from tensoropt.simulate.step import Instruction, NamedBytes, Step, lower
 
 MIB = 2**20
 _LEAST_BYTES = 512
@@ -275,7 +275,7 @@ class StepRequests:
 
     lasting: Sequence[int]
     state: Sequence[int]
-    step: RankStep
+    step: Step
 
     def replay(self, *, expandable: bool = False, beside: Sequence[int] = ()) -> _AllocatorPeaks:
         """Replay the requests in an allocator and return its peaks.

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensoropt.costs.prices import CommunicationCosts
 from tensoropt.simulate.candidates import Overlap
-from tensoropt.simulate.step import AliveBytes, RankStep, Sends
+from tensoropt.simulate.step import AliveBytes, Sends, Step
 
 REDUCTION = "reduction of gradients"
 AHEAD = {"all_gather": "gathering parameters ahead", "reduce_scatter": "scattering gradients"}
@@ -130,7 +130,7 @@ class TimedStep:
         closing_s: those after the last of them, ``reducing_s`` of which are spent waiting for buckets.
     """
 
-    def __init__(self, step: RankStep, communication: CommunicationCosts, overlap: Overlap):
+    def __init__(self, step: Step, communication: CommunicationCosts, overlap: Overlap):
         self.step, self._communication, self._overlap = step, communication, overlap
         self.events: list[StepEvent] = []
         self.moment_times: list[float] = []

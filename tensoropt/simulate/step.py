@@ -145,7 +145,7 @@ class Lifetime(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RankStep:
+class Step:
     """The step of one rank.
 
     Attributes:
@@ -221,7 +221,7 @@ class Names:
         return NamedBytes(self.operator, self.owner.name, what, "", "workspace", effect.workspace_bytes)
 
 
-def lower(batch: Batch, row: int = 0) -> RankStep:
+def lower(batch: Batch, row: int = 0) -> Step:
     """Return the step of strategy ``row`` of a batch."""
     moments = batch.schedule.moments
     instructions = [Instruction(moment) for moment in moments]
@@ -237,7 +237,7 @@ def lower(batch: Batch, row: int = 0) -> RankStep:
     for now in instructions:
         now.sends.sort(key=lambda sends: sends.axes)
     _share(batch.part(slice(row, row + 1)), instructions)
-    return RankStep(tuple(instructions), batch.schedule.last, batch.mesh[0])
+    return Step(tuple(instructions), batch.schedule.last, batch.mesh[0])
 
 
 def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:

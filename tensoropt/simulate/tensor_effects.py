@@ -46,7 +46,7 @@ from tensoropt.costs.effects import (
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_over_hub
-from tensoropt.sharding.reshard.steps import Step
+from tensoropt.sharding.reshard.steps import ReshardingStep
 from tensoropt.sharding.strategy import output_layout
 
 SOURCE = -1
@@ -421,7 +421,9 @@ class TensorEffects:
         moved = self.moves.moved(reader(0, USED_BACK), name, write.layout, layout, workspace_bytes=workspace)
         return replace(moved, beside_work_s=product.seconds)
 
-    def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
+    def _beside_bytes(
+        self, name: str, layout: Layout, steps: Sequence[ReshardingStep], product: WeightProduct
+    ) -> int:
         """Return the bytes that a reduction has alive besides what its group's backward has alive in any
         case.
         """

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensoropt.ops.layouts import PARTIAL
-from tensoropt.sharding.reshard.steps import Step
+from tensoropt.sharding.reshard.steps import ReshardingStep
 
 Coordinate = tuple[int, ...]
 Shards = dict[Coordinate, np.ndarray]
@@ -71,7 +71,7 @@ def group_of(at: Coordinate, axes: Sequence[int], mesh: Sequence[int]) -> list[C
     return members
 
 
-def execute(step: Step, shards: Shards, mesh: Sequence[int]) -> Shards:
+def execute(step: ReshardingStep, shards: Shards, mesh: Sequence[int]) -> Shards:
     """One step on all ranks."""
     result: Shards = {}
     for at in shards:
@@ -101,7 +101,7 @@ def largest(shards: Shards) -> tuple[int, ...]:
     return tuple(max(sizes) for sizes in zip(*(piece.shape for piece in shards.values()), strict=True))
 
 
-def run(steps: Sequence[Step], shards: Shards, mesh: Sequence[int]) -> Shards:
+def run(steps: Sequence[ReshardingStep], shards: Shards, mesh: Sequence[int]) -> Shards:
     """Execute steps in turn, checking the sizes each of them announces."""
     for step in steps:
         assert largest(shards) == step.before, step

@@ -14,7 +14,7 @@ from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.candidates import BLOCKING, Overlap
 from tensoropt.simulate.clock import TimedStep
-from tensoropt.simulate.step import Instruction, RankStep
+from tensoropt.simulate.step import Instruction, Step
 from tensoropt.simulate.step_schedule import Moment
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import ToyCommunication, ToyCompute, four, gates, llama_two, problem, unrolled
@@ -87,7 +87,7 @@ def ran(*moments: tuple[str, float, float], micro: int = 1) -> list[tuple[float,
         Instruction(Moment(phase, "compute", "g"), work_s=device_s, host_s=host_s)
         for phase, device_s, host_s in moments
     )
-    step = RankStep(instructions, len(instructions), micro)
+    step = Step(instructions, len(instructions), micro)
     return [(event.start_s, event.end_s) for event in TimedStep(step, ToyCommunication(), BLOCKING).events]
 
 

@@ -13,7 +13,7 @@ from tensoropt.profiling.workload import workload
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
 from tensoropt.simulate.simulator import StepSimulator
-from tensoropt.simulate.step import RankStep, lower
+from tensoropt.simulate.step import Step, lower
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import facts_of, four, gates, gpt2, llama_two, problem, three, unrolled
 
@@ -34,7 +34,7 @@ def batches(build, mode: str = "train", dtype: str = "float32", packs: bool = Fa
             yield Batch(candidates, *candidates.row(), prices)
 
 
-def alive(step: RankStep, kind: str) -> np.ndarray:
+def alive(step: Step, kind: str) -> np.ndarray:
     """The bytes of a kind that are alive at each position."""
     changes = np.zeros(len(step.instructions) + 1)
     for named, first, end, *_ in step.lifetimes():

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
 from tensoropt.sharding.reshard.steps import (
-    Step,
+    ReshardingStep,
     gradient_placements,
     lies_inside,
     permuted_atoms,
@@ -230,8 +230,8 @@ class EdgeSpec:
     mesh: tuple[int, ...]
     source: Layout
     target: Layout
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
+    forward: tuple[ReshardingStep, ...]
+    backward: tuple[ReshardingStep, ...]
     parameter: bool = False
     dtype: torch.dtype | None = None
     back: Layout | None = None
@@ -240,7 +240,7 @@ class EdgeSpec:
     behind: int | None = None
     readers: int = 1
 
-    def way(self, *, backward: bool) -> tuple[tuple[Step, ...], Layout, Layout]:
+    def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
         """Return the steps, start and end of one direction. The layouts are one-directional here: only those
         of their codes that shard matter, for the exact sizes of shards."""
         if not backward:
@@ -367,7 +367,7 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
     )
 
 
-def _sharded_size(step: Step, current: list[int], global_sizes: _Sizes, mesh: _Sizes) -> int:
+def _sharded_size(step: ReshardingStep, current: list[int], global_sizes: _Sizes, mesh: _Sizes) -> int:
     """Return the size of the step's atom before its axes cut it: what remains after the outer axes."""
     if step.atom < 0:
         return 0
@@ -379,7 +379,7 @@ def _sharded_size(step: Step, current: list[int], global_sizes: _Sizes, mesh: _S
     return size
 
 
-def _slice(runtime: Rank, step: Step, whole: int) -> _Move:
+def _slice(runtime: Rank, step: ReshardingStep, whole: int) -> _Move:
     atom, parts, position = step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes)
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -390,11 +390,11 @@ def _slice(runtime: Rank, step: Step, whole: int) -> _Move:
     return move
 
 
-def _all_reduce(runtime: Rank, step: Step, whole: int) -> _Move:
+def _all_reduce(runtime: Rank, step: ReshardingStep, whole: int) -> _Move:
     return _AllReduce(runtime.group(step.axes))
 
 
-def _all_gather(runtime: Rank, step: Step, whole: int) -> _Move | None:
+def _all_gather(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     if group is None:
         return None
@@ -426,14 +426,14 @@ def _as_asked(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous()
 
 
-def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> _Move | None:
+def _reduce_scatter(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None:
     group = runtime.group(step.axes)
     if group is None:
         return None
     return _ReduceScatter(group, step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes))
 
 
-def _all_to_all(runtime: Rank, step: Step, whole: int) -> _Move | None:
+def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None:
     """Make atom ``step.atom`` whole and ``step.target`` sharded; both divide evenly."""
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     target = step.target
@@ -450,12 +450,12 @@ def _all_to_all(runtime: Rank, step: Step, whole: int) -> _Move | None:
     return move
 
 
-def _mask(runtime: Rank, step: Step, whole: int) -> _Move | None:
+def _mask(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None:
     # The sum over the axes is then the value itself, whoever computes it.
     return None if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
-def _pad(runtime: Rank, step: Step, whole: int) -> _Move:
+def _pad(runtime: Rank, step: ReshardingStep, whole: int) -> _Move:
     atom, start = step.atom, chunk(whole, runtime.parts(step.axes), runtime.coordinate(step.axes))[0]
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -466,7 +466,7 @@ def _pad(runtime: Rank, step: Step, whole: int) -> _Move:
     return move
 
 
-_MOVES: dict[str, Callable[[Rank, Step, int], _Move | None]] = {
+_MOVES: dict[str, Callable[[Rank, ReshardingStep, int], _Move | None]] = {
     "slice": _slice,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,

@@ -35,7 +35,7 @@ COLLECTIVES = ("reduce_scatter", "all_to_all", "all_reduce", "all_gather")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReshardingStep:
     """One step on one rank's shard, in the tensor's atom view.
 
     Attributes:
@@ -81,7 +81,7 @@ def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
     return tuple(old.index(atom) for atom in range(count))
 
 
-def permuted_steps(steps: Sequence[Step], places: Sequence[int]) -> tuple[Step, ...]:
+def permuted_steps(steps: Sequence[ReshardingStep], places: Sequence[int]) -> tuple[ReshardingStep, ...]:
     """Return the steps for the tensor whose atoms have moved to ``places``."""
 
     def moved(atom: int) -> int:
@@ -119,7 +119,7 @@ class _StepFinder:
         self.global_sizes = tuple(atoms)
         self.sizes = self._sizes()
         self.goal_axes = {code: self.axes_on(self.goal, code) for code in set(self.goal) if code >= 0}
-        self.steps: list[Step] = []
+        self.steps: list[ReshardingStep] = []
 
     def _sizes(self) -> tuple[int, ...]:
         sizes = list(self.global_sizes)
@@ -155,7 +155,7 @@ class _StepFinder:
         for axis in axes:
             self.current[axis] = code
         self.sizes = self._sizes()
-        self.steps.append(Step(kind, tuple(axes), atom, target, before, self.sizes))
+        self.steps.append(ReshardingStep(kind, tuple(axes), atom, target, before, self.sizes))
 
     def enter(self, source: int, kind: StepKind) -> None:
         """Use ``kind`` steps to shard what can be sharded from ``source`` placements, outermost axes
@@ -221,7 +221,7 @@ class _StepFinder:
                     self.step("all_gather", run, REPLICATE, atom=atom)
                 self.exchange()
 
-    def find(self) -> tuple[Step, ...]:
+    def find(self) -> tuple[ReshardingStep, ...]:
         """Return the steps from the current placements to the goal, cheapest first."""
         self.enter(REPLICATE, "slice")
         self.enter(PARTIAL, "reduce_scatter")
@@ -243,7 +243,7 @@ class _StepFinder:
 @lru_cache(maxsize=1 << 16)
 def resharding_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
-) -> tuple[Step, ...]:
+) -> tuple[ReshardingStep, ...]:
     """Return the steps from one-directional placements ``source`` to ``target``.
 
     Args:
@@ -283,14 +283,14 @@ def move_pattern(
 
 def edge_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: Layout, target: Layout
-) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
     """Return the (forward, backward) steps of an edge from layout ``source`` to layout ``target``."""
     forward = resharding_steps(atoms, mesh, forward_placements(source), forward_placements(target))
     backward = resharding_steps(atoms, mesh, gradient_placements(target), gradient_placements(source))
     return forward, backward
 
 
-def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
+def resharding_elements(steps: Sequence[ReshardingStep], mesh: Sequence[int]) -> int:
     """Return the most elements that a resharding has alive in addition to its input, including its result.
 
     Shards along an atom that is surrounded by others are not contiguous in memory: collectives then need a

@@ -16,7 +16,7 @@ import pytest
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
 from tensoropt.sharding.reshard.steps import (
     COLLECTIVES,
-    Step,
+    ReshardingStep,
     edge_steps,
     forward_placements,
     gradient_placements,
@@ -31,8 +31,10 @@ from tests.sharding.simulator import check_holds, coordinates, distribute, run
 MESH = (1, 4)
 
 
-def step(kind: str, before: tuple[int, ...], after: tuple[int, ...], atom: int = 0, target: int = -1) -> Step:
-    return Step(kind, (1,), atom, target, before, after)  # type: ignore[arg-type]
+def step(
+    kind: str, before: tuple[int, ...], after: tuple[int, ...], atom: int = 0, target: int = -1
+) -> ReshardingStep:
+    return ReshardingStep(kind, (1,), atom, target, before, after)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def step(kind: str, before: tuple[int, ...], after: tuple[int, ...], atom: int =
         ([step("all_reduce", (8, 8), (8, 8)), step("slice", (8, 8), (2, 8))], 64 + 16),
     ],
 )
-def test_most_that_is_alive(steps: list[Step], elements: int) -> None:
+def test_most_that_is_alive(steps: list[ReshardingStep], elements: int) -> None:
     assert resharding_elements(steps, MESH) == elements
 
 

@@ -107,7 +107,7 @@ class TimingSource(Protocol):
     def require_one(self, works: Sequence[Workload]) -> None: ...
 
 
-class Costs(Protocol):
+class ClusterCosts(Protocol):
     """An interface to the costs on a cluster: those of now (:class:`~tensoropt.costs.source.CostSource`), or
     those that were saved with an exploration (:class:`~tensoropt.plan.recorded.RecordedCosts`)."""
 
@@ -131,7 +131,7 @@ class Costs(Protocol):
     @property
     def timings(self) -> TimingSource: ...
 
-    def on(self, kinds: Sequence[DeviceKind]) -> Costs:
+    def on(self, kinds: Sequence[DeviceKind]) -> ClusterCosts:
         """Return the costs among devices of some of the cluster's kinds; itself if these are all kinds."""
         ...
 
@@ -232,7 +232,7 @@ class Prices:
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
     @classmethod
-    def of(cls, costs: Costs, graph: GroupGraph, sizes: AxisSizes, mesh: Mesh) -> Prices:
+    def of(cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, mesh: Mesh) -> Prices:
         """Return the prices of a graph on one mesh of a cluster.
 
         Args:

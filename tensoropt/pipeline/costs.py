@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh, slower_beside
-from tensoropt.costs.prices import ComputeCosts, Costs, LinkCosts, Prices
+from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts, Prices
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.errors import ClusterError
 from tensoropt.graph import OperatorGraph
@@ -124,7 +124,7 @@ class PlaceCommunication:
         return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
-def sources_at(costs: Costs, places: int) -> list[Costs]:
+def sources_at(costs: ClusterCosts, places: int) -> list[ClusterCosts]:
     """Return, for each place of a pipeline, the costs of its own kinds of devices."""
     return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
 
@@ -165,12 +165,12 @@ class PipelinePrices:
         self.process_memory = process_memory
 
     @classmethod
-    def of(cls, costs: Costs, mesh: Mesh) -> PipelinePrices:
+    def of(cls, costs: ClusterCosts, mesh: Mesh) -> PipelinePrices:
         """Return the prices that a cost source gives; everything to be priced must have been measured
         before."""
         communication = costs.communication(mesh, pairs=True)
 
-        def made(source: Costs, of_places: Sequence[PipelinePrices] = ()) -> PipelinePrices:
+        def made(source: ClusterCosts, of_places: Sequence[PipelinePrices] = ()) -> PipelinePrices:
             return cls(
                 source.cluster,
                 mesh,

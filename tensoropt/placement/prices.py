@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.prices import ComputeCosts, Costs, LinkCosts
+from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts
 from tensoropt.costs.process_memory import named_terms
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL
@@ -149,7 +149,7 @@ class PlacedPrices:
     """
 
     def __init__(
-        self, graph: GroupGraph, cluster: Cluster, costs: Costs, constraints: Constraints | None = None
+        self, graph: GroupGraph, cluster: Cluster, costs: ClusterCosts, constraints: Constraints | None = None
     ):
         self.graph, self.cluster, self.costs = graph, cluster, costs
         self.constraints = constraints

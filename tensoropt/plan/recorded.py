@@ -17,7 +17,7 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.prices import ComputeCosts, Costs, LinkCosts, runs_beside
+from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
@@ -223,7 +223,7 @@ def _is_old(data: Mapping[str, Any]) -> bool:
 
 class RecordedCosts:
     """The costs on a cluster as an exploration recorded them, or changed; a
-    :class:`~tensoropt.costs.prices.Costs`.
+    :class:`~tensoropt.costs.prices.ClusterCosts`.
 
     Args:
         cluster: the exploration's, or one with the same devices and other links.
@@ -244,7 +244,11 @@ class RecordedCosts:
         self.part = part or recorded.whole
         self.optimizer, self.training = settings.optimizer, settings.mode == "train"
         self.beside = runs_beside(cluster.device_type, settings.overlap)
-        self.facts = self.timings = _Saved(self.part.compute)
+        # Facts of what lies on single devices are those of the whole, and are saved with the seconds.
+        parts = [recorded.parts.get(_device_key(kind)) for kind in cluster.device_kinds]
+        works = [part.compute.works for part in (*parts, self.part) if part is not None]
+        known = {key: work for of_part in works for key, work in of_part.items()}
+        self.facts = self.timings = _Saved(replace(self.part.compute, works=known))
 
     def on(self, kinds: Sequence[DeviceKind]) -> RecordedCosts:
         """Return the costs among devices of some of the cluster's kinds; itself if these are all kinds."""
@@ -329,7 +333,7 @@ class CostRecorder:
         costs: the source of costs of strategies that are in no tables.
     """
 
-    def __init__(self, graph: GroupGraph, costs: Costs):
+    def __init__(self, graph: GroupGraph, costs: ClusterCosts):
         self.graph, self.costs = graph, costs
         self._works: dict[str, dict[str, RecordedWork]] = {"": {}}
         self._priced: dict[str, tuple[ComputeCosts, Overheads]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh
-from tensoropt.costs.prices import Costs, LinkCosts, Prices
+from tensoropt.costs.prices import ClusterCosts, LinkCosts, Prices
 from tensoropt.costs.source import real_shape
 from tensoropt.errors import ClusterError
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
@@ -99,12 +99,12 @@ class StrategyOnMesh:
         """Return the seconds of the works at a place with these kinds of devices."""
         return costs.on(kinds).compute()
 
-    def simulated(self, costs: Costs) -> SimulatedStep:
+    def simulated(self, costs: ClusterCosts) -> SimulatedStep:
         """Return a step, simulated at these costs."""
         metrics = self.evaluated(costs).metrics
         return SimulatedStep(float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
 
-    def evaluated(self, costs: Costs, recorder: StepRecorder | None = None) -> Evaluation:
+    def evaluated(self, costs: ClusterCosts, recorder: StepRecorder | None = None) -> Evaluation:
         """Return everything about a step of a sharded strategy.
 
         Args:
@@ -115,11 +115,11 @@ class StrategyOnMesh:
         prices, overlap = self.prices(costs), self.overlap(costs)
         return evaluate_strategy(self.strategy, works, facts, prices, overlap, recorder)
 
-    def prices(self, costs: Costs) -> Prices:
+    def prices(self, costs: ClusterCosts) -> Prices:
         """Return the prices of a sharded strategy."""
         return Prices.of(costs, self.strategy.graph, self.strategy.mesh, self.mesh)
 
-    def overlap(self, costs: Costs) -> Overlap:
+    def overlap(self, costs: ClusterCosts) -> Overlap:
         """Return what overlaps what on the mesh."""
         return overlap_of(costs.cluster, self.mesh, beside=costs.beside)
 
@@ -145,7 +145,7 @@ class _PipelineOnMesh(StrategyOnMesh):
         except ClusterError:
             return ()
 
-    def simulated(self, costs: Costs) -> SimulatedStep:
+    def simulated(self, costs: ClusterCosts) -> SimulatedStep:
         sources, works = sources_at(costs, self.strategy.places), stage_works(self.strategy)
         facts = [
             {name: sources[self.strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
@@ -174,7 +174,7 @@ class _PlacementOnDevices(StrategyOnMesh):
     def compute(self, costs: RecordedCosts, kinds: Sequence[DeviceKind]) -> RecordedCompute:
         return costs.compute_on(kinds[0])
 
-    def simulated(self, costs: Costs) -> SimulatedStep:
+    def simulated(self, costs: ClusterCosts) -> SimulatedStep:
         graph = self.strategy.placed_graph
         prices = PlacedPrices(self.strategy.graph, costs.cluster, costs)
         problem = prices.price(graph.splits, graph.micro_batches).problem

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class ClusterCosts(Protocol):
     @property
     def timings(self) -> TimingSource: ...
 
-    def on(self, kinds: Sequence[DeviceKind]) -> ClusterCosts:
+    def on(self, kinds: Sequence[DeviceKind]) -> Self:
         """Return the costs among devices of some of the cluster's kinds; itself if these are all kinds."""
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh, slower_beside
 from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts, Prices
@@ -124,7 +124,10 @@ class PlaceCommunication:
         return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
-def sources_at(costs: ClusterCosts, places: int) -> list[ClusterCosts]:
+Source = TypeVar("Source", bound=ClusterCosts)
+
+
+def sources_at(costs: Source, places: int) -> list[Source]:
     """Return, for each place of a pipeline, the costs of its own kinds of devices."""
     return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
 

@@ -104,19 +104,6 @@ class RecordedPart:
     compute: RecordedCompute
     overheads: Overheads
 
-    def changed(
-        self,
-        work: Callable[[str, RecordedWork], RecordedWork],
-        overheads: Callable[[Overheads], Overheads] = lambda unchanged: unchanged,
-    ) -> RecordedPart:
-        """Return the same with other workloads and overheads.
-
-        Args:
-            work: returns the changed record of a workload, of its key and its record.
-        """
-        works = {key: work(key, recorded) for key, recorded in self.compute.works.items()}
-        return RecordedPart(replace(self.compute, works=works), overheads(self.overheads))
-
 
 @dataclass(frozen=True)
 class Recorded:
@@ -160,9 +147,18 @@ class Recorded:
         work: Callable[[str, RecordedWork], RecordedWork],
         overheads: Callable[[Overheads], Overheads] = lambda unchanged: unchanged,
     ) -> Recorded:
-        """Return the same with all parts changed, see :meth:`RecordedPart.changed`."""
-        parts = {key: part.changed(work, overheads) for key, part in self.parts.items()}
-        return replace(self, whole=self.whole.changed(work, overheads), parts=parts)
+        """Return the same with other workloads and overheads, of all parts.
+
+        Args:
+            work: returns the changed record of a workload, of its key and its record.
+        """
+
+        def of_part(part: RecordedPart) -> RecordedPart:
+            works = {key: work(key, recorded) for key, recorded in part.compute.works.items()}
+            return RecordedPart(replace(part.compute, works=works), overheads(part.overheads))
+
+        parts = {key: of_part(part) for key, part in self.parts.items()}
+        return replace(self, whole=of_part(self.whole), parts=parts)
 
     def save(self, path: Path) -> None:
         """Write everything into one gzip'd JSON file, read back by :func:`load_recorded`."""

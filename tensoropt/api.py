@@ -247,8 +247,8 @@ def recost(
     if entries:
         updated = with_planners(session, searched, updated, entries, (None,))
     check_budget(updated.points, settings.memory_bytes)
-    old = range(len(exploration.points)) if old_points else ()
-    return updated, recosted(session, searched, exploration, old)
+    old = range(len(exploration.points))
+    return updated, recosted(session, searched, exploration, old) if old_points else ()
 
 
 def explore_changed(

@@ -31,20 +31,24 @@ def recosted(
     costs."""
     graph = searched.problem.graph
     plans: dict[int, StrategyOnMesh] = {}
-    refused: dict[int, Recosted] = {}
+    answers: dict[int, Recosted] = {}
     for index in indices:
         try:
             plans[index] = strategy_on(old.plan(index), graph, session.cluster)
         except TensorOptError as error:
-            refused[index] = Recosted(index, None, None, str(error))
+            answers[index] = Recosted(index, None, None, str(error))
     with ExitStack() as stack:
         costs = open_costs(session, searched, stack)
         # Old strategies need not be among those that were searched today.
         works = {w.work.key: w.work for plan in plans.values() for w in plan.works(session.cluster)}
         costs.facts.find(works.values())
         costs.timings.measure(works)
-        steps = {index: plan.simulated(costs) for index, plan in plans.items()}
-    return tuple(refused.get(i) or Recosted(i, *steps[i]) for i in indices)
+        for index, plan in plans.items():
+            try:
+                answers[index] = Recosted(index, *plan.simulated(costs))
+            except TensorOptError as error:
+                answers[index] = Recosted(index, None, None, str(error))
+    return tuple(answers[index] for index in indices)
 
 
 def with_planners(

@@ -26,6 +26,7 @@ from tensoropt.costs.process_memory import (
 )
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.figures import BREAKDOWNS
+from tensoropt.plan.kinds import SHARDED
 from tensoropt.simulate.recording import ALLOCATOR
 
 MIB = 2**20

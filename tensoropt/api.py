@@ -31,8 +31,8 @@ from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
-from tensoropt.session.comparing import recost_point, with_planners
-from tensoropt.session.evaluation import evaluate_searched
+from tensoropt.session.comparing import recosted, with_planners
+from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import with_quick_plans
@@ -242,12 +242,13 @@ def recost(
     session = Session(where, settings, store, progress or silent, keep=keep)
     entries = requested_planners(planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
-    updated = with_quick_plans(session, searched, evaluate_searched(session, searched, exploration.model))
+    imported = exploration.report.get("imported", ())
+    updated = _evaluated(session, searched, exploration.model, imported)
     if entries:
         updated = with_planners(session, searched, updated, entries, (None,))
     check_budget(updated.points, settings.memory_bytes)
-    old = range(len(exploration.points)) if old_points else ()
-    return updated, tuple(recost_point(session, searched, exploration, i) for i in old)
+    old = range(len(exploration.points))
+    return updated, recosted(session, searched, exploration, old) if old_points else ()
 
 
 def explore_changed(
@@ -322,6 +323,7 @@ def _evaluated(
     if wants_pipelines(session):
         exploration = with_pipelines(session, searched, exploration)
     exploration = with_quick_plans(session, searched, exploration)
+    exploration = replace(exploration, recorded=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(session.cluster, exploration.points), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})

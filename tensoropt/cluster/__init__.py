@@ -16,7 +16,7 @@ from tensoropt.cluster.catalog import (
     slower_beside,
 )
 from tensoropt.cluster.files import load_cluster
-from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, Mesh
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, Mesh, slowest
 from tensoropt.cluster.local import available_cores, gpu_rank_cores, pin_rank, rank_cores, stolen_s
 
 __all__ = [
@@ -42,5 +42,6 @@ __all__ = [
     "rank_cores",
     "reached_by",
     "slower_beside",
+    "slowest",
     "stolen_s",
 ]

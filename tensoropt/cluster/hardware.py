@@ -107,6 +107,11 @@ def _rebuild_kind(data: dict[str, Any]) -> DeviceKind:
     return DeviceKind(**data)
 
 
+def slowest(kinds: Iterable[DeviceKind]) -> DeviceKind:
+    """Return the slowest of some kinds of devices, by float32 FLOP/s, then memory bandwidth."""
+    return min(kinds, key=lambda kind: (kind.flops["float32"], kind.memory_bandwidth))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A link, on which a message takes ``latency_s + bytes / bandwidth_bytes_per_s`` per hop, in each
@@ -380,7 +385,7 @@ class Cluster:
         # Where a single kind is needed, as in names and keys, one has to stand for all. Costs choose the
         # slowest kind per operator (costs.compute.SlowestCompute), because no kind is the slowest at
         # everything.
-        return min(self.device_kinds, key=lambda kind: (kind.flops["float32"], kind.memory_bandwidth))
+        return slowest(self.device_kinds)
 
     @property
     def device_type(self) -> str:

@@ -6,13 +6,14 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from tensoropt.cluster import Cluster, DeviceKind, Mesh, slower_beside
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
-from tensoropt.graph import Tensor
+from tensoropt.graph import OperatorGraph, Tensor
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import NO_OVERHEADS, Overheads
 from tensoropt.profiling.workload import Workload
@@ -77,6 +78,83 @@ class CommunicationCosts(Protocol):
     @property
     def described(self) -> str:
         """A description of everything that these seconds follow from: equal if they are the same."""
+        ...
+
+
+class LinkCosts(CommunicationCosts, Protocol):
+    """An interface to the seconds of collectives and of messages between two ranks."""
+
+    def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
+        """Return the seconds of one message without other traffic; 0 if both are the same rank."""
+        ...
+
+    def pair_source(self, first: int, second: int) -> str:
+        """Return the source of :meth:`pair_time_s`."""
+        ...
+
+
+class FactsSource(Protocol):
+    """An interface to the facts of workloads."""
+
+    def of(self, work: Workload) -> Facts: ...
+
+
+class TimingSource(Protocol):
+    """An interface to what times workloads before they are priced."""
+
+    def measure(self, works: Mapping[str, Workload]) -> None: ...
+
+    def require_one(self, works: Sequence[Workload]) -> None: ...
+
+
+class ClusterCosts(Protocol):
+    """An interface to the costs on a cluster: those of now (:class:`~tensoropt.costs.source.CostSource`), or
+    those that were saved with an exploration (:class:`~tensoropt.plan.recorded.RecordedCosts`)."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def training(self) -> bool: ...
+
+    @property
+    def beside(self) -> bool:
+        """Whether communication that nothing waits for overlaps with computation."""
+        ...
+
+    @property
+    def facts(self) -> FactsSource: ...
+
+    @property
+    def timings(self) -> TimingSource: ...
+
+    def on(self, kinds: Sequence[DeviceKind]) -> Self:
+        """Return the costs among devices of some of the cluster's kinds; itself if these are all kinds."""
+        ...
+
+    def compute(self) -> ComputeCosts:
+        """Return the seconds of workloads that all devices run at once."""
+        ...
+
+    def compute_on(self, kind: DeviceKind) -> ComputeCosts:
+        """Return the seconds of workloads on one kind of devices."""
+        ...
+
+    def overheads(self) -> Overheads:
+        """Return the overheads of a step on the slowest kind of devices."""
+        ...
+
+    def overheads_on(self, kind: DeviceKind) -> Overheads:
+        """Return the overheads of a step on one kind of devices."""
+        ...
+
+    def process_memory(self, graph: OperatorGraph) -> ProcessMemory: ...
+
+    def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
+        """Return the figures of a mesh's links; with ``pairs``, also those between two ranks."""
         ...
 
 
@@ -152,6 +230,26 @@ class Prices:
         self.packs = packs
         self.in_flight = in_flight
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
+
+    @classmethod
+    def of(cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, mesh: Mesh) -> Prices:
+        """Return the prices of a graph on one mesh of a cluster.
+
+        Args:
+            sizes: micro-batches, then the mesh's axes that have more than one device.
+        """
+        return cls(
+            graph,
+            sizes,
+            costs.compute(),
+            costs.communication(mesh),
+            costs.optimizer,
+            costs.overheads(),
+            costs.process_memory(graph.atoms.graph),
+            beside=costs.beside,
+            slower_beside=slower_beside(costs.cluster),
+            packs=costs.cluster.device_type == "cpu",
+        )
 
     @property
     def described(self) -> str:
@@ -308,7 +406,7 @@ class _FreeCompute:
 
 
 class _FreeCommunication:
-    """Collectives that take no time."""
+    """Collectives and messages that take no time."""
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
         return 0.0
@@ -322,6 +420,12 @@ class _FreeCommunication:
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
         return 0.0
 
+    def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
+        return 0.0
+
+    def pair_source(self, first: int, second: int) -> str:
+        return "data sheet"
+
     described = "free"
 
 
@@ -330,5 +434,6 @@ def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)
 
 
-FREE_COMMUNICATION: CommunicationCosts = _FreeCommunication()
-"""Collectives that take no time, for the time of a step that is bounded by its computation alone."""
+FREE_COMMUNICATION: LinkCosts = _FreeCommunication()
+"""Collectives and messages that take no time, for the time of a step that is bounded by its computation
+alone."""

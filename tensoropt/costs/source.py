@@ -155,6 +155,15 @@ class CostSource(CostContext):
             return slowest_overheads(data_sheet_overheads(kind) for kind in self.cluster.device_kinds)
         return known or data_sheet_overheads(self.cluster.device)
 
+    def overheads_on(self, kind: DeviceKind) -> Overheads:
+        """Return the overheads of a step on one device kind; those of ranks that are measured are alike."""
+        return self.overheads() if self.pool is not None else data_sheet_overheads(kind)
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer whose steps are priced."""
+        return self.settings.optimizer
+
     @property
     def beside(self) -> bool:
         """Whether communication that nothing waits for overlaps with computation."""

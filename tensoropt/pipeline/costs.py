@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh, slower_beside
-from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.prices import ComputeCosts, Prices
+from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts, Prices
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
-from tensoropt.costs.source import CostSource
 from tensoropt.errors import ClusterError
 from tensoropt.graph import OperatorGraph
 from tensoropt.plan.kinds import STAGE_AXIS
@@ -97,7 +95,7 @@ class PlaceCommunication:
         job: the communication costs on the whole job's mesh, whose first axis is the pipeline.
     """
 
-    def __init__(self, job: CommunicationModel):
+    def __init__(self, job: LinkCosts):
         self.job = job
 
     @property
@@ -126,7 +124,10 @@ class PlaceCommunication:
         return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
-def sources_at(costs: CostSource, places: int) -> list[CostSource]:
+Source = TypeVar("Source", bound=ClusterCosts)
+
+
+def sources_at(costs: Source, places: int) -> list[Source]:
     """Return, for each place of a pipeline, the costs of its own kinds of devices."""
     return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
 
@@ -151,7 +152,7 @@ class PipelinePrices:
         cluster: Cluster,
         mesh: Mesh,
         compute: ComputeCosts,
-        communication: CommunicationModel,
+        communication: LinkCosts,
         overheads: Overheads,
         optimizer: str,
         *,
@@ -167,19 +168,19 @@ class PipelinePrices:
         self.process_memory = process_memory
 
     @classmethod
-    def of(cls, costs: CostSource, mesh: Mesh) -> PipelinePrices:
+    def of(cls, costs: ClusterCosts, mesh: Mesh) -> PipelinePrices:
         """Return the prices that a cost source gives; everything to be priced must have been measured
         before."""
         communication = costs.communication(mesh, pairs=True)
 
-        def made(source: CostSource, of_places: Sequence[PipelinePrices] = ()) -> PipelinePrices:
+        def made(source: ClusterCosts, of_places: Sequence[PipelinePrices] = ()) -> PipelinePrices:
             return cls(
                 source.cluster,
                 mesh,
                 source.compute(),
                 communication,
                 source.overheads(),
-                source.settings.optimizer,
+                source.optimizer,
                 beside=source.beside,
                 of_places=of_places,
                 process_memory=source.process_memory,
@@ -257,7 +258,8 @@ class PipelinePrices:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place
         alone_s = self.communication.pair_time_s(first, second, size)
-        if self.communication.pair_source(first, second) != "data sheet":
+        # A message that is free is so beside others, too.
+        if not alone_s or self.communication.pair_source(first, second) != "data sheet":
             return alone_s
         return alone_s + size / self._rate(first, second) * (self._sharing(first, second) - 1.0)
 

@@ -20,11 +20,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from tensoropt.cluster import Cluster
-from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.prices import ComputeCosts
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts
 from tensoropt.costs.process_memory import named_terms
-from tensoropt.costs.source import CostSource
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.placement.graph import (
@@ -40,7 +38,7 @@ from tensoropt.placement.graph import (
 from tensoropt.placement.problem import DeviceSet, PlacedResult, PlacedTensor, PlacementProblem
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.optimizers import OPTIMIZERS
-from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
+from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 from tensoropt.sharding.constraints import (
@@ -151,13 +149,13 @@ class PlacedPrices:
     """
 
     def __init__(
-        self, graph: GroupGraph, cluster: Cluster, costs: CostSource, constraints: Constraints | None = None
+        self, graph: GroupGraph, cluster: Cluster, costs: ClusterCosts, constraints: Constraints | None = None
     ):
         self.graph, self.cluster, self.costs = graph, cluster, costs
         self.constraints = constraints
         self.tensors = graph.atoms.graph.tensors
         self.training = costs.training
-        self.optimizer = costs.settings.optimizer
+        self.optimizer = costs.optimizer
         self._works: dict[tuple[str, str, int, int], _Work] = {}
         self._seconds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._splits: dict[str, tuple[GroupSplit, ...]] = {}
@@ -173,19 +171,21 @@ class PlacedPrices:
     @cached_property
     def overheads(self) -> tuple[Overheads, ...]:
         """The overheads of each kind of device."""
-        if self.costs.pool is not None:
-            return (self.costs.overheads(),) * len(self.cluster.device_kinds)
-        return tuple(data_sheet_overheads(kind) for kind in self.cluster.device_kinds)
+        return tuple(self.costs.overheads_on(kind) for kind in self.cluster.device_kinds)
 
     def compute(self) -> tuple[ComputeCosts, ...]:
         """Return the compute costs of each kind of device, including everything measured so far."""
         return tuple(self.costs.compute_on(kind) for kind in self.cluster.device_kinds)
 
     @cached_property
-    def links(self) -> CommunicationModel:
+    def mesh(self) -> Mesh:
+        """The row of all devices."""
+        return self.cluster.meshes(1)[0]
+
+    @cached_property
+    def links(self) -> LinkCosts:
         """The costs of messages between pairs of devices."""
-        mesh = self.cluster.meshes(1)[0]
-        return self.costs.communication(mesh, pairs=True)
+        return self.costs.communication(self.mesh, pairs=True)
 
     @cached_property
     def devices(self) -> DeviceSet:
@@ -551,7 +551,7 @@ def _results(prices: PlacedPrices, graph: PlacedGraph) -> tuple[PlacedResult, ..
         return ()
     makers = {value.tensor: number for number, op in enumerate(graph.operators) for value in op.writes}
     results = [(makers[n], prices.tensors[n].bytes) for n in prices.graph.atoms.graph.outputs if n in makers]
-    axes = tuple(range(prices.links.mesh.axis_count))
+    axes = tuple(range(prices.mesh.axis_count))
     return tuple(
         PlacedResult(maker, size, prices.links.time_s("broadcast", axes, size)) for maker, size in results
     )

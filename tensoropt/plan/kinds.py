@@ -33,8 +33,6 @@ class PlanKind:
             device and host; "" if they are a figure of their own.
         overlap: what is assumed to overlap what.
         owners: what is not known of the owners of its memory; "" if all is.
-        made_anew: why it is not priced again at other costs; "" if it is.
-        same_batches: why it is not explored with other micro-batches; "" if it may be.
         gaps: what is not known of single operators, with what else the timeline's bars hold (``{host}``); ""
             if all is known.
     """
@@ -54,8 +52,6 @@ class PlanKind:
     host: str = ""
     overlap: str = ""
     owners: str = ""
-    made_anew: str = ""
-    same_batches: str = ""
     gaps: str = ""
 
 
@@ -74,7 +70,6 @@ PIPELINED = PlanKind(
     host_wait="idle, and waiting for the host",
     overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
     owners="of each micro-batch of a stage, the largest tensors are named",
-    made_anew="pipelines are made anew, by `tensoropt explore`",
     gaps="A pipeline is simulated stage by stage: the table has no figures of single operators; what its "
     "busiest place computes is summed by module and kind under “Why not faster?”. The rows below the "
     "operators are the places of the stages. A bar of the timeline is a stage's work with its waits: for "
@@ -90,7 +85,5 @@ PLACED = PlanKind(
     headline="fullest, busiest; all messages",
     host="in compute",
     overlap="messages run beside computing; those that share a lane queue",
-    made_anew="placed plans are made anew, by their planners",
-    same_batches="its planner places operators",
 )
 """Stages of one device each, which run their operators in an order of their own."""

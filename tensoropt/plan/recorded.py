@@ -9,16 +9,16 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cluster import Cluster, Mesh
+from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.prices import Prices
-from tensoropt.costs.process_memory import process_memory
+from tensoropt.costs.prices import ClusterCosts, ComputeCosts, LinkCosts, runs_beside
+from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.files import check_size, unpacked
@@ -29,8 +29,8 @@ from tensoropt.profiling.link_fits import LinkFit, Transition
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
+from tensoropt.question.settings import Settings
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.discovery.discover import signature
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
@@ -98,19 +98,35 @@ class RecordedCompute:
 
 
 @dataclass(frozen=True)
+class RecordedPart:
+    """The seconds of workloads on some devices of a cluster, and the overheads there."""
+
+    compute: RecordedCompute
+    overheads: Overheads
+
+
+@dataclass(frozen=True)
 class Recorded:
     """The operator graph and the costs of the points kept.
 
     Attributes:
-        links: the fits of collectives, by the label of the mesh.
+        whole: the costs of workloads that all devices run.
+        links: the fits of collectives, by the label of the mesh; of messages, too, by :func:`_with_pairs`.
         discovered: the discoveries about operators without a rule, by signature; some are the model's own.
+        parts: the costs on a part of the devices, where they differ from the whole's: of a pipeline's place
+            by :func:`_place_key`, and of one kind of devices by :func:`_device_key`.
     """
 
     graph: OperatorGraph
-    compute: RecordedCompute
-    overheads: Overheads
+    whole: RecordedPart
     links: Mapping[str, LinkFits]
     discovered: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, RecordedPart] = field(default_factory=dict)
+
+    @property
+    def compute(self) -> RecordedCompute:
+        """The seconds of workloads that all devices run."""
+        return self.whole.compute
 
     @cached_property
     def grouped(self) -> GroupGraph:
@@ -126,42 +142,36 @@ class Recorded:
     def put(self, key: str, record: Any, kind: str) -> None:
         """Do nothing: a recorded exploration stays as it is."""
 
-    def prices(
-        self, cluster: Cluster, mesh: Mesh, sizes: AxisSizes, optimizer: str, *, with_process: bool = False
-    ) -> Prices:
-        """Return the prices on one mesh of the cluster.
+    def changed(
+        self,
+        work: Callable[[str, RecordedWork], RecordedWork],
+        overheads: Callable[[Overheads], Overheads] = lambda unchanged: unchanged,
+    ) -> Recorded:
+        """Return the same with other workloads and overheads, of all parts.
 
         Args:
-            sizes: micro-batches, then the real axes.
-            with_process: whether to count the GPU memory that a process takes in addition to tensors.
+            work: returns the changed record of a workload, of its key and its record.
         """
-        communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
-        process = process_memory(cluster, self.graph, counted=with_process)
-        return Prices(
-            self.grouped,
-            sizes,
-            self.compute,
-            communication,
-            optimizer,
-            self.overheads,
-            process,
-            packs=cluster.device_type == "cpu",
-        )
+
+        def of_part(part: RecordedPart) -> RecordedPart:
+            works = {key: work(key, recorded) for key, recorded in part.compute.works.items()}
+            return RecordedPart(replace(part.compute, works=works), overheads(part.overheads))
+
+        parts = {key: of_part(part) for key, part in self.parts.items()}
+        return replace(self, whole=of_part(self.whole), parts=parts)
 
     def save(self, path: Path) -> None:
         """Write everything into one gzip'd JSON file, read back by :func:`load_recorded`."""
         data = {
             "schema": SCHEMA,
             "graph": graph_to_dict(self.graph),
-            "works": {key: _work_to_list(work) for key, work in sorted(self.compute.works.items())},
-            "optimizer_s_per_element": self.compute.optimizer_s_per_element,
-            "source": self.compute.source,
-            # The name in saved files is older than that of the class, and stays.
-            "upkeep": asdict(self.overheads),
+            **_part_to_dict(self.whole),
             "links": {label: _fits_to_dict(fits) for label, fits in self.links.items()},
         }
         if self.discovered:
             data["discovered"] = dict(self.discovered)
+        if self.parts:
+            data["parts"] = {key: _part_to_dict(part) for key, part in sorted(self.parts.items())}
         text = json.dumps(data, separators=(",", ":")).encode()
         # Without name and time in the header, the same exploration gives the same bytes.
         with open(path, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
@@ -181,13 +191,12 @@ def load_recorded(path: Path) -> Recorded:
             raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
         if _is_old(data):
             raise TensorOptError(f"{path} was saved by an older version of tensoropt; explore again")
-        works = {key: _work_from_list(work) for key, work in data["works"].items()}
         return Recorded(
             graph_from_dict(data["graph"]),
-            RecordedCompute(works, data["optimizer_s_per_element"], data["source"]),
-            Overheads.from_record(data["upkeep"]),
+            _part_from_dict(data),
             {label: _fits_from_dict(fits) for label, fits in data["links"].items()},
             data.get("discovered", {}),
+            {key: _part_from_dict(part) for key, part in data.get("parts", {}).items()},
         )
     except TensorOptError:
         raise
@@ -208,46 +217,223 @@ def _is_old(data: Mapping[str, Any]) -> bool:
     )
 
 
-def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, int]]]) -> Recorded | None:
-    """Return the record of some strategies, each given as (the tables it is from, its choice).
+class RecordedCosts:
+    """The costs on a cluster as an exploration recorded them, or changed; a
+    :class:`~tensoropt.costs.prices.ClusterCosts`.
 
-    None without any strategy, or where an operator has an argument that no file can hold.
+    Args:
+        cluster: the exploration's, or one with the same devices and other links.
+        settings: those of the exploration.
+        links: the seconds of collectives and messages on every mesh, in place of those of the cluster.
+        part: the costs of a part of the devices, in place of the whole's.
     """
-    try:
-        graph_to_dict(graph)
-    except TypeError:
-        return None
-    works: dict[str, RecordedWork] = {}
-    links: dict[str, LinkFits] = {}
-    seen: set[tuple[int, int]] = set()
-    discovered: dict[str, Any] = {}
-    prices: Prices | None = None
-    for tables, choice in used:
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        cluster: Cluster,
+        settings: Settings,
+        links: LinkCosts | None = None,
+        part: RecordedPart | None = None,
+    ):
+        self.recorded, self.cluster, self.settings, self.links = recorded, cluster, settings, links
+        self.part = part or recorded.whole
+        self.optimizer, self.training = settings.optimizer, settings.mode == "train"
+        self.beside = runs_beside(cluster.device_type, settings.overlap)
+        # Facts of what lies on single devices are those of the whole, and are saved with the seconds.
+        parts = [recorded.parts.get(_device_key(kind)) for kind in cluster.device_kinds]
+        works = [part.compute.works for part in (*parts, self.part) if part is not None]
+        known = {key: work for of_part in works for key, work in of_part.items()}
+        self.facts = self.timings = _Saved(replace(self.part.compute, works=known))
+
+    def on(self, kinds: Sequence[DeviceKind]) -> RecordedCosts:
+        """Return the costs among devices of some of the cluster's kinds; itself if these are all kinds."""
+        if len(kinds) == len(self.cluster.device_kinds):
+            return self
+        names = {kind.name for kind in kinds}
+        ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
+        devices = tuple(ordered[rank % len(ordered)] for rank in range(self.cluster.device_count))
+        cluster, part = replace(self.cluster, devices=devices), self._part(_place_key(kinds))
+        return RecordedCosts(self.recorded, cluster, self.settings, self.links, part)
+
+    def compute(self) -> RecordedCompute:
+        """Return the seconds of workloads that all devices run at once."""
+        return self.part.compute
+
+    def compute_on(self, kind: DeviceKind) -> RecordedCompute:
+        """Return the seconds of workloads on one kind of devices."""
+        return self._part(_device_key(kind)).compute
+
+    def overheads(self) -> Overheads:
+        """Return the overheads of a step on the slowest kind of devices."""
+        return self.part.overheads
+
+    def overheads_on(self, kind: DeviceKind) -> Overheads:
+        """Return the overheads of a step on one kind of devices."""
+        return self._part(_device_key(kind)).overheads
+
+    def _part(self, key: str) -> RecordedPart:
+        """Return the costs of a part of the devices; the whole's if all are of one kind and they agree.
+
+        Raises:
+            TensorOptError: they were not saved.
+        """
+        part = self.recorded.parts.get(key)
+        if part is None and len(self.cluster.device_kinds) > 1:
+            raise TensorOptError(f"the costs of {key} were not saved (by an older version); explore again")
+        return part or self.recorded.whole
+
+    def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
+        """Return the memory that a process uses in addition to tensors, if the settings count it."""
+        return process_memory(self.cluster, graph, counted=self.settings.process_memory)
+
+    def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
+        """Return the figures of a mesh's links."""
+        label = _with_pairs(mesh) if pairs else mesh.label
+        return self.links or CommunicationModel(self.cluster, mesh, self.recorded.links.get(label))
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The facts of workloads that were saved, which need no timing."""
+
+    compute: RecordedCompute
+
+    def of(self, work: Workload) -> Facts:
+        return self.compute.of(work).facts
+
+    def measure(self, works: Mapping[str, Workload]) -> None:
+        """Do nothing: the workloads were measured before they were saved."""
+
+    def require_one(self, works: Sequence[Workload]) -> None:
+        """Do nothing, likewise."""
+
+
+def _with_pairs(mesh: Mesh) -> str:
+    """Return the key of the fits of a mesh's links that include messages."""
+    return f"{mesh.label}, messages"
+
+
+def _place_key(kinds: Sequence[DeviceKind]) -> str:
+    return f"a place of {' + '.join(kind.name for kind in kinds)}"
+
+
+def _device_key(kind: DeviceKind) -> str:
+    return f"a device {kind.name}"
+
+
+class CostRecorder:
+    """A recorder of the costs that strategies of one model use.
+
+    Args:
+        costs: the source of costs of strategies that are in no tables.
+    """
+
+    def __init__(self, graph: GroupGraph, costs: ClusterCosts):
+        self.graph, self.costs = graph, costs
+        self._works: dict[str, dict[str, RecordedWork]] = {"": {}}
+        self._priced: dict[str, tuple[ComputeCosts, Overheads]] = {}
+        self._links: dict[str, LinkFits] = {}
+        self._seen: set[tuple[int, int]] = set()
+
+    def add_tables(self, tables: CostTables, choice: Mapping[str, int]) -> None:
+        """Record the costs of a strategy that was chosen in tables."""
         prices = tables.prices
-        atoms = tables.graph.atoms
-        discovered |= {
-            signature(atoms.graph.by_name[name], atoms.graph): found.to_record()
-            for name, found in atoms.discovered.items()
-        }
-        model = prices.communication
-        if isinstance(model, CommunicationModel) and model.fits is not None:
-            links[model.mesh.label] = model.fits
+        self._priced[""] = prices.compute, prices.overheads
+        if isinstance(prices.communication, CommunicationModel):
+            self._add_fits(prices.communication.mesh.label, prices.communication)
         for group in tables.graph.groups:
             template = tables.templates[group.name]
             index = tables.position(group.name, choice[group.name])
             # Layers that look alike share a template, so that each workload is priced and kept once.
-            if (id(template), index) in seen:
-                continue
-            seen.add((id(template), index))
-            work, facts = template.works[index], template.facts[index]
-            forward, backward = prices.compute.seconds(work, facts)
-            source, host = prices.compute.source_of(work), prices.compute.host_seconds(work)
-            product_s = prices.compute.weight_gradient_s(work, facts)
-            works[work.key] = RecordedWork(facts, forward, backward, source, *host, product_s)
-    if prices is None:
-        return None
-    compute = RecordedCompute(works, prices.compute.optimizer_s_per_element, prices.compute.source)
-    return Recorded(graph, compute, prices.overheads, links, discovered)
+            if (id(template), index) not in self._seen:
+                self._seen.add((id(template), index))
+                self._add("", template.works[index], template.facts[index])
+
+    def add_links(self, mesh: Mesh) -> None:
+        """Record the fits of a mesh's links, including messages."""
+        label = _with_pairs(mesh)
+        if label not in self._links:
+            self._add_fits(label, self.costs.communication(mesh, pairs=True))
+
+    def add_at_place(self, kinds: Sequence[DeviceKind], works: Iterable[Workload]) -> None:
+        """Record workloads of a pipeline's place with devices of these kinds."""
+        source = self.costs.on(kinds)
+        key = "" if len(kinds) == len(self.costs.cluster.device_kinds) else _place_key(kinds)
+        if new := self._new(key, works):
+            source.timings.measure(new)
+            self._priced[key] = source.compute(), source.overheads()
+            for work in new.values():
+                self._add(key, work, source.facts.of(work))
+
+    def add_on_devices(self, works: Iterable[Workload]) -> None:
+        """Record workloads on each kind of devices."""
+        works, costs, kinds = list(works), self.costs, self.costs.cluster.device_kinds
+        whole = self._priced[""][1] if "" in self._priced else costs.overheads()
+        costs.timings.measure({work.key: work for work in works})
+        for kind in kinds:
+            overheads = costs.overheads_on(kind)
+            key = "" if len(kinds) == 1 and overheads == whole else _device_key(kind)
+            if new := self._new(key, works):
+                self._priced[key] = costs.compute_on(kind), overheads
+                for work in new.values():
+                    costs.timings.require_one([work])
+                    self._add(key, work, costs.facts.of(work))
+
+    def recorded(self) -> Recorded | None:
+        """Return what was recorded; None without any workload, or where an operator has an argument that no
+        file can hold."""
+        atoms = self.graph.atoms
+        try:
+            graph_to_dict(atoms.graph)
+        except TypeError:
+            return None
+        if not self._priced:
+            return None
+        parts = {key: self._part(key) for key in self._priced}
+        whole = parts.pop("", None) or RecordedPart(
+            RecordedCompute({}, 0.0, self.costs.compute().source), self.costs.overheads()
+        )
+        discovered = {
+            signature(atoms.graph.by_name[name], atoms.graph): discovery.to_record()
+            for name, discovery in atoms.discovered.items()
+        }
+        return Recorded(atoms.graph, whole, self._links, discovered, parts)
+
+    def _new(self, key: str, works: Iterable[Workload]) -> dict[str, Workload]:
+        known = self._works.setdefault(key, {})
+        return {work.key: work for work in works if work.key not in known}
+
+    def _add_fits(self, label: str, model: object) -> None:
+        if isinstance(model, CommunicationModel) and model.fits is not None:
+            self._links[label] = model.fits
+
+    def _add(self, key: str, work: Workload, facts: Facts) -> None:
+        compute, _ = self._priced[key]
+        seconds, host = compute.seconds(work, facts), compute.host_seconds(work)
+        product_s = compute.weight_gradient_s(work, facts)
+        self._works[key][work.key] = RecordedWork(facts, *seconds, compute.source_of(work), *host, product_s)
+
+    def _part(self, key: str) -> RecordedPart:
+        compute, overheads = self._priced[key]
+        saved = RecordedCompute(self._works[key], compute.optimizer_s_per_element, compute.source)
+        return RecordedPart(saved, overheads)
+
+
+def _part_to_dict(part: RecordedPart) -> dict[str, Any]:
+    return {
+        "works": {key: _work_to_list(work) for key, work in sorted(part.compute.works.items())},
+        "optimizer_s_per_element": part.compute.optimizer_s_per_element,
+        "source": part.compute.source,
+        # The name in saved files is older than that of the class, and stays.
+        "upkeep": asdict(part.overheads),
+    }
+
+
+def _part_from_dict(data: Mapping[str, Any]) -> RecordedPart:
+    works = {key: _work_from_list(work) for key, work in data["works"].items()}
+    compute = RecordedCompute(works, data["optimizer_s_per_element"], data["source"])
+    return RecordedPart(compute, Overheads.from_record(data["upkeep"]))
 
 
 def _work_to_list(work: RecordedWork) -> list[Any]:

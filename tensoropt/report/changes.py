@@ -189,11 +189,8 @@ def _counts(exploration: Exploration, settings: Settings) -> tuple[int, ...]:
 
 def _micro_batches(exploration: Exploration, index: int) -> Change:
     """Return the change to twice the micro-batches of a point."""
-    point = exploration.all_points[index]
-    space = exploration.spaces[point.space]
+    space = exploration.spaces[exploration.all_points[index].space]
     count = 2 * space.micro_batches
-    if point.kind.same_batches:
-        return Change(_MICRO_BATCHES, "twice the micro-batches", refusal=point.kind.same_batches)
     # An exploration takes counts for each place, see session/pipelines.py.
     places = 1 if _pinned(exploration) else space.mesh.places
     if count % places:

@@ -4,9 +4,6 @@ This works on an exploration loaded from disk: everything is rebuilt from the op
 that were saved with it, and simulated anew.
 
 The detail of a placed or pipelined point, which has no indices, comes from its record.
-
-A sharded point's strategy is rebuilt from what was saved with its exploration, and can be simulated under
-changed costs.
 """
 
 from __future__ import annotations
@@ -15,16 +12,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
-from tensoropt.costs.prices import CommunicationCosts, Prices, runs_beside
 from tensoropt.errors import TensorOptError
-from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
+from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.ops.layouts import layout_names
+from tensoropt.pipeline.evaluate import stage_works
 from tensoropt.plan.kinds import SHARDED, STAGE_AXIS
 from tensoropt.plan.point_records import StagesRecord
-from tensoropt.plan.recorded import Recorded, mesh_of
+from tensoropt.plan.recorded import Recorded
 from tensoropt.plan.spent import (
     COPIES,
     NOTHING,
@@ -34,14 +30,12 @@ from tensoropt.plan.spent import (
     beside_groups,
     spent_by_group,
 )
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload, workload
+from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.step_parts import Computed, Detail, Share, kind_of, step_parts
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.candidates import Overlap, overlap_of
 from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recording import (
@@ -146,85 +140,6 @@ def _places(
         yield Share(f"{record.kind.place} {number}{words}", peak + beside_bytes, *seconds)
 
 
-@dataclass(frozen=True)
-class Rebuilt:
-    """A sharded point's strategy, with the workloads and the costs that it was simulated with.
-
-    Attributes:
-        works, facts: the workload and the facts of each group.
-    """
-
-    exploration: Exploration
-    recorded: Recorded
-    cluster: Cluster
-    mesh: Mesh
-    strategy: Strategy
-    works: Mapping[str, Workload]
-    facts: Mapping[str, Facts]
-
-    def prices(
-        self,
-        *,
-        cluster: Cluster | None = None,
-        recorded: Recorded | None = None,
-        communication: CommunicationCosts | None = None,
-    ) -> Prices:
-        """Return the prices of its exploration, or those of another cluster with the same mesh, of other
-        seconds for workloads and links, or of collectives that are priced differently."""
-        settings = self.exploration.settings
-        prices = (recorded or self.recorded).prices(
-            cluster or self.cluster,
-            self.mesh,
-            self.strategy.mesh,
-            str(settings["optimizer"]),
-            with_process=bool(settings.get("process_memory")),
-        )
-        if communication is not None:
-            prices.communication = communication
-        return prices
-
-    def overlap(self, cluster: Cluster | None = None) -> Overlap:
-        """Return what overlaps what on its cluster, or on another one with the same mesh."""
-        wanted = str(self.exploration.settings.get("overlap", "default"))
-        where = cluster or self.cluster
-        return overlap_of(where, self.mesh, beside=runs_beside(where.device_type, wanted))
-
-    def simulated(
-        self,
-        *,
-        cluster: Cluster | None = None,
-        recorded: Recorded | None = None,
-        communication: CommunicationCosts | None = None,
-    ) -> Evaluation:
-        """Return one simulated step of it at :meth:`prices`."""
-        prices = self.prices(cluster=cluster, recorded=recorded, communication=communication)
-        return evaluate_strategy(self.strategy, self.works, self.facts, prices, self.overlap(cluster))
-
-
-def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt:
-    """Return point ``index`` of ``exploration.all_points``, which is neither placed nor a pipeline, rebuilt.
-
-    Raises:
-        TensorOptError: the costs of its workloads were not saved.
-    """
-    space = exploration.spaces[exploration.all_points[index].space]
-    strategy = Strategy.from_data(exploration.plan(index).strategy_data(), recorded.grouped)
-    cluster = Cluster.from_dict(exploration.cluster)
-    works = {
-        name: workload(recorded.grouped, configuration, strategy.mesh)
-        for name, configuration in strategy.configurations.items()
-    }
-    return Rebuilt(
-        exploration,
-        recorded,
-        cluster,
-        mesh_of(cluster, space.mesh.shape, space.mesh.names),
-        strategy,
-        works,
-        {name: recorded.compute.of(work).facts for name, work in works.items()},
-    )
-
-
 _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
 """The moments of a step whose work moves something to where it is used."""
 
@@ -275,14 +190,14 @@ class _SimulatedStep:
         point = exploration.all_points[index]
         self.point, self.space = point, exploration.spaces[point.space]
         self.rebuilt = rebuilt(exploration, index, recorded)
-        self.strategy: Strategy = self.rebuilt.strategy
-        self.works, self.facts = self.rebuilt.works, self.rebuilt.facts
-        self.prices: Prices = self.rebuilt.prices()
-        self.overlap: Overlap = self.rebuilt.overlap()
+        self.plan, self.costs = self.rebuilt.plan, self.rebuilt.costs()
+        self.strategy: Strategy = self.plan.strategy
+        (self.works,) = stage_works(self.strategy)
+        self.prices, self.overlap = self.plan.prices(self.costs), self.plan.overlap(self.costs)
 
     def _step(self) -> tuple[Evaluation, TimedStep, tuple[MemoryAt, ...]]:
         """Return the step, timed, and its memory curve."""
-        evaluated = self.rebuilt.simulated()
+        evaluated = self.plan.evaluated(self.costs)
         timed = evaluated.timed()
         lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
         curve = tuple(MemoryAt(time_s, **kinds) for time_s, kinds in timed.memory_at(lasting))
@@ -338,7 +253,7 @@ class _SimulatedStep:
     def _operator(self, group: Group, spent: Spent, own: Sequence[str], batch: Batch) -> OperatorRow:
         """Return one row, with the parameters ``own``: a tied parameter counts with the first group that uses
         it."""
-        facts = self.facts[group.name]
+        facts = self.costs.facts.of(self.works[group.name])
         owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]
         effects = [owner.effects.at(0) for owner in owners]
         labels = [str(s.label) for s in self.strategy.configurations[group.name].strategies[1:]]

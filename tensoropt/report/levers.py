@@ -4,22 +4,20 @@ costs."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tensoropt.cluster import Cluster
+from tensoropt.cluster import Cluster, slowest
 from tensoropt.costs.compute import call_class, peak_flops
 from tensoropt.costs.prices import FREE_COMMUNICATION
-from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.kinds import SHARDED
-from tensoropt.plan.recorded import Recorded, RecordedCompute, RecordedWork
+from tensoropt.plan.recorded import Recorded, RecordedWork
 from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.report.changes import ALL, link_titles, with_faster_links
-from tensoropt.report.detail import Rebuilt, rebuilt, recorded_of
+from tensoropt.report.detail import recorded_of
+from tensoropt.report.rebuilt import Rebuilt, rebuilt
 from tensoropt.report.step_parts import Computed, kind_of, summed, titles
 from tensoropt.units import format_bytes, format_seconds
 
@@ -132,66 +130,70 @@ def searched_micro_batches(exploration: Exploration, count: int, memory_bytes: f
     return Lever(key, title, LOOKED_UP, best.time_s, best.memory_bytes, fitting[-1], words)
 
 
+_LEAST_GAIN = 1e-6
+"""A smaller gain, as a share of a step, is none: sums of seconds round."""
+
+
 # -- simulated again ------------------------------------------------------------------------------------
 
 
 def simulated_levers(exploration: Exploration, index: int) -> tuple[tuple[Lever, ...], tuple[Lever, ...]]:
-    """Return (bounds, gains) of a sharded point, by simulating its very plan under changed costs.
+    """Return (bounds, gains) of a point, by simulating its very plan under changed costs.
 
     Raises:
-        TensorOptError: the point is placed or a pipeline, or its costs were not saved; the message says what
-            to do.
+        TensorOptError: its costs were not saved; the message says what to do.
     """
     point = exploration.all_points[index]
-    if point.kind is not SHARDED:
-        raise TensorOptError(
-            f"a {point.kind.name} is saved with its recording but without its costs, so it cannot be "
-            "simulated under other prices; answers that are looked up or explored hold for it, too"
-        )
     plan = rebuilt(exploration, index, recorded_of(exploration))
     bounds = (_without_communication(plan), _at_the_peak(plan))
-    return bounds, (*_faster_links(plan), *_faster_kernels(plan), *_faster_host(plan, point.host_bound))
-
-
-def _time_s(plan: Rebuilt, **changed: Any) -> float:
-    return float(plan.simulated(**changed).metrics.time_s[0])
+    return bounds, (*_faster_links(plan), *_faster_kernels(plan), *_faster_host(plan, point.time_s))
 
 
 def _without_communication(plan: Rebuilt) -> Lever:
-    time_s = _time_s(plan, communication=FREE_COMMUNICATION)
-    words = "the same plan, simulated with collectives that take no time; copies around them are counted"
+    time_s = plan.simulated(communication=FREE_COMMUNICATION).time_s
+    words = (
+        "the same plan, simulated with collectives and messages that take no time; copies around them are "
+        "counted"
+    )
     return Lever("communication:free", "communication free", BOUND, time_s, words=words)
 
 
-def plan_flops(plan: Rebuilt) -> dict[tuple[str, Any], float]:
-    """Return the FLOP of one device and one step by (dtype, class of operator), recomputation included."""
-    flops: dict[tuple[str, Any], float] = defaultdict(float)
-    micro, training = plan.strategy.micro_batches, plan.strategy.graph.atoms.graph.training
-    for name, work in plan.works.items():
-        facts = plan.facts[name]
-        times = plan.strategy.forwards(name)
-        total = micro * (times * facts.forward_flops + (facts.backward_flops if training else 0.0))
+def plan_flops(plan: Rebuilt) -> dict[int, dict[tuple[str, Any], float]]:
+    """Return the FLOP of one device of each place and one step by (dtype, class of operator), recomputation
+    included."""
+    flops: dict[int, dict[tuple[str, Any], float]] = defaultdict(lambda: defaultdict(float))
+    strategy = plan.plan.strategy
+    micro, training = strategy.micro_batches, strategy.graph.atoms.graph.training
+    for each in plan.works():
+        facts = plan.recorded_work(each).facts
+        backward_flops = facts.backward_flops if training else 0.0
+        total = micro * (each.forwards * facts.forward_flops + backward_flops)
         # A group is its anchor and what goes with it, which is negligible beside it.
-        flops[work.dtype, call_class(work.calls[0][0])] += total
-    return dict(flops)
+        flops[each.place][each.work.dtype, call_class(each.work.calls[0][0])] += total
+    return {place: dict(of_place) for place, of_place in flops.items()}
 
 
 def _at_the_peak(plan: Rebuilt) -> Lever:
-    """Return the bound by the plan's FLOP at the peak of the slowest device."""
+    """Return the bound by the plan's FLOP at the peak of the slowest device of the busiest place."""
     kernels = KernelSettings.now().of(plan.cluster.device_type)
-    device = plan.cluster.device
-    seconds = flops = 0.0
-    peaks: dict[str, float] = {}
-    for (dtype, cls), number in plan_flops(plan).items():
-        if number:
-            peaks[dtype] = max(peaks.get(dtype, 0.0), peak_flops(device, kernels, dtype, cls))
-    for (dtype, _), number in plan_flops(plan).items():
-        if number:
-            # The largest peak of a dtype for all of its operators: a bound must not exceed what is reached.
-            seconds += number / peaks[dtype]
-            flops += number
+    kinds = {each.place: each.kinds for each in plan.works()}
+    bounds = []
+    for place, flops in plan_flops(plan).items():
+        device = slowest(kinds[place])
+        peaks: dict[str, float] = {}
+        for (dtype, cls), number in flops.items():
+            if number:
+                # The largest peak of a dtype for all of its operators: a bound must not exceed what is
+                # reached.
+                peaks[dtype] = max(peaks.get(dtype, 0.0), peak_flops(device, kernels, dtype, cls))
+        # Without FLOP nothing has a peak.
+        counted = [(dtype, number) for (dtype, _), number in flops.items() if number]
+        seconds = sum(number / peaks[dtype] for dtype, number in counted)
+        bounds.append((seconds, sum(number for _, number in counted), device, peaks))
+    seconds, total, device, peaks = max(bounds, key=lambda bound: bound[0])
     rates = ", ".join(f"{_flop_words(peak)}/s in {dtype}" for dtype, peak in peaks.items())
-    words = f"the {_flop_words(flops)} of one device, recomputation included, at {device.name}'s {rates}"
+    which = "one device" if len(bounds) == 1 else "the device that computes most"
+    words = f"the {_flop_words(total)} of {which}, recomputation included, at {device.name}'s {rates}"
     return Lever("compute:peak", "computation at the peak", BOUND, seconds, words=words)
 
 
@@ -218,10 +220,10 @@ def _faster_links(plan: Rebuilt) -> list[Lever]:
                 plan.recorded,
                 links={mesh: _twice_as_fast(fits) for mesh, fits in plan.recorded.links.items()},
             )
-            time_s = _time_s(plan, recorded=recorded)
+            time_s = plan.simulated(recorded=recorded).time_s
             words = "the seconds per byte of timed links are halved; latencies stay"
         else:
-            time_s = _time_s(plan, cluster=with_faster_links(plan.cluster, level))
+            time_s = plan.simulated(cluster=with_faster_links(plan.cluster, level)).time_s
         key = f"bandwidth:{level or ALL}"
         levers.append(Lever(key, f"twice the bandwidth of {which}", SIMULATED, time_s, words=words))
     return levers
@@ -242,31 +244,29 @@ def _twice_as_fast(fits: LinkFits) -> LinkFits:
 def _faster_kernels(plan: Rebuilt) -> list[Lever]:
     """Return the levers of twice the speed for the operators that take longest, by module and kind, and for
     all of them."""
-    groups, computed = plan.strategy.graph.group_of, []
-    for name, work in plan.works.items():
-        times, anchor = plan.recorded.compute.of(work), groups[name].anchor
-        seconds = plan.strategy.forwards(name) * times.forward_s + times.backward_s
-        computed.append(Computed(anchor.module, kind_of(anchor.target), seconds))
+    works, computed = plan.works(), []
+    for each in works:
+        seconds, anchor = plan.recorded_work(each), each.group.anchor
+        seconds_of_both = each.forwards * seconds.forward_s + seconds.backward_s
+        computed.append(Computed(anchor.module, kind_of(anchor.target), seconds_of_both))
     if not (parts := summed(computed)):
         return []
-    group_titles = titles(computed)
-    works = dict(zip(plan.works, group_titles, strict=True))
     title, count, _ = parts[0]
-    keys = {work.key for name, work in plan.works.items() if works[name] == title}
+    own = [each.work.key for each, its in zip(works, titles(computed), strict=True) if its == title]
     # Groups that compute the very same elsewhere run the same kernels.
-    others = sum(work.key in keys for work in plan.works.values()) - count
+    others = sum(each.work.key in own for each in works) - count
     title += f" and {others} alike" if others > 0 else ""
+    top = plan.recorded.changed(lambda key, work: _halved(work, key in own))
+    every = plan.recorded.changed(lambda _, work: _halved(work, True))
+    words = "the optimizer and copies as they are"
     return [
-        Lever(
-            "kernel:top", f"kernels twice as fast for {title}", SIMULATED,
-            _time_s(plan, recorded=_works_changed(plan.recorded, lambda key, w: _halved(w, key in keys))),
-        ),
-        Lever(
-            "kernel:all", "all kernels twice as fast", SIMULATED,
-            _time_s(plan, recorded=_works_changed(plan.recorded, lambda _, w: _halved(w, True))),
-            words="the optimizer and copies as they are",
-        ),
-    ]  # fmt: skip
+        _simulated("kernel:top", f"kernels twice as fast for {title}", plan, top),
+        _simulated("kernel:all", "all kernels twice as fast", plan, every, words),
+    ]
+
+
+def _simulated(key: str, title: str, plan: Rebuilt, recorded: Recorded, words: str = "") -> Lever:
+    return Lever(key, title, SIMULATED, plan.simulated(recorded=recorded).time_s, words=words)
 
 
 def _halved(work: RecordedWork, halve: bool) -> RecordedWork:
@@ -280,30 +280,16 @@ def _halved(work: RecordedWork, halve: bool) -> RecordedWork:
     )
 
 
-def _works_changed(recorded: Recorded, change: Callable[[str, RecordedWork], RecordedWork]) -> Recorded:
-    compute = recorded.compute
-    works: Mapping[str, RecordedWork] = {key: change(key, work) for key, work in compute.works.items()}
-    return replace(recorded, compute=RecordedCompute(works, compute.optimizer_s_per_element, compute.source))
-
-
-def _faster_host(plan: Rebuilt, host_bound: bool) -> list[Lever]:
-    """Return the lever of a host that issues at once, if the device waits for it."""
-    if not host_bound:
-        return []
-    quick = _works_changed(
-        plan.recorded, lambda _, work: replace(work, forward_host_s=0.0, backward_host_s=0.0)
+def _faster_host(plan: Rebuilt, time_s: float) -> list[Lever]:
+    """Return the lever of a host that issues at once, if the plan gains from it."""
+    quick = plan.recorded.changed(
+        lambda _, work: replace(work, forward_host_s=0.0, backward_host_s=0.0),
+        lambda overheads: replace(overheads, of_host=None),
     )
-    quick = replace(quick, overheads=replace(quick.overheads, of_host=None))
     words = "as with CUDA graphs, or with fewer and larger operators"
-    return [
-        Lever(
-            "host:free",
-            "a host that issues at once",
-            SIMULATED,
-            _time_s(plan, recorded=quick),
-            words=words,
-        )
-    ]
+    lever = _simulated("host:free", "a host that issues at once", plan, quick, words)
+    assert lever.time_s is not None
+    return [lever] if lever.time_s < time_s * (1 - _LEAST_GAIN) else []
 
 
 # -- explored -------------------------------------------------------------------------------------------

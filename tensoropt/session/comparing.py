@@ -6,8 +6,7 @@ from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 
-from tensoropt.costs.source import CostSource, real_shape
-from tensoropt.evaluation.evaluate import evaluate_strategy
+from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import micro_batch_counts
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.placement.points import placed_space
@@ -18,41 +17,38 @@ from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask
-from tensoropt.profiling.workload import workload
 from tensoropt.report.explain import Recosted
-from tensoropt.session.evaluation import certified, only_used_spaces, record_used
-from tensoropt.session.one_space import SearchedSpace
+from tensoropt.report.rebuilt import StrategyOnMesh, strategy_on
+from tensoropt.session.evaluation import certified, only_used_spaces, open_costs, record_used
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
-from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.candidates import overlap_of
 
 
-def recost_point(session: Session, searched: Searched, old: Exploration, index: int) -> Recosted:
-    """Return the memory and time of a point of another exploration of the same operators, at this one's
-    prices."""
-    plan = old.plan(index)
-    if plan.kind.made_anew:
-        return Recosted(index, None, None, plan.kind.made_anew)
-    found = _same_space(searched, plan.mesh.shape, plan.micro_batches)
-    if found is None:
-        reason = f"mesh {plan.mesh.label} is not one of {session.cluster.name}'s"
-        return Recosted(index, None, None, reason)
+def recosted(
+    session: Session, searched: Searched, old: Exploration, indices: Sequence[int]
+) -> tuple[Recosted, ...]:
+    """Return the memory and time of points of another exploration of the same operators, at this one's
+    costs."""
     graph = searched.problem.graph
-    strategy = Strategy.from_data(plan.strategy_data(), graph)
-    works = {n: workload(graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    # From the source and not from the tables: an old strategy need not be among today's configurations.
-    facts = {n: searched.costs.facts.of(work) for n, work in works.items()}
-    overlap = overlap_of(session.cluster, found.mesh, beside=found.tables.prices.beside)
-    metrics = evaluate_strategy(strategy, works, facts, found.tables.prices, overlap).metrics
-    return Recosted(index, float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
-
-
-def _same_space(searched: Searched, shape: tuple[int, ...], micro_batches: int) -> SearchedSpace | None:
-    for space in searched.spaces:
-        if real_shape(space.mesh) == shape and space.tables.mesh[0] == micro_batches:
-            return space
-    return None
+    plans: dict[int, StrategyOnMesh] = {}
+    answers: dict[int, Recosted] = {}
+    for index in indices:
+        try:
+            plans[index] = strategy_on(old.plan(index), graph, session.cluster)
+        except TensorOptError as error:
+            answers[index] = Recosted(index, None, None, str(error))
+    with ExitStack() as stack:
+        costs = open_costs(session, searched, stack)
+        # Old strategies need not be among those that were searched today.
+        works = {w.work.key: w.work for plan in plans.values() for w in plan.works(session.cluster)}
+        costs.facts.find(works.values())
+        costs.timings.measure(works)
+        for index, plan in plans.items():
+            try:
+                answers[index] = Recosted(index, *plan.simulated(costs))
+            except TensorOptError as error:
+                answers[index] = Recosted(index, None, None, str(error))
+    return tuple(answers[index] for index in indices)
 
 
 def with_planners(
@@ -78,16 +74,14 @@ def with_planners(
     # The simulator's figures differ from the tables' sums by strategy, so that another planner's point may
     # lie below the frontier that was tracked in those sums.
     merged = unbeaten(with_others(frontier, others))
-    return only_used_spaces(
-        replace(
-            exploration,
-            spaces=task.base.spaces,
-            points=merged,
-            others=others,
-            comparison=tuple(row.to_dict() for row in rows),
-            recorded=record_used(searched, task.base.spaces, (*frontier, *others)),
-        )
+    compared = replace(
+        exploration,
+        spaces=task.base.spaces,
+        points=merged,
+        others=others,
+        comparison=tuple(row.to_dict() for row in rows),
     )
+    return only_used_spaces(replace(compared, recorded=record_used(session, searched, compared)))
 
 
 def planning_task(
@@ -108,7 +102,7 @@ def planning_task(
     )
     spaces, staged, prices = list(exploration.spaces), None, None
     counts: tuple[int, ...] = (1,)
-    costs = _costs(session, searched, stack) if kinds - {"sharded"} else searched.costs
+    costs = open_costs(session, searched, stack) if kinds - {"sharded"} else searched.costs
     if "pipelined" in kinds:
         staged = PipelineTask(searched.problem, session.cluster, costs, session.settings, len(spaces))
         spaces += staged.spaces
@@ -120,11 +114,3 @@ def planning_task(
         spaces += (placed_space(session.cluster, names, count) for count in counts)
     base = replace(exploration, spaces=tuple(spaces))
     return PlanningTask(searched.problem, session.cluster, tables, base, prices, staged, counts)
-
-
-def _costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:
-    """Return costs of further work, from the source of the tables' costs; ``stack`` closes the resources they
-    need."""
-    store = stack.enter_context(session.open_store())
-    pool = stack.enter_context(session.open_ranks())
-    return replace(searched.costs, store=store, pool=pool, progress=session.progress)

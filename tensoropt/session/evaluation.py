@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 
-from tensoropt.costs.tables import CostTables
+from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.evaluate import space_of
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.frontier import knee, reduce, representatives
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, by_strategy, unbeaten
-from tensoropt.plan.recorded import Recorded, record
+from tensoropt.plan.recorded import CostRecorder, Recorded
 from tensoropt.plan.space import Space
 from tensoropt.question.settings import Settings
+from tensoropt.report.rebuilt import strategy_on
 from tensoropt.search import certify
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.run_report import run_report, versions
@@ -33,7 +35,6 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
         points, unbeaten_count = _chosen_points(searched, spaces, session.settings)
-        recorded = record_used(searched, spaces, points)
     simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
     report = run_report(searched, session.clock.seconds, simulated, unbeaten_count)
     report["notes"] += _beaten_by_terms(searched.simulations, unbeaten_count)
@@ -47,7 +48,6 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
         settings=session.settings.to_dict(),
         versions=versions(),
         report=report,
-        recorded=recorded,
     )
 
 
@@ -129,16 +129,25 @@ def only_used_spaces(exploration: Exploration) -> Exploration:
     )
 
 
-def record_used(searched: Searched, spaces: Sequence[Space], points: Sequence[Point]) -> Recorded | None:
-    """Return the operator graph and the costs that these points use, as they are saved with an
-    exploration."""
-    return record(searched.problem.graph.atoms.graph, _used(searched.spaces, spaces, points))
+def record_used(session: Session, searched: Searched, exploration: Exploration) -> Recorded | None:
+    """Return the operator graph and the costs that the points use, as they are saved with an exploration."""
+    points = (*exploration.points, *exploration.others)
+    rows, records = by_strategy(points)
+    graph = searched.problem.graph
+    with ExitStack() as stack:
+        costs = open_costs(session, searched, stack) if records else searched.costs
+        recorder = CostRecorder(graph, costs)
+        for space, of_space in rows.items():
+            tables, names = searched.spaces[space].tables, exploration.spaces[space].variables
+            for row in of_space:
+                recorder.add_tables(tables, dict(zip(names, points[row].choice, strict=True)))
+        for row in records:
+            strategy_on(exploration.plan_of(points[row]), graph, session.cluster).record(recorder)
+        return recorder.recorded()
 
 
-def _used(
-    searched: Sequence[SearchedSpace], spaces: Sequence[Space], points: Sequence[Point]
-) -> Iterator[tuple[CostTables, Mapping[str, int]]]:
-    """Yield, for each sharded point, the tables it comes from and its choice by name."""
-    for point in (points[row] for row in _sharded(points)):
-        names = spaces[point.space].variables
-        yield searched[point.space].tables, dict(zip(names, point.choice, strict=True))
+def open_costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:
+    """Return the search's source of costs with an open store and open ranks, which ``stack`` closes."""
+    store = stack.enter_context(session.open_store())
+    pool = stack.enter_context(session.open_ranks())
+    return searched.costs.reopened(store, pool)

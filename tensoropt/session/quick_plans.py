@@ -24,7 +24,7 @@ from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
 from tensoropt.question.settings import Settings
 from tensoropt.session.comparing import planning_task
-from tensoropt.session.evaluation import certified, only_used_spaces, record_used
+from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
@@ -64,8 +64,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         row["merged"] = came_in[planner]
     seconds = session.seconds_with(exploration.report, _STAGE)
     noted = exploration.noted(_notes(tried, refusals), seconds=seconds, tried=tried)
-    recorded = record_used(searched, task.base.spaces, points)
-    return only_used_spaces(replace(noted, spaces=task.base.spaces, points=points, recorded=recorded))
+    return only_used_spaces(replace(noted, spaces=task.base.spaces, points=points))
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:

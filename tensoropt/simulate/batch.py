@@ -266,6 +266,8 @@ class Batch:
         self._of_tensors: TensorEffects = memo.once("tensor effects", lambda: TensorEffects(moves))
         self.readings = Readings(candidates, choices, options, moves.product, self._memo)
         self.count = self.readings.count
+        # The strategies among those that the readings are of.
+        self._rows: Indices = np.arange(self.count)
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
         self.tied = {name: self._tied(name) for name in self.graph.shared}
@@ -307,6 +309,9 @@ class Batch:
         """Return some of the strategies, to be simulated by themselves; its readings and owners are not
         cut."""
         part = copy(self)
+        for name in ("owners", "_owner_of"):  # those of all strategies
+            part.__dict__.pop(name, None)
+        part._rows = self._rows[rows]
         part.stacks = tuple(
             replace(stack, which=np.ascontiguousarray(stack.which[:, rows])) for stack in self.stacks
         )
@@ -329,7 +334,7 @@ class Batch:
     def outlasting(self, group: Group) -> Indices:
         """Return 1 for each strategy in which the gradient of something that a group writes outlasts its
         backward."""
-        return self._gradients.outlasting(group)
+        return self._gradients.outlasting(group)[self._rows]
 
     def owner(self, kind: str, name: str) -> Owner:
         """Return the owner with a kind and name."""

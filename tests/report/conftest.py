@@ -10,8 +10,10 @@ import pytest
 
 import tensoropt
 from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import gpt2
+from tests.situations.branching import build_two_towers
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,23 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explored]:
         )
         found.save(path / "saved")
         yield Explored(load_exploration(path / "saved"), path / "saved", store)
+
+
+@pytest.fixture(scope="package")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Exploration]]:
+    """Explorations with pipelines and with placed plans, by the name of the kind, as loaded from disk."""
+    path = tmp_path_factory.mktemp("staged")
+    models = {
+        PIPELINED.name: (gpt2(n_layer=1), {"constraints": {"pipeline": {"stages": 2, "schedule": "1f1b"}}}),
+        PLACED.name: ((*build_two_towers(), {}), {"pipelines": "never", "placements": "always"}),
+    }
+    with ProfileStore(path / "profile.sqlite") as store:
+        loaded = {}
+        for name, (called, chosen) in models.items():
+            found = tensoropt.explore(
+                *called, cluster="dgx-a100[2]", measure="never", epsilon=0.05, store=store, **chosen
+            )
+            assert any(point.kind.name == name for point in found.points)
+            found.save(path / name)
+            loaded[name] = load_exploration(path / name)
+        yield loaded

@@ -12,8 +12,9 @@ import pytest
 import tensoropt
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import load_exploration
-from tensoropt.report.detail import detail, rebuilt, recorded_of
+from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.explain import detail_lines
+from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.step_parts import Detail, write_trace
 from tensoropt.simulate.recording import COMPUTE
 from tests.costs.models import gates
@@ -34,7 +35,8 @@ def details(loaded) -> list[tuple[int, Detail]]:
 def test_the_timeline_gives_the_very_figures_of_the_frontier(loaded, details):
     """The walk over all points at once and the event simulation of one agree."""
     for index, told in details:
-        point, metrics = told.step, rebuilt(loaded, index, recorded_of(loaded)).simulated().metrics
+        plan = rebuilt(loaded, index, recorded_of(loaded))
+        point, metrics = told.step, plan.plan.evaluated(plan.costs()).metrics
         assert point == loaded.points[index]
         assert metrics.time_s[0] == pytest.approx(point.time_s, rel=1e-12)
         assert metrics.compute_s[0] == pytest.approx(point.compute_s, rel=1e-12)
@@ -139,9 +141,9 @@ def test_saved_costs_are_checked(loaded, tmp_path):
 
 
 def test_costs_of_another_version_are_refused(loaded):
-    compute = replace(loaded.recorded.compute, works={})
+    whole = replace(loaded.recorded.whole, compute=replace(loaded.recorded.compute, works={}))
     with pytest.raises(TensorOptError, match=r"the costs of .* were not saved"):
-        detail(replace(loaded, recorded=replace(loaded.recorded, compute=compute)), 0)
+        detail(replace(loaded, recorded=replace(loaded.recorded, whole=whole)), 0)
 
 
 def test_recosting_needs_no_model(gpus, loaded, tmp_path):

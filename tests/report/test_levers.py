@@ -9,13 +9,12 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.plan import StagesInfo
-from tensoropt.plan.point_records import StagesRecord
+from tensoropt.plan.kinds import PIPELINED, PLACED, PlanKind
 from tensoropt.plan.recorded import RecordedWork
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.link_fits import LinkFit, Segment
 from tensoropt.profiling.links import LinkFits
-from tensoropt.report.detail import rebuilt, recorded_of
+from tensoropt.report.detail import recorded_of
 from tensoropt.report.levers import (
     GIB,
     Lever,
@@ -28,6 +27,7 @@ from tensoropt.report.levers import (
     simulated_levers,
     unlimited_memory,
 )
+from tensoropt.report.rebuilt import rebuilt
 from tests.plan.explorations import MIB, point, small_exploration
 
 
@@ -116,10 +116,14 @@ def test_faster_links_halve_the_part_of_a_collective_that_its_bytes_take(gpus: A
     level = found.cluster.levels[-1].name
     from tensoropt.report.changes import with_faster_links
 
-    plain, faster = found.prices(), found.prices(cluster=with_faster_links(found.cluster, level))
-    axes, size = tuple(range(found.mesh.axis_count)), 1e9
-    of = [p.communication.time_s("all_gather", axes, size) for p in (plain, faster)]
-    start = plain.communication.time_s("all_gather", axes, 1e-9)
+    mesh = found.plan.mesh
+    plain, faster = (
+        costs.communication(mesh)
+        for costs in (found.costs(), found.costs(cluster=with_faster_links(found.cluster, level)))
+    )
+    axes, size = tuple(range(mesh.axis_count)), 1e9
+    of = [links.time_s("all_gather", axes, size) for links in (plain, faster)]
+    start = plain.time_s("all_gather", axes, 1e-9)
     assert of[1] - start == pytest.approx((of[0] - start) / 2)
 
 
@@ -127,7 +131,7 @@ def test_links_that_were_timed_are_halved_per_byte(gpus: Any, communicating: int
     found, index = gpus.found, communicating
     recorded = recorded_of(found)
     space = found.spaces[found.points[index].space]
-    mesh = rebuilt(found, index, recorded).mesh
+    mesh = rebuilt(found, index, recorded).plan.mesh
     from itertools import combinations
 
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -142,7 +146,7 @@ def test_links_that_were_timed_are_halved_per_byte(gpus: Any, communicating: int
         for axes in combinations(range(mesh.axis_count), size)
     }  # fmt: skip
     timed = replace(found, recorded=replace(recorded, links={space.mesh.label: LinkFits(collectives=fits)}))
-    slow_s = float(rebuilt(timed, index, timed.recorded).simulated().metrics.time_s[0])
+    slow_s = rebuilt(timed, index, timed.recorded).simulated().time_s
     bounds, levers = map(by_key, simulated_levers(timed, index))
     faster = levers["bandwidth:all"]
     assert "seconds per byte of timed links are halved" in faster.words
@@ -157,19 +161,39 @@ def test_flops_count_what_is_computed_again(gpus: Any) -> None:
     sums = {}
     for index, one in enumerate(found.points):
         again = bool(found.spaces[one.space].recomputed(one.choice))
-        flops = sum(plan_flops(rebuilt(found, index, recorded_of(found))).values())
+        (of_place,) = plan_flops(rebuilt(found, index, recorded_of(found))).values()
+        flops = sum(of_place.values())
         sums.setdefault(again, []).append(flops)
     assert all(flops > 0 for of in sums.values() for flops in of)
     if len(sums) == 2:
         assert max(sums[True]) > min(sums[False])
 
 
-def test_a_placed_plan_says_why_it_is_not_simulated() -> None:
-    found = on_gpus([point(10 * MIB, 0.4, 0, record=StagesRecord(StagesInfo()))])
-    with pytest.raises(TensorOptError, match="a placed plan is saved with its recording"):
-        simulated_levers(found, 0)
+@pytest.mark.parametrize("kind", [PIPELINED, PLACED], ids=lambda kind: kind.name)
+def test_every_kind_of_plan_is_simulated_at_other_prices(staged: Any, kind: PlanKind) -> None:
+    found = staged[kind.name]
+    for index, one in enumerate(found.points):
+        if one.kind is not kind:
+            continue
+        bounds, levers = map(by_key, simulated_levers(found, index))
+        free, peak = bounds["communication:free"], bounds["compute:peak"]
+        assert 0 < peak.time_s < one.compute_s
+        assert one.compute_s * 0.8 <= free.time_s < one.time_s
+        assert levers.keys() >= {"bandwidth:gpu", "kernel:top", "kernel:all", "host:free"}
+        assert levers["bandwidth:gpu"].time_s < one.time_s
+        assert levers["host:free"].time_s < one.time_s
+        assert "of the device that computes most" in peak.words
+
+
+def test_without_saved_costs_nothing_is_simulated(staged: Any) -> None:
     with pytest.raises(TensorOptError, match="saved without its operator graph"):
         simulated_levers(on_gpus(), 0)
+    found = staged[PLACED.name]
+    recorded = recorded_of(found)
+    older = recorded.changed(lambda key, work: work)
+    whole = replace(older.whole, compute=replace(older.compute, works={}))
+    with pytest.raises(TensorOptError, match="were not saved, or are of another version; explore again"):
+        simulated_levers(replace(found, recorded=replace(older, whole=whole)), len(found.points) - 1)
 
 
 # -- explored -------------------------------------------------------------------------------------
@@ -197,13 +221,16 @@ def test_other_prices_than_then_are_said(gpus: Any) -> None:
             key: replace(work, forward_s=work.forward_s * share, backward_s=work.backward_s * share)
             for key, work in works.items()
         }
-        return replace(found, recorded=replace(recorded, compute=replace(recorded.compute, works=changed)))
+        return with_works(changed)
+
+    def with_works(changed: Any) -> Any:
+        whole = replace(recorded.whole, compute=replace(recorded.compute, works=changed))
+        return replace(found, recorded=replace(recorded, whole=whole))
 
     assert "priced +10 % today" in moved_words(found, slower(1.1))
     assert moved_words(found, slower(1.005)) == ""
     other = {"another": RecordedWork(next(iter(works.values())).facts, 1.0, 1.0, "measured")}
-    unlike = replace(found, recorded=replace(recorded, compute=replace(recorded.compute, works=other)))
-    assert moved_words(found, unlike) == ""
+    assert moved_words(found, with_works(other)) == ""
     assert moved_words(found, replace(found, recorded=None)) == ""
     assert isinstance(next(iter(works.values())).facts, Facts)
 

@@ -9,8 +9,9 @@ import pytest
 
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.spent import COPIES, OPTIMIZER_TITLE, RECOMPUTATION
-from tensoropt.report.detail import detail, rebuilt, recorded_of
+from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.explain import parts_table
+from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.step_parts import (
     COMPUTING,
     Computed,
@@ -114,7 +115,8 @@ def seconds_of(part: Part) -> float:
 def by_hand(found: Exploration, index: int) -> dict[str, float]:
     """Seconds of one step by what computes, summed from the clock's own events with modules of this model
     written out: a second way that shares nothing with the first."""
-    timed = rebuilt(found, index, recorded_of(found)).simulated().timed()
+    plan = rebuilt(found, index, recorded_of(found))
+    timed = plan.plan.evaluated(plan.costs()).timed()
     assert found.recorded is not None
     groups = found.recorded.grouped.group_of
     seconds: dict[str, float] = {}

@@ -11,11 +11,11 @@ import pytest
 from tensoropt.costs.prices import free_prices
 from tensoropt.profiling.workload import workload
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.candidates import StrategyCandidates
+from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.simulator import StepSimulator
 from tensoropt.simulate.step import Step, lower
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.costs.models import facts_of, four, gates, gpt2, llama_two, problem, three, unrolled
+from tests.costs.models import facts_of, four, gates, gpt2, llama_two, problem, tables_of, three, unrolled
 
 MESHES = ((1, 2), (2, 2), (2, 2, 2))
 
@@ -78,3 +78,20 @@ def test_every_allocation_of_a_micro_batch_ends_in_it(build):
             for named in (*now.ends, *now.releases):
                 begun[named.name, named.kind, named.bytes] -= 1
         assert not any(begun.values()), {name: n for name, n in begun.items() if n}
+
+
+def test_a_part_of_many_strategies_has_their_steps() -> None:
+    """As pipelines are composed of single strategies of a stage's many."""
+    prepared = problem(gates)
+    tables = tables_of(prepared, (1, 2))
+    candidates = TableCandidates(tables)
+    rng = random.Random(0)
+    chosen = [({v.key: rng.randrange(len(v.memory)) for v in tables.variables}, {}) for _ in range(8)]
+    many = Batch(candidates, *candidates.rows(chosen), tables.prices)
+    _ = many.owners
+    for row in range(1, 8):
+        alone = Batch(candidates, *candidates.rows(chosen[row : row + 1]), tables.prices)
+        part = many.part(slice(row, row + 1))
+        assert lower(part) == lower(many, row) == lower(alone)
+        for group in prepared.graph.groups:
+            assert part.outlasting(group).tolist() == alone.outlasting(group).tolist()

@@ -1,0 +1,247 @@
+"""A plan simulated again, whatever its kind: at the costs of now, at those that were saved with its
+exploration, or at changed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tensoropt.cluster import Cluster, DeviceKind, Mesh
+from tensoropt.costs.prices import ClusterCosts, LinkCosts, Prices
+from tensoropt.costs.source import real_shape
+from tensoropt.errors import ClusterError
+from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.pipeline.costs import PipelinePrices, job_meshes, kinds_at, sources_at
+from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.points import pipelined_strategy
+from tensoropt.pipeline.stages import is_crossing
+from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.placement.points import placed_strategy
+from tensoropt.placement.prices import PlacedPrices
+from tensoropt.placement.simulate import simulate_placement
+from tensoropt.placement.strategy import PlacedStrategy
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED
+from tensoropt.plan.plan import Plan
+from tensoropt.plan.recorded import (
+    CostRecorder,
+    Recorded,
+    RecordedCompute,
+    RecordedCosts,
+    RecordedWork,
+    mesh_of,
+)
+from tensoropt.profiling.workload import Workload, workload
+from tensoropt.question.settings import Settings
+from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.candidates import Overlap, overlap_of
+
+
+class SimulatedStep(NamedTuple):
+    """The bytes that the fullest device needs, and the seconds of a step."""
+
+    memory_bytes: float
+    time_s: float
+
+
+@dataclass(frozen=True)
+class WorkOfGroup:
+    """What one rank of a place computes for a group of operators, or for a piece of it, in a micro-batch.
+
+    Attributes:
+        kinds: the kinds of devices at the place.
+        forwards: how often its forward runs: twice if it is recomputed.
+    """
+
+    place: int
+    kinds: tuple[DeviceKind, ...]
+    group: Group
+    work: Workload
+    forwards: int = 1
+
+
+@dataclass(frozen=True)
+class StrategyOnMesh:
+    """A strategy on a mesh of a cluster. A subclass for each kind of strategies knows what differs.
+
+    Attributes:
+        strategy: of the subclass's kind.
+    """
+
+    strategy: Any
+    mesh: Mesh
+
+    @staticmethod
+    def read(plan: Plan, graph: GroupGraph) -> Any:
+        """Return the strategy of a plan for the grouped graph of its model."""
+        return Strategy.from_data(plan.strategy_data(), graph)
+
+    @staticmethod
+    def meshes(cluster: Cluster, shape: tuple[int, ...]) -> Sequence[Mesh]:
+        """Return the meshes of a cluster with as many axes as ``shape`` that such strategies run on."""
+        return cluster.meshes(max(len(shape), 1))
+
+    def works(self, cluster: Cluster) -> Iterator[WorkOfGroup]:
+        """Yield what a rank of each place computes for each group."""
+        kinds = kinds_at(cluster, self.strategy.places)
+        for number, (stage, works) in enumerate(
+            zip(self.strategy.stages, stage_works(self.strategy), strict=True)
+        ):
+            place = self.strategy.place_of(number)
+            for name, work in works.items():
+                group = stage.graph.group_of[name]
+                yield WorkOfGroup(place, kinds[place], group, work, stage.forwards(name))
+
+    def compute(self, costs: RecordedCosts, kinds: Sequence[DeviceKind]) -> RecordedCompute:
+        """Return the seconds of the works at a place with these kinds of devices."""
+        return costs.on(kinds).compute()
+
+    def simulated(self, costs: ClusterCosts) -> SimulatedStep:
+        """Return a step, simulated at these costs."""
+        metrics = self.evaluated(costs).metrics
+        return SimulatedStep(float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
+
+    def evaluated(self, costs: ClusterCosts) -> Evaluation:
+        """Return everything about a step of a sharded strategy."""
+        (works,) = stage_works(self.strategy)
+        facts = {name: costs.facts.of(work) for name, work in works.items()}
+        prices, overlap = self.prices(costs), self.overlap(costs)
+        return evaluate_strategy(self.strategy, works, facts, prices, overlap)
+
+    def prices(self, costs: ClusterCosts) -> Prices:
+        """Return the prices of a sharded strategy."""
+        return Prices.of(costs, self.strategy.graph, self.strategy.mesh, self.mesh)
+
+    def overlap(self, costs: ClusterCosts) -> Overlap:
+        """Return what overlaps what on the mesh."""
+        return overlap_of(costs.cluster, self.mesh, beside=costs.beside)
+
+    def record(self, recorder: CostRecorder) -> None:
+        """Record all costs that a simulated step depends on."""
+        recorder.add_links(self.mesh)
+        works: dict[tuple[DeviceKind, ...], list[Workload]] = {}
+        for each in self.works(recorder.costs.cluster):
+            works.setdefault(each.kinds, []).append(each.work)
+        for kinds, of_kinds in works.items():
+            recorder.add_at_place(kinds, of_kinds)
+
+
+class _PipelineOnMesh(StrategyOnMesh):
+    @staticmethod
+    def read(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
+        return pipelined_strategy(plan, graph)
+
+    @staticmethod
+    def meshes(cluster: Cluster, shape: tuple[int, ...]) -> Sequence[Mesh]:
+        try:
+            return job_meshes(cluster, shape[0], max(len(shape) - 1, 1))
+        except ClusterError:
+            return ()
+
+    def simulated(self, costs: ClusterCosts) -> SimulatedStep:
+        sources, works = sources_at(costs, self.strategy.places), stage_works(self.strategy)
+        facts = [
+            {name: sources[self.strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
+            for stage, of_stage in enumerate(works)
+        ]
+        evaluated = evaluate_pipeline(self.strategy, works, facts, PipelinePrices.of(costs, self.mesh))
+        return SimulatedStep(evaluated.memory_bytes, evaluated.time_s)
+
+
+class _PlacementOnDevices(StrategyOnMesh):
+    @staticmethod
+    def read(plan: Plan, graph: GroupGraph) -> PlacedStrategy:
+        return placed_strategy(plan, graph)
+
+    @staticmethod
+    def meshes(cluster: Cluster, shape: tuple[int, ...]) -> Sequence[Mesh]:
+        return cluster.meshes(1)
+
+    def works(self, cluster: Cluster) -> Iterator[WorkOfGroup]:
+        operators = self.strategy.placed_graph.operators
+        for op, device in zip(operators, self.strategy.placement.device, strict=True):
+            if op.group is not None and op.configuration is not None:
+                work = workload(self.strategy.graph, op.configuration, op.mesh)
+                yield WorkOfGroup(device, (cluster.devices[device],), op.group, work)
+
+    def compute(self, costs: RecordedCosts, kinds: Sequence[DeviceKind]) -> RecordedCompute:
+        return costs.compute_on(kinds[0])
+
+    def simulated(self, costs: ClusterCosts) -> SimulatedStep:
+        graph = self.strategy.placed_graph
+        prices = PlacedPrices(self.strategy.graph, costs.cluster, costs)
+        problem = prices.price(graph.splits, graph.micro_batches).problem
+        placement = simulate_placement(problem, self.strategy.placement)
+        return SimulatedStep(placement.memory_bytes + sum(problem.devices.terms.values()), placement.time_s)
+
+    def record(self, recorder: CostRecorder) -> None:
+        recorder.add_links(self.mesh)
+        recorder.add_on_devices(each.work for each in self.works(recorder.costs.cluster))
+
+
+_KINDS: Mapping[str, type[StrategyOnMesh]] = {
+    SHARDED.name: StrategyOnMesh,
+    PIPELINED.name: _PipelineOnMesh,
+    PLACED.name: _PlacementOnDevices,
+}
+
+
+def strategy_on(plan: Plan, graph: GroupGraph, cluster: Cluster) -> StrategyOnMesh:
+    """Return the strategy of a plan for the grouped graph of its model, on a mesh of a cluster.
+
+    Raises:
+        PlanError: the plan is for another model.
+        ClusterError: the cluster has no such mesh.
+    """
+    kind, shape = _KINDS[plan.kind.name], tuple(size for size in plan.mesh.shape if size > 1)
+    for mesh in kind.meshes(cluster, shape):
+        if real_shape(mesh) == shape:
+            return kind(kind.read(plan, graph), mesh)
+    raise ClusterError(f"mesh {plan.mesh.label} is not one of {cluster.name}'s")
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The strategy of a point, rebuilt, with the costs that it was simulated with."""
+
+    plan: StrategyOnMesh
+    recorded: Recorded
+    cluster: Cluster
+    settings: Settings
+
+    def costs(
+        self,
+        *,
+        cluster: Cluster | None = None,
+        recorded: Recorded | None = None,
+        communication: LinkCosts | None = None,
+    ) -> RecordedCosts:
+        """Return the costs of its exploration, or those of another cluster with the same meshes, other
+        seconds of workloads and links, or collectives and messages that are priced differently."""
+        return RecordedCosts(
+            recorded or self.recorded, cluster or self.cluster, self.settings, links=communication
+        )
+
+    def simulated(self, **changed: Any) -> SimulatedStep:
+        """Return a step, simulated at the exploration's costs or at changed ones, see :meth:`costs`."""
+        return self.plan.simulated(self.costs(**changed))
+
+    def works(self) -> tuple[WorkOfGroup, ...]:
+        """Return what a rank of each place computes for each group that is not just sent."""
+        works = self.plan.works(self.cluster)
+        return tuple(each for each in works if not is_crossing(each.group))
+
+    def recorded_work(self, each: WorkOfGroup) -> RecordedWork:
+        """Return the facts and the seconds of what a rank computes for a group."""
+        return self.plan.compute(self.costs(), each.kinds).of(each.work)
+
+
+def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt:
+    """Return the strategy of point ``index`` of ``exploration.all_points``, rebuilt."""
+    plan, cluster = exploration.plan(index), Cluster.from_dict(exploration.cluster)
+    kind = _KINDS[plan.kind.name]
+    mesh = mesh_of(cluster, plan.mesh.shape, plan.mesh.names)
+    strategy = kind.read(plan, recorded.grouped)
+    return Rebuilt(kind(strategy, mesh), recorded, cluster, Settings.from_dict(exploration.settings))

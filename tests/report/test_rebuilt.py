@@ -1,0 +1,71 @@
+"""Plans of every kind, simulated again: at saved costs, and at the costs of now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tensoropt
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import ClusterError, TensorOptError
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.plan.kinds import PIPELINED, PLACED, PlanKind
+from tensoropt.report.detail import recorded_of
+from tensoropt.report.rebuilt import rebuilt, strategy_on
+from tests.report.conftest import Explored
+
+STAGED = pytest.mark.parametrize("kind", [PIPELINED, PLACED], ids=lambda kind: kind.name)
+
+
+def check_figures(found: Exploration) -> None:
+    for index, point in enumerate(found.points):
+        step = rebuilt(found, index, recorded_of(found)).simulated()
+        assert step.time_s == pytest.approx(point.time_s, rel=1e-9)
+        assert step.memory_bytes == pytest.approx(point.memory_bytes, rel=1e-9)
+
+
+@STAGED
+def test_saved_costs_give_the_figures_of_the_points(staged: dict[str, Exploration], kind: PlanKind) -> None:
+    check_figures(staged[kind.name])
+
+
+def test_saved_costs_give_the_figures_of_sharded_points(gpus: Explored) -> None:
+    check_figures(replace(gpus.found, points=gpus.found.points[::40]))
+
+
+@STAGED
+def test_unchanged_costs_give_the_same_figures(staged: dict[str, Exploration], kind: PlanKind) -> None:
+    found = staged[kind.name]
+    again, recosted = tensoropt.recost(found)
+    assert [p.time_s for p in again.points] == [p.time_s for p in found.points]
+    assert [p.memory_bytes for p in again.points] == [p.memory_bytes for p in found.points]
+    for point, recost in zip(found.points, recosted, strict=True):
+        assert not recost.reason
+        assert recost.time_s == pytest.approx(point.time_s, rel=1e-9)
+        assert recost.memory_bytes == pytest.approx(point.memory_bytes, rel=1e-9)
+
+
+@STAGED
+def test_a_cluster_without_such_a_mesh_is_named(staged: dict[str, Exploration], kind: PlanKind) -> None:
+    found = staged[kind.name]
+    (index, *_) = (i for i, point in enumerate(found.points) if point.kind is kind)
+    graph = recorded_of(found).grouped
+    with pytest.raises(ClusterError, match=r"mesh (pp2|placed on 2) is not one of dgx-a100\[4\]'s"):
+        strategy_on(found.plan(index), graph, load_cluster("dgx-a100[4]"))
+
+
+@STAGED
+def test_costs_of_several_kinds_of_devices_are_saved_apart(
+    staged: dict[str, Exploration], kind: PlanKind
+) -> None:
+    mixed = load_cluster("dgx-a100[2]")
+    slow = replace(mixed.device, name="half", flops={k: v / 2 for k, v in mixed.device.flops.items()})
+    mixed = replace(mixed, name="mixed", devices=(mixed.device, slow))
+    found, recosted = tensoropt.recost(staged[kind.name], cluster=mixed)
+    assert all(recost.time_s for recost in recosted)
+    own = [index for index, point in enumerate(found.points) if point.kind is kind]
+    recorded = recorded_of(found)
+    check_figures(replace(found, points=tuple(found.points[index] for index in own)))
+    with pytest.raises(TensorOptError, match=r"the costs of .* were not saved.*; explore again"):
+        rebuilt(found, own[0], replace(recorded, parts={})).simulated()

@@ -280,6 +280,7 @@ def test_the_chosen_plan_keeps_off_a_slow_link(tmp_path):
             store=profile,
             micro_batches=(1,),
             recompute="never",
+            pipelines="never",
             measure="never",
         )
         slow, _ = recost(even, cluster=nodes("1GB/s"), store=profile)

@@ -18,8 +18,8 @@ run is observed (:func:`~tensoropt.profiling.fact_finding.find_split_facts`).
 
 The owners of the bytes on the fullest rank are listed action by action.
 
-Bytes are attributed to a stage and a micro-batch: the memory of a pipeline is composed of its stages' own
-figures, which do not list the tensors alive.
+The memory of a pipeline is composed of its stages' own figures, by stage and micro-batch; the largest tensors
+of each are those of the stage's own step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tensoropt.pipeline.timing import arriving_bytes, departing_bytes, new_buffe
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.fact_finding import find_split_facts
 from tensoropt.profiling.facts import Facts, SplitFacts
-from tensoropt.sharding.groups import Group
+from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.recording import MEMORY_KINDS, Owned
 from tensoropt.simulate.simulator import StepSimulator
@@ -207,7 +207,7 @@ class _Apart:
                 waiting += facts.waiting_bytes
         needed, readers = self._needed(apart)
         left = needed + waiting - self._sent_back(apart)
-        arriving = {g.anchor.outputs[0] for g in self.graph.groups if g.anchor.target == ARRIVE}
+        arriving = _arriving(self.graph)
         arrived = sum(size for name, (size, _) in readers.items() if name in arriving)
         return _SplitBackward(most, left, self._weights_bytes(left, apart, readers), arrived)
 
@@ -402,14 +402,16 @@ class _StageTensors:
     Args:
         stage: the stage.
         evaluation: that of the stage, or of an equal one whose groups and tensors have other names, alone.
+        given: whether the tensors that arrive are those of a stage at the same place, which has them anyway.
 
     Attributes:
         between: (tensor, what, bytes) of those between forward and backward.
         forward, backward: the same when most are alive in forward, and in backward.
     """
 
-    def __init__(self, stage: Strategy, evaluation: Evaluation):
+    def __init__(self, stage: Strategy, evaluation: Evaluation, *, given: bool):
         schedule, names = evaluation.batch.schedule, dict[str, str]()
+        arriving = _arriving(evaluation.batch.graph) if given else frozenset[str]()
         for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
             named = {short: name for name, short in own.short_names.items()}
             names[simulated.name] = own.name
@@ -422,7 +424,7 @@ class _StageTensors:
         def at(position: int) -> list[tuple[str, str, float]]:
             sizes: dict[tuple[str, str], float] = {}
             for named_bytes, first, last, *_ in lifetimes:
-                if first <= position < last:
+                if first <= position < last and named_bytes.tensor not in arriving:
                     key = names.get(named_bytes.tensor, named_bytes.tensor), named_bytes.what
                     sizes[key] = sizes.get(key, 0.0) + named_bytes.bytes
             largest = sorted(sizes.items(), key=lambda item: -item[1])[:_NAMED]
@@ -444,12 +446,18 @@ class PlaceLedger:
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], numbers: Sequence[int]):
         self.entries: list[dict[tuple[str, str, str, str], float]] = []
-        self._tensors = {n: _StageTensors(strategy.stages[n], stages[n]) for n in numbers}
+        self._tensors = {
+            n: _StageTensors(strategy.stages[n], stages[n], given=n - 1 in numbers) for n in numbers
+        }
         self._kept: dict[tuple[int, int], float] = {}
+        # What a backward leaves that has only made the gradients of inputs has no names.
+        self._half_done: set[tuple[int, int]] = set()
 
     def keep(self, action: Action, change: float) -> None:
         """Record by how much an action's micro-batch keeps more."""
         key = action.stage, action.micro_batch
+        if action.kind == "I":
+            self._half_done.add(key)
         self._kept[key] = self._kept.get(key, 0.0) + change
         if not self._kept[key]:
             # A step may have thousands of micro-batches, but few are in flight.
@@ -459,7 +467,7 @@ class PlaceLedger:
         """Add the entries of an action: all memory alive in it, except the lasting one."""
         entries: dict[tuple[str, str, str, str], float] = {}
         for (stage, micro_batch), size in self._kept.items():
-            tensors = self._tensors[stage].between
+            tensors = [] if (stage, micro_batch) in self._half_done else self._tensors[stage].between
             entries |= _named(stage, micro_batch, tensors, "kept for backward", "kept", size)
         kind, stage, micro_batch = action
         own = self._tensors[stage]
@@ -622,12 +630,17 @@ class _TransientMemory:
             self.on_the_way -= self._back[stage] * len(self._taken[stage].get(micro_batch, ()))
 
 
+def _arriving(graph: GroupGraph) -> frozenset[str]:
+    """Return the tensors that arrive in a stage."""
+    return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
+
+
 def _kept_given(evaluation: Evaluation) -> int:
     """Return the bytes of arriving tensors that a stage, evaluated alone, keeps between its forward and its
     backward.
     """
     batch = evaluation.batch
-    arriving = {group.anchor.outputs[0] for group in batch.graph.groups if group.anchor.target == ARRIVE}
+    arriving = _arriving(batch.graph)
     end = batch.schedule.forward_end
     return sum(
         named.bytes

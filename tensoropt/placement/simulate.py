@@ -470,8 +470,11 @@ class _StepSimulation:
         """Return, for each message, the task with which its receiver makes room for it.
 
         A device makes room when it comes to the message in the order that all devices follow
-        (:mod:`tensoropt.placement.order`): before the next operator that it runs.
+        (:mod:`tensoropt.placement.order`): before the next operator that it runs. Without an enforced order,
+        room is there from when the message is sent.
         """
+        if not self.enforced:
+            return {message: message for message in (*self.arrival.values(), *self.returned.values())}
         problem, place = self.problem, self.placement
         size = self.of_one or problem.size
         count = problem.size // size
@@ -603,7 +606,8 @@ class _StepSimulation:
                     gradient = new(number, device, tensor.bytes, made[1][0])
                     for task, (_, storage) in zip(added[1:], made[1:], strict=True):
                         storage.users.append(task)
-                        if storage.first == end:
+                    for _, storage in made[shares_there:]:
+                        if storage.first == end:  # it comes, is added and is gone before anything else
                             storage.bytes = 0
                 gradient.users.append(end)
                 sums[number, device] = gradient

@@ -38,13 +38,14 @@ def check_plan(plan: Plan) -> None:
     _check_cluster(plan)
     for name, operator in plan.operators.items():
         _check_axes(name, operator.axes, plan.axes)
-        if (operator.device is None or operator.order is None) == plan.mesh.placed:
+        given = {operator.device is not None, operator.order is not None}
+        if given != {plan.mesh.placed}:
             raise PlanError(
                 f"operator {name} has device {operator.device} and order {operator.order}; say both in a "
                 "placed plan, and none in others"
             )
     for name, parameter in plan.parameters.items():
-        if parameter.device is None and len(parameter.stored) != 1 + len(plan.axes):
+        if not plan.mesh.placed and len(parameter.stored) != 1 + len(plan.axes):
             raise PlanError(
                 f"parameter {name} is stored as {list(parameter.stored)}, but has one placement for the "
                 f"micro-batches and one for each mesh axis ({_listed(plan.axes)})"
@@ -69,8 +70,8 @@ def _check_mesh(plan: Plan) -> None:
     if (mesh.names[: len(kind.first_axes)], mesh.placed) != (kind.first_axes, kind.placed):
         begins = "".join(f" and begins with the axis {axis}" for axis in kind.first_axes)
         raise PlanError(
-            f"the mesh has 'placed' {mesh.placed} and the axes {_listed(mesh.names)}, but that of a "
-            f"{kind.name}, as its 'stages' make it, has 'placed' {kind.placed}{begins}; make both agree"
+            f"the mesh has 'placed' {mesh.placed} and the axes {_listed(mesh.names)}, but 'stages' says that "
+            f"this is a {kind.name}, whose mesh has 'placed' {kind.placed}{begins}; make both agree"
         )
 
 

@@ -290,6 +290,10 @@ class RecordedCosts:
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
         """Return the figures of a mesh's links."""
         label = _with_pairs(mesh) if pairs else mesh.label
+        if pairs and self.links is None and self.recorded.links and label not in self.recorded.links:
+            raise TensorOptError(
+                f"the timed links of mesh {mesh.label} were saved without those of messages; explore again"
+            )
         return self.links or CommunicationModel(self.cluster, mesh, self.recorded.links.get(label))
 
 

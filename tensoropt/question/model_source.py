@@ -149,11 +149,11 @@ def _module(place: str, source: str) -> Any:
                 raise ModelSourceError(f"{source}: there is no file {place}; check the path")
             spec = importlib.util.spec_from_file_location(f"_tensoropt_model_{path.stem}", path)
             assert spec is not None
-            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             # Before it runs: dataclasses and pickle look up the module of a class by name.
             sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
+            # Not by its loader, which takes kept bytecode for a file of the same second and size.
+            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
             return module
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             # As ``python -m`` does; a console script has its own folder there instead.

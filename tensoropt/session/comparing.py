@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from tensoropt.errors import TensorOptError
@@ -41,8 +41,9 @@ def recosted(
         costs = open_costs(session, searched, stack)
         # Old strategies need not be among those that were searched today.
         works = {w.work.key: w.work for plan in plans.values() for w in plan.works(session.cluster)}
-        costs.facts.find(works.values())
-        costs.timings.measure(works)
+        with suppress(TensorOptError):  # raised again below, for the plans that need what cannot be found
+            costs.facts.find(works.values())
+            costs.timings.measure(works)
         for index, plan in plans.items():
             try:
                 answers[index] = Recosted(index, *plan.simulated(costs))

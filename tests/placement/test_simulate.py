@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -160,6 +161,30 @@ def test_a_device_makes_room_for_a_message_when_its_order_comes_to_it() -> None:
     running = [kinds for at, kinds in timeline.memory("device 1") if second.start_s <= at < second.end_s]
     # Only its own result, though the message has long come.
     assert max(sum(kinds.values()) for kinds in running) == 10
+
+
+def test_without_an_order_a_message_needs_no_place_in_it() -> None:
+    """Devices that run what is ready first follow no order that all of them could share."""
+    for device in itertools.product(range(2), repeat=4):
+        simulated = simulate_placement(residual(), Placement.in_order(device, 2), enforced=False)
+        assert max(simulated.peak_bytes) >= 10
+
+
+def test_gradients_that_all_come_from_other_devices_are_one_sum_when_they_are_needed() -> None:
+    """a is read on two other devices only: its backward has their sum alive, and neither message."""
+    a, b, s = residual().tensors
+    tensors = (replace(a, gradients_in={}), replace(b, gradients_in={}), replace(s, gradients_in={}))
+    placement = Placement.in_order((0, 1, 2, 2), 3)
+    per_byte = np.where(np.eye(3, dtype=bool), 0.0, 0.1)
+    devices = DeviceSet(
+        capacity_bytes=np.full(3, 1e3), latency_s=np.zeros((3, 3)), seconds_per_byte=per_byte, lanes={}
+    )
+    seconds = {name: np.ones((4, 3)) for name in ("forward_s", "backward_s")} | {"update_s": np.zeros((4, 3))}
+    problem = residual(tensors=tensors, devices=devices, **seconds)
+    timeline = simulate_placement(problem, placement).timeline
+    last = next(e for e in timeline.events if e.task.phase == "backward" and e.task.name == "a")
+    running = [kinds for at, kinds in timeline.memory("device 0") if at <= last.start_s]
+    assert sum(running[-1].values()) == 10
 
 
 def test_a_view_takes_nothing_more_where_it_is_made() -> None:

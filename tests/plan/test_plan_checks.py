@@ -123,7 +123,7 @@ def cluster_of_nothing(data: dict[str, Any]) -> None:
         (renamed_mesh_axis, r"which the mesh has not; it has other"),
         (larger_mesh, r"the plan's mesh 3 has 3 devices, and its cluster local:2 2; explore on as many"),
         (without_mesh, r"the mesh \[\] needs 0 different names of axes"),
-        (placed_mesh, r"the mesh has 'placed' True .* of a sharded plan, .* has 'placed' False; make both"),
+        (placed_mesh, r"the mesh has 'placed' True .* is a sharded plan, .* has 'placed' False; make both"),
         (unknown_operator, r"the plan names nonsense .*, which this model does not have"),
         (without_operator, r"the plan says nothing about \S+ \(groups\)"),
         (without_parameter, r"the plan says nothing about \S+ \(stored\)"),

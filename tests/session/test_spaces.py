@@ -83,7 +83,9 @@ def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch, epsilon):
         monkeypatch.setattr(f"tensoropt.session.one_space.{name}", refuse)
     tables = SimpleNamespace(mesh=(1, 2), variables=(), edges=())
     nothing = Simulations(load_cluster("dgx-h100"), [])
-    nothing.spaces.append(SimpleNamespace(done=None, simulated=np.zeros((0, 2))))
+    space = SimpleNamespace(done=None, simulated=np.zeros((0, 2)))
+    space.copy = lambda: space
+    nothing.spaces.append(space)
     spaces = SpaceSearch([(Mesh(shape=(2,)), tables, None)], Settings(epsilon=epsilon), nothing, silent)
     with pytest.raises(InfeasibleError, match=r"mesh 2: nothing runs .*operator 'fatal'.*--measure never"):
         spaces.search()

@@ -255,7 +255,12 @@ class _Lifetimes:
         self._add(d, problem.stored_bytes[o], program.zero, program.horizon, on)
         self._add(d, problem.forward_peak_bytes[o], program.start[False][o], program.end[False][o], on)
         if problem.training:
-            self._add(d, problem.backward_peak_bytes[o], program.start[True][o], program.end[True][o], on)
+            # Below 0 if it releases the gradients of its results before it makes others: then these end when
+            # it begins (:meth:`_gradient`).
+            given = sum(problem.tensors[t].bytes for t in problem.made[o] if problem.tensors[t].gradient)
+            peak = problem.backward_peak_bytes[o]
+            need = peak if peak >= 0 else max(peak + given, 0.0)
+            self._add(d, need, program.start[True][o], program.end[True][o], on)
             self._add(d, problem.kept_bytes[o], program.start[False][o], program.end[True][o], on)
 
     def _tensor(self, number: int, device: int) -> None:
@@ -280,8 +285,12 @@ class _Lifetimes:
             )
         copied = program.copied(number, device)
         if copied is not None:
-            arrives, arrived = program.message[MessageKey(number, device, False)]
-            self._add(device, tensor.bytes, arrives, self._until(arrived, copied, users), copied)
+            _, arrived = program.message[MessageKey(number, device, False)]
+            # The simulator makes room for it before the operator that the device runs next in an order of all
+            # devices, which is at the latest the first that reads it.
+            last = self._until(arrived, copied, users)
+            begins = [(program.start[False][r], program.on[r][device]) for r in tensor.readers]
+            self._add(device, tensor.bytes, self._since(last, copied, begins), last, copied)
         if self.problem.training and tensor.gradient and tensor.readers:
             self._gradient(number, device, copied)
 
@@ -293,20 +302,12 @@ class _Lifetimes:
         for begin, end, literal in back:
             self._add(device, tensor.bytes, begin, end, literal)
         made_there = program.on[tensor.producer][device]
-        returned = [
-            (
-                *program.message[MessageKey(number, target, True)],
-                program.sent[SendKey(number, device, target)],
-            )
-            for target in program.devices
-            if SendKey(number, device, target) in program.sent
-        ]
-        for begin, end, literal in returned:
-            self._add(device, tensor.bytes, begin, end, literal)
-        ends = [(end, literal) for _, end, literal in (*back, *returned)]
-        used = program.end[True][tensor.producer]
-        self._add(device, tensor.bytes, self._since(used, made_there, ends), used, made_there)
+        # Gradients of other devices are added right before the backward that needs the sum.
+        ends = [(end, literal) for _, end, literal in back]
+        begins = used = program.start[True][tensor.producer]
+        if self.problem.backward_peak_bytes[tensor.producer] >= 0:
+            used = program.end[True][tensor.producer]
+        self._add(device, tensor.bytes, self._since(begins, made_there, ends), used, made_there)
         if copied is not None:
             _, left = program.message[MessageKey(number, device, True)]
-            ends = [(end, literal) for _, end, literal in back]
             self._add(device, tensor.bytes, self._since(left, copied, ends), left, copied)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.common.units import PlacedAnswer
-from tensoropt.planners.placed.exact.place import limited, place_exactly
+from tensoropt.planners.placed.common.units import PlacedAnswer, limited
+from tensoropt.planners.placed.exact.place import place_exactly
 from tensoropt.planners.placed.exact.rounds import ExactSettings
 from tensoropt.planners.placed.exact.rules import Rules
 

@@ -197,6 +197,14 @@ def memory_limits(problem: PlacementProblem, limit: float | None) -> Floats:
     return problem.devices.within(limit)
 
 
+def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
+    """Return the problem with a limit as its devices' capacity, where that is lower."""
+    if memory_limit_bytes is None:
+        return problem
+    capacity = problem.devices.within(memory_limit_bytes)
+    return replace(problem, devices=replace(problem.devices, capacity_bytes=capacity))
+
+
 @dataclass(frozen=True)
 class PlacedAnswer:
     """The answer of a placing method.

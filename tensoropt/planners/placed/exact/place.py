@@ -215,14 +215,6 @@ _SHARE = 0.25
 together they should not take several times as long. An assumption."""
 
 
-def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
-    """Return the problem with a limit as its devices' capacity, where that is lower."""
-    if memory_limit_bytes is None:
-        return problem
-    capacity = problem.devices.within(memory_limit_bytes)
-    return replace(problem, devices=replace(problem.devices, capacity_bytes=capacity))
-
-
 def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
     """Return the problem in at most ``most_blocks`` blocks, with one operator per block if that is possible.
 

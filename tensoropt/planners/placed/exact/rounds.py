@@ -12,13 +12,10 @@ placements out.
 The solver's strategies take turns in a fixed rhythm and are limited in effort instead of seconds, so an
 answer depends on the seed alone, whatever the machine; the limit in seconds is a safeguard, and an answer
 that it cut short says so.
-
-The starting points of exact planners are the heuristics' placements of a problem.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import threading
 import time
@@ -28,10 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
-from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed.common.contraction import Contraction
+from tensoropt.planners.placed.common.starting import heuristics, ordered, possible
 from tensoropt.planners.placed.common.units import units_of
 from tensoropt.planners.placed.exact.program import PlacementProgram
 from tensoropt.planners.placed.exact.rules import Rules, lasting_units, obeys
@@ -286,29 +282,8 @@ class ExactSettings:
     most_after_all: int | None = None
 
 
-_WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
-"""Heuristics whose placements are tried; the others place by rules alone, or change the graph."""
-
-
-_SCHEDULERS = ("m_etf", "dpos")
-"""Heuristics that order operators well once their devices are fixed."""
-
-
 _MOST_CUTS = 3
 """The most ways tried to cut a problem in two, the most even ones; an assumption."""
-
-
-def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
-    """Yield the heuristics' placements of a problem, and each device alone; heuristics that refuse are left
-    out."""
-    count = problem.devices.count
-    for device in range(count):
-        placement = Placement.in_order([device] * problem.size, count)
-        # in_order asks neither for pins nor for what a device can run.
-        if _possible(problem, placement):
-            yield f"device {device} alone", placement
-    for name in _WARM_STARTS:
-        yield from _method(name, problem, seed)
 
 
 def starts(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
@@ -317,16 +292,6 @@ def starts(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple
     yield from heuristics(problem, seed)
     if rules.balance is not None and problem.devices.count == 2:
         yield from _halves(problem, rules, seed)
-
-
-def _ordered(
-    problem: PlacementProblem, device: tuple[int, ...], seed: int
-) -> Iterator[tuple[str, Placement]]:
-    """Yield orders of execution for operators whose devices are fixed."""
-    # Pinning every operator leaves a heuristic nothing to choose but the order.
-    fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
-    for name in _SCHEDULERS:
-        yield from _method(name, fixed, seed)
 
 
 def _halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
@@ -339,25 +304,11 @@ def _halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tupl
     cuts = []
     for first in range(1, len(units.members)):
         device = tuple(int(unit >= first) for unit in units.of)
-        if _possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
+        if possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
             cuts.append((int(lasting_units(problem, device, rules).max()), device))
     for _, device in sorted(cuts)[:_MOST_CUTS]:
-        for source, placement in _ordered(problem, device, seed):
+        for source, placement in ordered(problem, device, seed):
             yield f"two halves, ordered by {source}", placement
-
-
-def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
-    try:
-        answer = importlib.import_module(f"tensoropt.planners.placed.{name}").place(problem, None, seed)
-    except (InfeasibleError, UnsuitableError):  # anything else is a fault, which a warm start must not hide
-        return
-    yield name, answer.placement
-
-
-def _possible(problem: PlacementProblem, placement: Placement) -> bool:
-    seconds = problem.forward_s + problem.backward_s + problem.update_s
-    everywhere = np.isfinite([seconds[o, d] for o, d in enumerate(placement.device)]).all()
-    return bool(everywhere) and all(placement.device[o] in allowed for o, allowed in problem.pinned)
 
 
 _CUT_BLOCKS = 12
@@ -515,7 +466,7 @@ class Rounds:
             # The best placement may cut through blocks: each goes where most of its work lay.
             device = self.contraction.majority(best.simulated.placement.device)
             simulated_ones += [
-                simulate_placement(self.blocks, p) for _, p in _ordered(self.blocks, device, self.seed)
+                simulate_placement(self.blocks, p) for _, p in ordered(self.blocks, device, self.seed)
             ]
         allowed = (
             simulated
@@ -546,7 +497,7 @@ class Rounds:
         """Reorder the single operators, instead of blocks, on the program's devices."""
         if proof.own is not None and not self.whole:
             whole = self.contraction.whole
-            for source, placement in _ordered(whole, proof.own.placement.device, self.seed):
+            for source, placement in ordered(whole, proof.own.placement.device, self.seed):
                 self.known.consider(placement, f"the program, ordered by {source}")
 
 

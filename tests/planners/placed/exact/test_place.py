@@ -19,7 +19,8 @@ from tensoropt.planners.placed.exact import rounds as exact_module
 from tensoropt.planners.placed.exact import rounds as solver_module
 from tensoropt.planners.placed.exact.place import contracted
 from tensoropt.planners.placed.exact.program import PlacementProgram
-from tensoropt.planners.placed.exact.rounds import heuristics, solve
+from tensoropt.planners.placed.common.starting import heuristics
+from tensoropt.planners.placed.exact.rounds import solve
 from tensoropt.planners.placed.exact.rules import (
     Rules,
     all_once_bytes,

@@ -1,0 +1,379 @@
+"""Simulated annealing over placements: operators change devices, or their turn on a device.
+
+S. Kirkpatrick et al., *Optimization by Simulated Annealing*, Science 220, 1983. A chain minimizes the seconds
+of a step under a cap on what is booked on a device, as the papers book memory: by sums (:mod:`.units`). What
+it comes across is kept by the bytes on its fullest device, so that one chain finds placements for many caps.
+The simulator has the last word on both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement
+from tensoropt.placement.flat import FlatProblem, Integers, flat_step, joined
+from tensoropt.planners.placed.common.units import Units
+from tensoropt.types import Floats
+
+_HOT, _COLD = 1e-3, 1e-5
+"""The temperature at a chain's first and last try, as shares of the step's seconds. Assumptions: on
+Inception-v3, AmoebaNet-D and DeepLab-V3, 3e-3 ends 3 % slower, 3e-4 between 2 % slower and 2 % faster.
+"""
+_PENALTY = 4.0
+"""The seconds for bytes above the cap, as the share of the step per share of all bytes. An assumption; it makes
+a cap hard, since what a move gains is far less."""
+_TOGETHER = 6.0
+"""The mean number of connected operators, beyond the first two, that move together; an assumption."""
+_CRITICAL, _BORDER = 0.5, 0.5
+"""The shares of moves that choose one of the critical operators, and the device of a neighbour, before any
+other. On AmoebaNet-D on four devices the two make chains of 20,000 tries end 3 % faster.
+"""
+
+
+class Neighbours(NamedTuple):
+    """What moves need to know of a problem.
+
+    Rows of several lengths are joined: row ``i`` of ``x`` is ``x[first_x[i] : first_x[i + 1]]``.
+
+    Attributes:
+        first_before, before: for each operator, those from which it reads.
+        first_after, after: for each operator, those that read from it.
+        unit: (n,) the unit of each operator; units move as a whole.
+        first_member, members: the operators of each unit.
+        first_choice, choices: the devices that each unit may lie on.
+        bytes: (units,) what each stores on its device, and keeps inside its operators.
+        kept_bytes: (t,) the bytes of each storage that backward needs, for all micro-batches.
+        first_keeper, keepers: the operators whose backward needs it; each device with one of them holds it.
+    """
+
+    first_before: Integers
+    before: Integers
+    first_after: Integers
+    after: Integers
+    unit: Integers
+    first_member: Integers
+    members: Integers
+    first_choice: Integers
+    choices: Integers
+    bytes: Floats
+    kept_bytes: Floats
+    first_keeper: Integers
+    keepers: Integers
+
+    @classmethod
+    def of(cls, problem: PlacementProblem, units: Units) -> Self:
+        """Return the moves' view of a problem."""
+        made, read, tensors = problem.made, problem.read, problem.tensors
+        before = [sorted({tensors[t].producer for t in read[o]}) for o in range(problem.size)]
+        after = [sorted({r for t in made[o] for r in tensors[t].readers}) for o in range(problem.size)]
+        count = problem.micro_batches
+        own = problem.stored_bytes + count * problem.kept_bytes
+        keepers: dict[int, set[int]] = {}
+        for number, tensor in enumerate(tensors):
+            storage = number
+            while (into := tensors[storage].lies_in) is not None:
+                storage = into
+            if tensor.kept_by and not tensors[storage].stored:
+                keepers.setdefault(storage, set()).update(tensor.kept_by)
+        return cls(
+            *joined(before),
+            *joined(after),
+            np.array(units.of, dtype=np.int64),
+            *joined(units.members),
+            *joined([choices.tolist() for choices in units.choices]),
+            np.array([own[list(members)].sum() for members in units.members]),
+            np.array([count * (tensors[t].extent or tensors[t].bytes) for t in keepers], dtype=float),
+            *joined(sorted(operators) for operators in keepers.values()),
+        )
+
+    @property
+    def all_bytes(self) -> float:
+        """The bytes that one device books for everything."""
+        return float(self.bytes.sum() + self.kept_bytes.sum())
+
+
+class State(NamedTuple):
+    """A placement as arrays.
+
+    Attributes:
+        device: (n,) the device of each operator.
+        ahead, back: (n,) all operators in the order of their forwards, and of their backwards; each device
+            runs its own in this order, which no dependence contradicts.
+    """
+
+    device: Integers
+    ahead: Integers
+    back: Integers
+
+    @classmethod
+    def of(cls, simulated: SimulatedPlacement) -> Self:
+        """Return a simulated placement as arrays, its operators in the order in which they start."""
+        problem, placement = simulated.problem, simulated.placement
+        size = problem.size
+        starts = np.zeros((2, size))
+        for phase, (name, orders) in enumerate(
+            (("forward", placement.forward), ("backward", placement.backward_orders))
+        ):
+            # The first micro-batch of each operator comes first on its device.
+            events = {e.task.group: e.start_s for e in reversed(simulated.timeline.events) if e.task.phase == name}
+            for order in orders if events else ():
+                for operator in order:
+                    starts[phase, operator] = events[problem.names[operator]]
+        numbers = np.arange(size)
+        ahead = np.lexsort((numbers, starts[0]))
+        back = np.lexsort((-numbers, starts[1])) if problem.training else numbers[::-1].copy()
+        return cls(np.array(placement.device, dtype=np.int64), ahead, back)
+
+    def copy(self) -> Self:
+        """Return a separate state with the same values."""
+        return self._replace(device=self.device.copy(), ahead=self.ahead.copy(), back=self.back.copy())
+
+    def placement(self, problem: PlacementProblem) -> Placement:
+        """Return the placement."""
+
+        def orders(line: Integers) -> tuple[tuple[int, ...], ...]:
+            rows: list[list[int]] = [[] for _ in range(problem.devices.count)]
+            for operator in line.tolist():
+                rows[self.device[operator]].append(operator)
+            return tuple(map(tuple, rows))
+
+        backward = orders(self.back) if problem.training else None
+        return Placement(tuple(self.device.tolist()), orders(self.ahead), backward)
+
+    def booked(self, neighbours: Neighbours, devices: int) -> Floats:
+        """Return (devices,) the bytes booked on each."""
+        booked = np.zeros(devices)
+        _book(neighbours, self.device, booked)
+        return booked
+
+
+class Shelf(NamedTuple):
+    """The fastest states that chains came across, by the bytes booked on their fullest device.
+
+    Attributes:
+        edges: (k,) ascending; a state lies on the first shelf whose edge is at least its bytes, or nowhere.
+        seconds: (k,) inf where there is none.
+        device, ahead, back: (k, n) the states.
+    """
+
+    edges: Floats
+    seconds: Floats
+    device: Integers
+    ahead: Integers
+    back: Integers
+
+    @classmethod
+    def empty(cls, edges: Floats, size: int) -> Self:
+        """Return empty shelves."""
+        count = len(edges)
+        rows = [np.zeros((count, size), np.int64) for _ in range(3)]
+        return cls(np.asarray(edges, dtype=float), np.full(count, np.inf), *rows)
+
+    def state(self, number: int) -> State:
+        """Return the state on a shelf."""
+        return State(*(rows[number].copy() for rows in (self.device, self.ahead, self.back)))
+
+    def unbeaten(self) -> list[int]:
+        """Return the shelves whose state is faster than all on lower shelves, ascending."""
+        fastest = np.minimum.accumulate(np.concatenate([[np.inf], self.seconds[:-1]]))
+        return np.flatnonzero(self.seconds < fastest).tolist()
+
+
+@njit(cache=True, nogil=True)
+def _put(shelf, fullest, seconds, device, ahead, back):
+    """Put a state on its shelf if it is faster than what lies there."""
+    number = np.searchsorted(shelf.edges, fullest)
+    if number < shelf.edges.shape[0] and seconds < shelf.seconds[number]:
+        shelf.seconds[number] = seconds
+        shelf.device[number] = device
+        shelf.ahead[number] = ahead
+        shelf.back[number] = back
+
+
+@njit(cache=True, nogil=True)
+def _may_lie(neighbours, unit, device):
+    for c in range(neighbours.first_choice[unit], neighbours.first_choice[unit + 1]):
+        if neighbours.choices[c] == device:
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _of_neighbour(neighbours, device, operator, otherwise):
+    """Return the device of a random neighbour on another device; ``otherwise`` if there is none."""
+    count, target = 0, otherwise
+    for side in range(2):
+        first = neighbours.first_before if side == 0 else neighbours.first_after
+        row = neighbours.before if side == 0 else neighbours.after
+        for e in range(first[operator], first[operator + 1]):
+            d = device[row[e]]
+            if d != device[operator] and _may_lie(neighbours, neighbours.unit[operator], d):
+                count += 1
+                if np.random.random() * count < 1.0:
+                    target = d
+    return target
+
+
+@njit(cache=True, nogil=True)
+def _move(neighbours, device, operator, target, want, seen, mark, stack):
+    """Move an operator, and up to ``want - 1`` that are connected with it on its device, to ``target``."""
+    source = device[operator]
+    stack[0] = operator
+    seen[neighbours.unit[operator]] = mark
+    count, k = 1, 0
+    while k < count and count < want:
+        o = stack[k]
+        k += 1
+        for side in range(2):
+            first = neighbours.first_before if side == 0 else neighbours.first_after
+            row = neighbours.before if side == 0 else neighbours.after
+            for e in range(first[o], first[o + 1]):
+                other = row[e]
+                unit = neighbours.unit[other]
+                # Not all of the neighbours, so that the border falls elsewhere each time.
+                if count < want and device[other] == source and seen[unit] != mark and np.random.random() < 0.7:
+                    if _may_lie(neighbours, unit, target):
+                        seen[unit] = mark
+                        stack[count] = other
+                        count += 1
+    for k in range(count):
+        unit = neighbours.unit[stack[k]]
+        for m in range(neighbours.first_member[unit], neighbours.first_member[unit + 1]):
+            device[neighbours.members[m]] = target
+
+
+@njit(cache=True, nogil=True)
+def _reorder(neighbours, device, order, at, o, forward):
+    """Move an operator past others of its device, as far as dependences allow; return whether one moved."""
+    size = order.shape[0]
+    for k in range(size):
+        at[order[k]] = k
+    i = at[o]
+    low, high = -1, size
+    for e in range(neighbours.first_before[o], neighbours.first_before[o + 1]):
+        if forward:
+            low = max(low, at[neighbours.before[e]])
+        else:
+            high = min(high, at[neighbours.before[e]])
+    for e in range(neighbours.first_after[o], neighbours.first_after[o + 1]):
+        if forward:
+            high = min(high, at[neighbours.after[e]])
+        else:
+            low = max(low, at[neighbours.after[e]])
+    # Where it stands among operators of other devices makes no difference.
+    count, j = 0, i
+    for k in range(low + 1, high):
+        if k != i and device[order[k]] == device[o]:
+            count += 1
+            if np.random.random() * count < 1.0:
+                j = k
+    if j == i:
+        return False
+    step = 1 if j > i else -1
+    for k in range(i, j, step):
+        order[k] = order[k + step]
+    order[j] = o
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _book(neighbours, device, booked):
+    """Add up the bytes on each device; return those on the fullest."""
+    booked[:] = 0.0
+    for unit in range(neighbours.bytes.shape[0]):
+        booked[device[neighbours.members[neighbours.first_member[unit]]]] += neighbours.bytes[unit]
+    holds = np.full(booked.shape[0], -1, np.int64)
+    for t in range(neighbours.kept_bytes.shape[0]):
+        for k in range(neighbours.first_keeper[t], neighbours.first_keeper[t + 1]):
+            d = device[neighbours.keepers[k]]
+            if holds[d] != t:
+                holds[d] = t
+                booked[d] += neighbours.kept_bytes[t]
+    return booked.max()
+
+
+@njit(cache=True, nogil=True)
+def _over(booked, caps):
+    over = 0.0
+    for d in range(booked.shape[0]):
+        over += max(0.0, booked[d] - caps[d])
+    return over
+
+
+@njit(cache=True, nogil=True)
+def anneal(problem: FlatProblem, neighbours: Neighbours, state: State, caps: Floats, tries: int, seed: int, shelf: Shelf) -> float:
+    """Run a chain from a state, which becomes the chain's last; return its seconds.
+
+    Args:
+        caps: (devices,) the bytes that may be booked on each; a state above them pays for it, so that a chain
+            can begin there.
+        tries: the number of states whose step is computed.
+        shelf: takes the states within the caps.
+    """
+    np.random.seed(seed)
+    device, ahead, back = state
+    size, devices, units = device.shape[0], caps.shape[0], neighbours.bytes.shape[0]
+    booked = np.zeros(devices)
+    fullest = _book(neighbours, device, booked)
+    now, starts, returns, critical = flat_step(problem, device, ahead, back)
+    price = _PENALTY * now / max(1.0, neighbours.bytes.sum() + neighbours.kept_bytes.sum())
+    over = _over(booked, caps)
+    if over == 0.0:
+        _put(shelf, fullest, now, device, ahead, back)
+    next_device, next_ahead, next_back = device.copy(), ahead.copy(), back.copy()
+    at, stack, seen = np.empty(size, np.int64), np.empty(size, np.int64), np.full(units, -1, np.int64)
+    mark = 0
+    for number in range(tries):
+        temperature = now * _HOT * (_COLD / _HOT) ** (number / tries)
+        next_device[:] = device
+        next_ahead[:] = ahead
+        next_back[:] = back
+        kind = np.random.random()
+        moved = False
+        if critical.shape[0] and np.random.random() < _CRITICAL:
+            o = critical[np.random.randint(critical.shape[0])]
+        else:
+            o = np.random.randint(size)
+        if kind < 0.65:
+            unit = neighbours.unit[o]
+            first, last = neighbours.first_choice[unit], neighbours.first_choice[unit + 1]
+            target = neighbours.choices[np.random.randint(first, last)]
+            source = device[o]
+            if np.random.random() < _BORDER:
+                target = _of_neighbour(neighbours, device, o, target)
+            if target == source:
+                continue
+            want = 1 if kind < 0.3 else 2 + int(np.random.exponential(_TOGETHER))
+            mark += 1
+            _move(neighbours, next_device, o, target, want, seen, mark, stack)
+            # Where memory is tight, something has to come back.
+            if np.random.random() < 0.25:
+                o = np.random.randint(size)
+                if next_device[o] == target and _may_lie(neighbours, neighbours.unit[o], source):
+                    _move(neighbours, next_device, o, source, want, seen, mark, stack)
+            next_fullest = _book(neighbours, next_device, booked)
+            next_over = _over(booked, caps)
+            moved = True
+        elif kind < 0.82 or not problem.training:
+            if not _reorder(neighbours, device, next_ahead, at, o, True):
+                continue
+        elif not _reorder(neighbours, device, next_back, at, o, False):
+            continue
+        if not moved:
+            next_fullest, next_over = fullest, over
+        seconds, starts, returns, next_critical = flat_step(problem, next_device, next_ahead, next_back)
+        gain = now + price * over - seconds - price * next_over
+        if gain >= 0 or np.random.random() < np.exp(gain / temperature):
+            now, over, fullest, critical = seconds, next_over, next_fullest, next_critical
+            device[:] = next_device
+            # Sorted by time, so that an operator that changes its device comes in where it would run.
+            ahead[:] = next_ahead[np.argsort(starts[next_ahead], kind="mergesort")]
+            if problem.training:
+                back[:] = next_back[np.argsort(returns[next_back], kind="mergesort")]
+            if over == 0.0:
+                _put(shelf, fullest, now, device, ahead, back)
+    return now

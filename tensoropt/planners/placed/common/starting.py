@@ -1,0 +1,58 @@
+"""The heuristics' placements of a problem, from which other planners start."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.placement import Placement, PlacementProblem
+from tensoropt.planners.errors import UnsuitableError
+
+_WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
+"""Heuristics whose placements are tried; the others place by rules alone, or change the graph."""
+
+
+_SCHEDULERS = ("m_etf", "dpos")
+"""Heuristics that order operators well once their devices are fixed."""
+
+
+def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    """Yield the heuristics' placements of a problem, and each device alone; heuristics that refuse are left
+    out."""
+    count = problem.devices.count
+    for device in range(count):
+        placement = Placement.in_order([device] * problem.size, count)
+        # in_order asks neither for pins nor for what a device can run.
+        if possible(problem, placement):
+            yield f"device {device} alone", placement
+    for name in _WARM_STARTS:
+        yield from _method(name, problem, seed)
+
+
+def ordered(
+    problem: PlacementProblem, device: tuple[int, ...], seed: int
+) -> Iterator[tuple[str, Placement]]:
+    """Yield orders of execution for operators whose devices are fixed."""
+    # Pinning every operator leaves a heuristic nothing to choose but the order.
+    fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
+    for name in _SCHEDULERS:
+        yield from _method(name, fixed, seed)
+
+
+def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    try:
+        answer = importlib.import_module(f"tensoropt.planners.placed.{name}").place(problem, None, seed)
+    except (InfeasibleError, UnsuitableError):  # anything else is a fault, which a warm start must not hide
+        return
+    yield name, answer.placement
+
+
+def possible(problem: PlacementProblem, placement: Placement) -> bool:
+    """Return whether every device can run its operators, and every operator lies where it is pinned."""
+    seconds = problem.forward_s + problem.backward_s + problem.update_s
+    everywhere = np.isfinite([seconds[o, d] for o, d in enumerate(placement.device)]).all()
+    return bool(everywhere) and all(placement.device[o] in allowed for o, allowed in problem.pinned)

@@ -1,0 +1,189 @@
+"""Local search: better placements around those of the heuristics, for every amount of memory.
+
+Annealing (:mod:`.common.annealing`) starts from the placements of the heuristics: first without a cap on
+memory, then under lower and lower caps, each from the fastest placement below it, which is the epsilon
+constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). What no other placement beats
+in memory and time when simulated is the answer.
+
+It is limited in effort, not in seconds, so that an answer depends on the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.placement.flat import FlatProblem
+from tensoropt.plan.point import reduce_points
+from tensoropt.planners.placed.common.annealing import Neighbours, Shelf, State, anneal
+from tensoropt.planners.placed.common.starting import heuristics
+from tensoropt.planners.placed.common.units import PlacedAnswer, limited, units_of
+from tensoropt.types import Floats
+from tensoropt.units import format_bytes, format_seconds
+
+TASKS_PER_SECOND = 25e6
+"""The tasks of steps computed in a second on the machine where this was measured (one core of 2.5 GHz): turns
+seconds into effort."""
+_SHELVES = 48
+"""The amounts of memory for which a placement is kept."""
+_CAPS = 8
+"""The caps on memory under which a chain runs."""
+_FEWEST_TRIES, _MOST_TRIES = 2_000, 2_000_000
+_STARTS = 3
+_SCOUTS, _FASTEST, _CAPPED = 0.3, 0.3, 0.4
+"""The fastest starts from which a chain runs, and the shares of all tries: of the chains from these, of the chains without a cap, of those under caps. They
+are assumptions, as are the numbers above."""
+_ROUNDS = 6
+"""The most times that caps are lowered because the simulator finds more bytes than were booked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSearch:
+    """The settings of the planner.
+
+    Attributes:
+        seconds: the effort, in seconds of the machine where it was measured.
+    """
+
+    seconds: float = 20.0
+
+
+DEFAULTS = LocalSearch()
+
+
+class _Search:
+    """Chains over one problem, and what they came across."""
+
+    def __init__(self, problem: PlacementProblem, seed: int, settings: LocalSearch):
+        self.problem, self.seed = problem, seed
+        units = units_of(problem)
+        self.flat, self.neighbours = FlatProblem.of(problem), Neighbours.of(problem, units)
+        self.caps = problem.devices.capacity_bytes.astype(float)
+        total = self.neighbours.all_bytes
+        least = max(total / problem.devices.count, float(self.neighbours.bytes.max(initial=0.0)))
+        # A byte more, as sums are rounded.
+        self.shelf = Shelf.empty(np.linspace(least, total, _SHELVES) * (1 + 1e-9) + 1, problem.size)
+        tasks = problem.micro_batches * ((1 + problem.training) * problem.size + len(problem.tensors))
+        self.tries = int(np.clip(settings.seconds * TASKS_PER_SECOND / tasks, _FEWEST_TRIES, _MOST_TRIES))
+        self.chains = self.tried = 0
+
+    def run(self, starts: Sequence[SimulatedPlacement]) -> None:
+        """Run all chains, from the starts and from what is found on the way."""
+        states = {s.placement.device: State.of(s) for s in sorted(starts, key=lambda s: s.time_s)}
+        # Where everything is above the caps, a chain pays for it: a stable sort by how much.
+        ordered = sorted(states.values(), key=self._over)
+        start = ordered[0]
+        for state in ordered[:_STARTS]:
+            self._chain(state.copy(), self.caps, _SCOUTS / _STARTS)
+        self._chain(self._fastest(start), self.caps, _FASTEST / 2)
+        for cap in self._ladder():
+            self._chain(self._below(cap, start), np.minimum(self.caps, cap), _CAPPED / _CAPS)
+        self._chain(self._fastest(start), self.caps, _FASTEST / 2)
+
+    def tighten(self, simulated: SimulatedPlacement) -> None:
+        """Look again, with less room where a placement exceeds its device's capacity when simulated."""
+        over = np.array(simulated.peak_bytes) - self.problem.devices.capacity_bytes
+        start = State.of(simulated)
+        booked = start.booked(self.neighbours, self.problem.devices.count)
+        self.caps = np.where(over > 0, np.minimum(self.caps, booked - over), self.caps)
+        self.shelf = Shelf.empty(self.shelf.edges, self.problem.size)
+        self._chain(start, self.caps, _CAPPED / _CAPS)
+
+    def simulated(self) -> list[SimulatedPlacement]:
+        """Return what no other state on the shelves beats, as simulated, ascending in booked memory."""
+        states = (self.shelf.state(number) for number in self.shelf.unbeaten())
+        return [simulate_placement(self.problem, state.placement(self.problem)) for state in states]
+
+    def _chain(self, state: State, caps: Floats, share: float) -> None:
+        tries = max(1, int(share * self.tries))
+        self.chains, self.tried = self.chains + 1, self.tried + tries
+        anneal(self.flat, self.neighbours, state, caps, tries, (self.seed + self.chains) % 2**32, self.shelf)
+
+    def _fastest(self, start: State) -> State:
+        known = self.shelf.unbeaten()
+        return self.shelf.state(known[-1]) if known else start.copy()
+
+    def _below(self, cap: float, start: State) -> State:
+        """Return the fastest state within a cap, or the leanest; ``start`` if there is none."""
+        known = self.shelf.unbeaten()
+        within = [number for number in known if self.shelf.edges[number] <= cap]
+        return self.shelf.state((within or known[:1] or [0])[-1]) if known else start.copy()
+
+    def _over(self, state: State) -> float:
+        booked = state.booked(self.neighbours, self.problem.devices.count)
+        return float(np.maximum(booked - self.caps, 0.0).sum())
+
+    def _ladder(self) -> list[float]:
+        """Return caps, descending, from what the fastest books to what the fullest device books in any case."""
+        known, edges = self.shelf.unbeaten(), self.shelf.edges
+        most = edges[known[-1]] if known else edges[-1]
+        return [float(cap) for cap in np.linspace(most, edges[0], _CAPS + 1)[1:]]
+
+
+def places(
+    problem: PlacementProblem,
+    memory_limit_bytes: float | None,
+    seed: int,
+    settings: LocalSearch = DEFAULTS,
+) -> tuple[PlacedAnswer, ...]:
+    """Return the placements that fit and that no other one found beats in memory and time.
+
+    Raises:
+        InfeasibleError: nothing found fits.
+    """
+    problem = limited(problem, memory_limit_bytes)
+    starts = [(source, simulate_placement(problem, placement)) for source, placement in heuristics(problem, seed)]
+    search = _Search(problem, seed, settings)
+    search.run([simulated for _, simulated in starts] or [_anywhere(problem)])
+    found = search.simulated()
+    for _ in range(_ROUNDS):
+        if any(simulated.fits() for simulated in found):
+            break
+        search.tighten(min(found or [s for _, s in starts] or [_anywhere(problem)], key=_excess_bytes))
+        found += search.simulated()
+    fitting = [simulated for simulated in (*found, *(s for _, s in starts)) if simulated.fits()]
+    if not fitting:
+        raise InfeasibleError(_refusal(problem, found))
+    kept = reduce_points(fitting, lambda simulated: (simulated.memory_bytes, simulated.time_s))
+    notes = _notes(search, starts, kept)
+    return tuple(PlacedAnswer(simulated.placement, notes) for simulated in kept)
+
+
+def _anywhere(problem: PlacementProblem) -> SimulatedPlacement:
+    """Return a placement to begin with where no heuristic finds one: every unit on the first device that may
+    run it."""
+    units = units_of(problem)
+    device = [int(units.choices[unit][0]) for unit in units.of]
+    return simulate_placement(problem, Placement.in_order(device, problem.devices.count))
+
+
+def _excess_bytes(simulated: SimulatedPlacement) -> float:
+    return float((np.array(simulated.peak_bytes) - simulated.problem.devices.capacity_bytes).max())
+
+
+def _refusal(problem: PlacementProblem, found: Sequence[SimulatedPlacement]) -> str:
+    in_all = problem.devices.in_all
+    capacity = format_bytes(in_all(float(problem.devices.capacity_bytes.max())))
+    text = f"local_search finds no plan within {capacity} on {problem.devices.count} devices"
+    if found:
+        text += f"; the nearest needs {format_bytes(min(map(_excess_bytes, found)))} more on one of them"
+    return f"{text}; raise the limit, use more devices or a smaller batch"
+
+
+def _notes(
+    search: _Search, starts: Sequence[tuple[str, SimulatedPlacement]], kept: Sequence[SimulatedPlacement]
+) -> tuple[str, ...]:
+    """Say from where the search came, and how far."""
+    fitting = [(simulated.time_s, source) for source, simulated in starts if simulated.fits()]
+    took = format_seconds(kept[-1].time_s)
+    tried = f"{search.tried:,} placements tried in {search.chains} chains"
+    if not fitting:
+        return (f"no heuristic found a placement that fits; annealing did, {took}: {tried}",)
+    before, source = min(fitting)
+    if kept[-1].time_s < before:
+        return (f"annealed from the heuristics' placements: {format_seconds(before)} of {source} became {took}; {tried}",)
+    return (f"nothing found is faster than {source}, {took}: {tried}",)

@@ -10,9 +10,11 @@ from math import prod
 
 import numpy as np
 
+from tensoropt.cluster import Mesh
+from tensoropt.costs.prices import ClusterCosts
 from tensoropt.costs.process_memory import named_terms
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
-from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions
 from tensoropt.pipeline.timing import (
@@ -165,6 +167,16 @@ def evaluate_pipeline(
         own = at_place.of_stage(stage.graph, stage.mesh)
         stages.append(evaluate_strategy(stage, of_stage, facts_of_stage, own, at_place.overlap))
     return assemble(strategy, stages, prices)
+
+
+def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: ClusterCosts) -> PipelineEvaluation:
+    """Simulate a pipelined strategy on a mesh of a cluster, at the costs there."""
+    sources, works = sources_at(costs, strategy.places), stage_works(strategy)
+    facts = [
+        {name: sources[strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
+        for stage, of_stage in enumerate(works)
+    ]
+    return evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
 
 
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:

@@ -11,10 +11,10 @@ from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.prices import ClusterCosts, LinkCosts, Prices
 from tensoropt.costs.source import real_shape
 from tensoropt.errors import ClusterError
-from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
+from tensoropt.evaluation.evaluate import Evaluation, evaluate_on
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.pipeline.costs import PipelinePrices, job_meshes, kinds_at, sources_at
-from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.costs import job_meshes, kinds_at
+from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.strategy import PipelinedStrategy
@@ -105,10 +105,7 @@ class StrategyOnMesh:
 
     def evaluated(self, costs: ClusterCosts) -> Evaluation:
         """Return everything about a step of a sharded strategy."""
-        (works,) = stage_works(self.strategy)
-        facts = {name: costs.facts.of(work) for name, work in works.items()}
-        prices, overlap = self.prices(costs), self.overlap(costs)
-        return evaluate_strategy(self.strategy, works, facts, prices, overlap)
+        return evaluate_on(self.strategy, self.mesh, costs)
 
     def prices(self, costs: ClusterCosts) -> Prices:
         """Return the prices of a sharded strategy."""
@@ -141,12 +138,7 @@ class _PipelineOnMesh(StrategyOnMesh):
             return ()
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
-        sources, works = sources_at(costs, self.strategy.places), stage_works(self.strategy)
-        facts = [
-            {name: sources[self.strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
-            for stage, of_stage in enumerate(works)
-        ]
-        evaluated = evaluate_pipeline(self.strategy, works, facts, PipelinePrices.of(costs, self.mesh))
+        evaluated = evaluate_pipeline_on(self.strategy, self.mesh, costs)
         return SimulatedStep(evaluated.memory_bytes, evaluated.time_s)
 
 

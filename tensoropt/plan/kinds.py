@@ -24,6 +24,8 @@ class PlanKind:
         rows: what the rows of its detail are.
         computing: the heading of their seconds.
         place: what a peak of its memory is given for.
+        mesh_words: what stands before the sizes of its mesh.
+        strategies: what has a strategy of its own, or a device, where no strategy on one mesh says all.
         memory_of: the devices whose memory a point has.
         headline: the devices whose memory and whose seconds a point has.
         bound: why no step is shorter than its computation, if other devices compute less; else "".
@@ -44,6 +46,8 @@ class PlanKind:
     rows: str = "operators that take longest"
     computing: str = "compute"
     place: str = "device"
+    mesh_words: str = ""
+    strategies: str = ""
     memory_of: str = "on the fullest device"
     headline: str = "fullest, busiest device"
     bound: str = ""
@@ -53,6 +57,10 @@ class PlanKind:
     overlap: str = ""
     owners: str = ""
     gaps: str = ""
+
+    def lies_on(self, axes: tuple[str, ...], *, placed: bool) -> bool:
+        """Return whether such plans lie on a mesh with these axes."""
+        return (axes[: len(self.first_axes)], placed) == (self.first_axes, self.placed)
 
 
 SHARDED = PlanKind("sharded plan", memory_of="on each device")
@@ -66,6 +74,8 @@ PIPELINED = PlanKind(
     bound=_BUSIEST,
     key={"pipeline": ("schedule", "again", "stages", "kinds")},
     place="place",
+    mesh_words="pp",
+    strategies="each of its stages has its own",
     idle="idle time of the pipeline, in which its busiest place waits for others",
     host_wait="idle, and waiting for the host",
     overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
@@ -82,8 +92,16 @@ PLACED = PlanKind(
     placed=True,
     bound=_BUSIEST,
     key={"placed": ("splits", "transfers")},
+    mesh_words="placed on ",
+    strategies="each of its operators runs on one device",
     headline="fullest, busiest; all messages",
     host="in compute",
     overlap="messages run beside computing; those that share a lane queue",
 )
 """Stages of one device each, which run their operators in an order of their own."""
+KINDS = (PIPELINED, PLACED, SHARDED)
+
+
+def kind_on(axes: tuple[str, ...], *, placed: bool) -> PlanKind:
+    """Return the kind of the plans on a mesh with these axes."""
+    return next((kind for kind in KINDS if kind.lies_on(axes, placed=placed)), SHARDED)

@@ -13,7 +13,7 @@ from tensoropt.exploration.frontier_table import source_words, split_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount
 from tensoropt.plan.facts_table import Fact, described
 from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
-from tensoropt.plan.plan import Plan, Predicted, StagesInfo, placing_words
+from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
@@ -218,21 +218,20 @@ def _(point: Point) -> tuple[str, Sequence[Fact]]:
 def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
     step = plan.predicted
     sends = sum(collective.count for collective in step.collectives)
-    stages = plan.stages or StagesInfo()
     split = sum(any(label != "none" for label in op.axes.values()) for op in plan.operators.values())
     operators = counted(len(plan.operators), "group"), *counted_if_any(split, "group", "{} split")
     rows = [
         Fact("devices", f"{plan.devices} of {plan.cluster.get('name', 'a cluster')}, {plan.mesh.label}"),
         Fact("step", f"{plan.model.mode}, {plan.micro_batches} micro-batch(es), {plan.optimizer}"),
-        Fact("stages", ", ".join(stages.words)),
-        Fact("cut before", ", ".join(stages.begins)),
+        Fact("stages", ", ".join(plan.info.words)),
+        Fact("cut before", ", ".join(plan.info.begins)),
         Fact("memory per device", step.memory_bytes, BYTES.words),
         Fact("", _memory_words(step)),
         *_allocator(step.allocator),
         Fact("time per step", step.time_s, SECONDS.words),
         Fact("", worded(step, "compute {compute_s}, communication {communication_s}, idle {idle_s}")),
         *_host(step),
-        Fact("operators", ", ".join((*operators, *placing_words(plan.operators, stages)))),
+        Fact("operators", ", ".join((*operators, *placing_words(plan.operators, plan.info)))),
         Fact("parameters", f"{len(plan.parameters)} tensors"),
         Fact("recomputed", f"{len(plan.recomputed)} blocks" if plan.recomputed else ""),
         Fact("sends", f"{COUNT.words(sends)} per step and rank" if sends else ""),

@@ -352,7 +352,7 @@ class StagesInfo(_Strict):
         return tuple(stage.begins for stage in self.stages[1:])
 
 
-def kind_of(stages: StagesInfo | None) -> PlanKind:
+def plan_kind(stages: StagesInfo | None) -> PlanKind:
     """Return the kind of a plan with these stages."""
     if stages is None:
         return SHARDED
@@ -450,7 +450,23 @@ class Plan(Shown, _Strict):
     @property
     def kind(self) -> PlanKind:
         """The kind of the plan, with the words for it."""
-        return kind_of(self.stages)
+        return plan_kind(self.stages)
+
+    @property
+    def info(self) -> StagesInfo:
+        """The stages and their schedule; an empty list of a plan that is one stage."""
+        return self.stages or StagesInfo()
+
+    @property
+    def places(self) -> dict[str, dict[str, str]]:
+        """The stage or device of each operator that has one, as the axis of a configuration; the first of
+        several stages."""
+        devices = {name: operator.device for name, operator in self.operators.items()}
+        places = {name: {"device": str(device)} for name, device in devices.items() if device is not None}
+        for number, stage in enumerate(self.info.stages):
+            for name in stage.groups:
+                places.setdefault(name, {STAGE_AXIS: str(number)})
+        return places
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -542,12 +558,13 @@ def _converted(data: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a plan file of an old schema as :data:`SCHEMA` has it."""
     data = {**data, "schema": SCHEMA}
     stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
-    if all(value is not None for value in stages.values()):
+    given = {name: value for name, value in stages.items() if value is not None}
+    if len(given) > 1:
         raise PlanError("a plan is placed or has a pipeline, and this one both; leave out one of them")
-    if stages["placed"] is not None and isinstance(data.get("mesh"), dict):
-        data["mesh"] = {**data["mesh"], "placed": True}  # which the first placed plans did not say
-    data["stages"] = stages["placed"] if stages["pipeline"] is None else stages["pipeline"]
-    return data
+    if isinstance(mesh := data.get("mesh"), dict):
+        # The first placed plans did not say so of their mesh.
+        data["mesh"] = {**mesh, "placed": mesh.get("placed", False) or "placed" in given}
+    return {**data, "stages": next(iter(given.values()), None)}
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tensoropt.plan.kinds import PlanKind
-from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, kind_of, placing_words
+from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, placing_words, plan_kind
 from tensoropt.plan.spent import NOTHING, OPTIMIZER_TITLE, RECOMPUTATION, beside_groups, spent_by_group
 from tensoropt.simulate.recording import Recording
 from tensoropt.units import counted_if_any
@@ -60,7 +60,7 @@ class StagesRecord:
     @cached_property
     def kind(self) -> PlanKind:
         """The kind of the plan, with the words for it."""
-        return kind_of(self.stages)
+        return plan_kind(self.stages)
 
     @property
     def placing(self) -> tuple[str, ...]:

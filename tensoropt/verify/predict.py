@@ -166,7 +166,6 @@ def _of_each_rank(
 ) -> Prediction:
     """Return the prediction of a plan file with a pipeline, with what each rank sends: it follows from the
     facts of the stages' workloads."""
-    assert plan.stages is not None
     works = stage_works(strategy)
     costs.facts.find(work for of_stage in works for work in of_stage.values())
     sent = [
@@ -178,7 +177,7 @@ def _of_each_rank(
         prediction,
         collectives=rows_of(sum(ranks, Counter())),
         of_ranks=tuple(map(rows_of, ranks)),
-        of_places=plan.stages.peak_bytes,
+        of_places=plan.info.peak_bytes,
     )
 
 

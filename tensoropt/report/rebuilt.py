@@ -37,6 +37,7 @@ from tensoropt.question.settings import Settings
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import Overlap, overlap_of
+from tensoropt.units import counted
 
 
 class SimulatedStep(NamedTuple):
@@ -191,7 +192,11 @@ def strategy_on(plan: Plan, graph: GroupGraph, cluster: Cluster) -> StrategyOnMe
     for mesh in kind.meshes(cluster, shape):
         if real_shape(mesh) == shape:
             return kind(kind.read(plan, graph), mesh)
-    raise ClusterError(f"mesh {plan.mesh.label} is not one of {cluster.name}'s")
+    raise ClusterError(
+        f"mesh {plan.mesh.label} is not one of {cluster.name}'s, whose axes follow the links of its "
+        f"{counted(cluster.device_count, 'device')}; this {plan.kind.name} runs on {plan.devices}: name a "
+        f"cluster with such a mesh, or explore on {cluster.name}"
+    )
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
     plan = exploration.plan(row)
     groups = exploration.spaces[exploration.all_points[row].space].groups
     saved_groups, sizes = _groups(exploration), _sizes(exploration, row)
-    places, recomputed = plan.places, _again(exploration, plan)
+    places, recomputed = plan.place_of, _again(exploration, plan)
     rows = []
     for name, operator in plan.operators.items():
         group = saved_groups.get(name)

@@ -14,7 +14,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -442,10 +442,7 @@ class Plan(Shown, _Strict):
     @property
     def devices(self) -> int:
         """The number of devices, and so of ranks, that the plan runs on."""
-        count = 1
-        for size in self.mesh.shape:
-            count *= size
-        return count
+        return prod(self.mesh.shape)
 
     @property
     def kind(self) -> PlanKind:
@@ -458,7 +455,7 @@ class Plan(Shown, _Strict):
         return self.stages or StagesInfo()
 
     @property
-    def places(self) -> dict[str, dict[str, str]]:
+    def place_of(self) -> dict[str, dict[str, str]]:
         """The stage or device of each operator that has one, as the axis of a configuration; the first of
         several stages."""
         devices = {name: operator.device for name, operator in self.operators.items()}

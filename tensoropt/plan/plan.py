@@ -573,10 +573,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         # Editors on some systems put a mark of the byte order before UTF-8.
         text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not a plan: it is not UTF-8 text") from error
     except (OSError, ValueError) as error:
-        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else None
-        if why is not None:
-            raise PlanError(f"{path} is not a plan: {why}") from error
         raise PlanError(
             f"cannot read the plan {path}: {getattr(error, 'strerror', None) or error}; give a plan.json"
         ) from error
@@ -587,9 +586,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             f"{path} is not a plan: line {error.lineno}: {error.msg}; is the file whole? choose the plan "
             "again"
         ) from error
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists in ...
-        raise PlanError(f"{path} is not a plan: {error}") from error
-    except PlanError as error:
+    # A key that stands twice; numbers of thousands of digits, lists in lists in ...
+    except (PlanError, ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
     schemas = (*_OLD_SCHEMAS, SCHEMA)
     if not isinstance(data, dict) or data.get("schema") not in schemas:

@@ -262,13 +262,10 @@ def predict(
     """Return sharded and pipelined strategies, each with the mesh of its job, with their predictions, priced
     as the cost tables do; only what these strategies need is measured.
     """
+    drawn: list[tuple[ParallelStrategy, Mesh]] = [*sharded, *pipelines]
     # All strategies' work at once, by key: what several of them share is measured once.
-    every = {
-        work.key: work
-        for strategy, _ in (*sharded, *pipelines)
-        for of_stage in stage_works(strategy)
-        for work in of_stage.values()
-    }
+    works = [of_stage for strategy, _ in drawn for of_stage in stage_works(strategy)]
+    every = {work.key: work for of_stage in works for work in of_stage.values()}
     costs.facts.find(every.values())
     costs.timings.measure(every)
     return [

@@ -100,7 +100,7 @@ def test_a_placed_plan_has_no_strategy_on_a_mesh(tmp_path) -> None:
     graph = priced(tmp_path)
     with pytest.raises(
         PlanError,
-        match="each of its operators runs on one device; give tensoropt.parallelize the plan itself",
+        match=r"each of its operators runs on one device; give tensoropt\.parallelize the plan itself",
     ):
         plan_of(graph).strategy(graph.prices.graph)
     with pytest.raises(PlanError, match="places no operators on single devices"):

@@ -20,6 +20,9 @@ from tensoropt.placement.problem import Placement, PlacementProblem, repeat_plac
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
 
+OPTIMIZER_TEMPORARIES = "optimizer's temporaries"
+"""The label of what the optimizer needs while it runs."""
+
 
 def device_name(device: int) -> str:
     """Return the name of a device as a resource of the timeline."""
@@ -314,7 +317,7 @@ class _StepSimulation:
                     if place.device[problem.tensors[number].producer] == device
                 ]
                 after = (*(self.backward[o] for o in order), *sent)
-                kind = self._kind("transient", None, None, "optimizer's temporaries")
+                kind = self._kind("transient", None, None, OPTIMIZER_TEMPORARIES)
                 self.updates[len(self.tasks)] = (device_name(device), kind, peak)
                 self.tasks.append(
                     Task(

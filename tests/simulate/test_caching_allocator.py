@@ -22,7 +22,7 @@ from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import (
     MIB,
     CachingAllocator,
-    StepRequests,
+    RankRequests,
     rounded_bytes,
     segment_bytes,
     step_requests,
@@ -79,7 +79,9 @@ def test_a_step_by_hand():
     saved = NamedBytes("first", "first", "saved", "", "kept", 3 * MIB)
     forward = Instruction(FORWARD, leaves=[saved], workspace=[workspace(5 * MIB)])
     backward = Instruction(BACKWARD, releases=[saved], workspace=[workspace(6 * MIB)])
-    step = StepRequests([4 * MIB] * 2, [4 * MIB] * 2, Step((forward, backward, Instruction(OPTIMIZER)), 2, 1))
+    step = RankRequests.of(
+        [4 * MIB] * 2, [4 * MIB] * 2, Step((forward, backward, Instruction(OPTIMIZER)), 2, 1)
+    )
     found = step.replay()
     # 8 + 5 in forward; 8 + 3 + 6 in backward; with the state 16 + 3 + 6 in the second step's.
     assert found.requested == 25 * MIB
@@ -94,7 +96,7 @@ def test_what_is_kept_from_now_on_stays_in_its_block():
     forward = Instruction(FORWARD, begins=[made])
     used = Instruction(FORWARD._replace(group="second"), begins=[kept], ends=[made])
     backward = Instruction(BACKWARD, ends=[kept])
-    found = StepRequests([], [], Step((forward, used, backward), 3, 4)).replay()
+    found = RankRequests.of([], [], Step((forward, used, backward), 3, 4)).replay()
     assert found.requested == found.allocated == 6 * MIB
 
 
@@ -104,7 +106,7 @@ def test_of_two_blocks_with_one_name_the_older_one_goes():
     other = gathered._replace(operator="second")
     moments = [Instruction(FORWARD, begins=[gathered]), Instruction(FORWARD, begins=[other])]
     moments += [Instruction(BACKWARD, ends=[other]), Instruction(BACKWARD, ends=[gathered])]
-    found = StepRequests([], [], Step(tuple(moments), 4, 2)).replay()
+    found = RankRequests.of([], [], Step(tuple(moments), 4, 2)).replay()
     assert found.requested == 8 * MIB
 
 

@@ -207,7 +207,7 @@ class _Apart:
                 waiting += facts.waiting_bytes
         needed, readers = self._needed(apart)
         left = needed + waiting - self._sent_back(apart)
-        arriving = arriving_tensors(self.graph)
+        arriving = _arriving(self.graph)
         arrived = sum(size for name, (size, _) in readers.items() if name in arriving)
         return _SplitBackward(most, left, self._weights_bytes(left, apart, readers), arrived)
 
@@ -347,7 +347,7 @@ def memory_of_places(
 
 
 class ActionRecorder(Protocol):
-    """What a place has alive in its actions, told from the first to the last."""
+    """A receiver of what a place has alive in its actions, from the first to the last."""
 
     def keep(self, action: Action, change: float) -> None:
         """Record by how many bytes an action's micro-batch keeps more."""
@@ -425,7 +425,7 @@ class _StageTensors:
 
     def __init__(self, stage: Strategy, evaluation: Evaluation, *, given: bool):
         schedule, names = evaluation.batch.schedule, dict[str, str]()
-        arriving = arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
+        arriving = _arriving(evaluation.batch.graph) if given else frozenset[str]()
         for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
             named = {short: name for name, short in own.short_names.items()}
             names[simulated.name] = own.name
@@ -651,7 +651,7 @@ class _TransientMemory:
             self.on_the_way -= self._back[stage] * len(self._taken[stage].get(micro_batch, ()))
 
 
-def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
+def _arriving(graph: GroupGraph) -> frozenset[str]:
     """Return the tensors that arrive in a stage."""
     return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
@@ -661,7 +661,7 @@ def _kept_given(evaluation: Evaluation) -> int:
     backward.
     """
     batch = evaluation.batch
-    arriving = arriving_tensors(batch.graph)
+    arriving = _arriving(batch.graph)
     end = batch.schedule.forward_end
     return sum(
         named.bytes

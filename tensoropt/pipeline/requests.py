@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from tensoropt.evaluation.evaluate import Evaluation
-from tensoropt.pipeline.memory import arriving_tensors, memory_of_actions
+from tensoropt.ops.families.stages import ARRIVE
+from tensoropt.pipeline.memory import memory_of_actions
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.simulate.caching_allocator import (
@@ -87,7 +88,8 @@ class _StageRequests:
 
     def __init__(self, evaluation: Evaluation, *, given: bool):
         step, forward_end = lower(evaluation.batch), evaluation.batch.schedule.forward_end
-        elsewhere = arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
+        groups = evaluation.batch.graph.groups if given else ()
+        elsewhere = frozenset(g.anchor.outputs[0] for g in groups if g.anchor.target == ARRIVE)
         instructions = [_without(now, elsewhere) for now in step.instructions]
         alive: dict[Hashable, list[int]] = defaultdict(list)
         # What ends as backward begins is gone between the two.
@@ -143,7 +145,7 @@ class _Blocks:
 
     def hold(self, total: int) -> None:
         """Free, or allocate, until there are ``total`` bytes."""
-        while self.bytes > total:
+        while self._blocks and self.bytes > total:
             # A block of just the difference, or the oldest one.
             sizes, more = [block.bytes for block in self._blocks], self.bytes - total
             freed = self._blocks.pop(sizes.index(more) if more in sizes else 0)

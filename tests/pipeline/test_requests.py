@@ -22,6 +22,7 @@ from tests.costs.models import four, problem
 from tests.naive import reserved_by, signed_bytes
 from tests.pipeline.models import split_along_the_batch
 from tests.pipeline.test_evaluate import WEIGHT, evaluated, halves
+from tests.simulate.test_caching_allocator import check_against_a_real_step, opened_wide
 
 ROWS = 8 * 24 * 4
 """Bytes of what a layer makes of a micro-batch of 8 rows."""
@@ -96,6 +97,16 @@ def test_random_pipelines_ask_for_what_is_counted(name: str, schedule: str) -> N
     mesh = (4, 2) if SCHEDULES[schedule].apart else (4, 2, 2)
     for seed in range(2):
         check_requests(evaluated(random_pipeline(graph, mesh, schedule, random.Random(seed), 0.3)))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"])
+def test_an_allocator_reserves_as_much_for_a_real_step(schedule: str) -> None:
+    loaded = opened_wide()
+    strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(0))
+    found, per_place = evaluated(strategy), len(strategy.stages) // 2
+    for place, actions in enumerate(place_actions(schedule, 2, per_place, 4)):
+        requests = place_requests(strategy, found.stages, place, actions)
+        check_against_a_real_step(requests, place, loaded, strategy)
 
 
 def test_a_point_says_what_the_allocator_takes_only_if_a_process_is_counted() -> None:

@@ -9,11 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.source import CostSource
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.placement.prices import PlacedPrices
 from tensoropt.placement.requests import device_requests
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
+from tensoropt.verify.predict import predict_placed
 from tests.naive import reserved_by, signed_bytes
 from tests.placement.test_simulate import diamond, residual
 from tests.planners.placed.placements import random_problem
+from tests.simulate.test_caching_allocator import check_against_a_real_step, opened_wide
 
 
 def test_devices_by_hand() -> None:
@@ -79,3 +86,16 @@ def test_random_placements_ask_for_what_is_counted(seed: int) -> None:
     device = np.random.default_rng(seed).integers(0, 3, size=14).tolist()
     problem = variants(problem, seed) if training else problem
     check_requests(simulate_placement(problem, Placement.in_order(device, 3)))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_an_allocator_reserves_as_much_for_a_real_step(micro_batches: int) -> None:
+    loaded, store = opened_wide(), ProfileStore(":memory:")
+    costs = CostSource(load_cluster("netsplit-paper"), store, Settings(), None)
+    graph = PlacedPrices(loaded.graph, costs.cluster, costs).price(micro_batches=micro_batches)
+    size = graph.problem.size
+    placement = Placement.in_order([3 * operator // size for operator in range(size)], 3)
+    simulated, (strategy, _) = simulate_placement(graph.problem, placement), predict_placed(graph, placement)
+    for device in range(3):
+        # A message may be there for more or fewer operators than simulated.
+        check_against_a_real_step(device_requests(simulated, device, "adam"), device, loaded, strategy, 0.04)

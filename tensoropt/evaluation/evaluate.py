@@ -27,7 +27,7 @@ from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.caching_allocator import replayed
+from tensoropt.simulate.caching_allocator import replayed, step_requests
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates, overlap_of
 from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
@@ -127,7 +127,7 @@ class Evaluation:
         """Return the peaks of PyTorch's allocator in one strategy
         (:mod:`tensoropt.simulate.caching_allocator`).
         """
-        return replayed(self.batch, row)
+        return replayed(lambda: step_requests(self.batch, row), named_terms(self.metrics.terms[row].tolist()))
 
     def timed(self, row: int = 0) -> TimedStep:
         """Return the step of one strategy with the time of everything that happens in it."""

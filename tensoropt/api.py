@@ -150,7 +150,8 @@ def answer(
         note: called with a message if the answer, or the model's operators, had been kept.
 
     Raises:
-        CaptureError, TensorOptError: as in :func:`explore` and :func:`load_model`.
+        CaptureError, TensorOptError: as in :func:`explore` and
+            :func:`~tensoropt.question.model_source.load_model`.
     """
     keep, captured, source = not question.anew, None, None
     if sibling is not None and sibling.recorded is not None:

@@ -226,6 +226,32 @@ class NaiveAllocator:
                 del pieces[n]
 
 
+def signed_bytes(requests):
+    """The bytes of every request, below 0 for what is returned: the oldest of its name."""
+    alive, signed = [], []
+    for name, size in requests:
+        if size:
+            alive.append((name, size))
+            signed.append(size)
+        else:
+            signed.append(-alive.pop([other for other, _ in alive].index(name))[1])
+    assert not alive, "a step returns all that it asks for"
+    return signed
+
+
+def reserved_by(requests, *, expandable):
+    """What two steps of a rank reserve of a device, with its state made at the end of the first."""
+    allocator = NaiveAllocator(expandable=expandable)
+    alive = [(None, allocator.allocate(size)) for size in requests.lasting]
+    state = [(None, size) for size in requests.state]
+    for name, size in [*requests.step, *state, *requests.end, *requests.step, *requests.end]:
+        if size:
+            alive.append((name, allocator.allocate(size)))
+        else:
+            allocator.free(alive.pop([other for other, _ in alive].index(name))[1])
+    return allocator.reserved
+
+
 def factorisations(number, parts):
     """Every ordered way to write a number as a product of so many factors of at least 2, by trying all."""
     factors = itertools.product(range(2, number + 1), repeat=parts)

@@ -99,6 +99,7 @@ ONCE = {
 """Aliases and classes of any folder that one file at most defines, as each public class of the package: a
 reader who meets the name knows what it is."""
 
+REFERENCE = re.compile(r":\w+:`~?(tensoropt\.[\w.]+)`")
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 FILES = sorted(p for top in ("tensoropt", "app") for p in (ROOT / top).rglob("*.py"))
 PAGES = sorted(
@@ -175,6 +176,33 @@ def defined_more_than_once() -> dict[str, set[str]]:
     return {name: files for name, files in found.items() if len(files) > 1}
 
 
+def unknown_references(path: Path) -> set[str]:
+    """The references of a file's docstrings to what the package does not have: a module, a name that its file
+    defines or imports, a member that any file defines."""
+    found = set()
+    for name in REFERENCE.findall(path.read_text(encoding="utf-8")):
+        parts, at = name.split("."), ROOT
+        while parts and (at / parts[0]).is_dir():
+            at /= parts.pop(0)
+        if parts and (at / f"{parts[0]}.py").exists():
+            at /= f"{parts.pop(0)}.py"
+        module = at if at.is_file() else at / "__init__.py"
+        if (parts and parts[0] not in defined_in(module)) or not set(parts[1:]) <= every_name():
+            found.add(name)
+    return found
+
+
+@cache
+def defined_in(module: Path) -> set[str]:
+    imported = (n for n in ast.walk(parsed(module)) if isinstance(n, ast.Import | ast.ImportFrom))
+    return {*names(module), *(alias.asname or alias.name for node in imported for alias in node.names)}
+
+
+@cache
+def every_name() -> set[str]:
+    return {name for path in FILES for name in names(path)}
+
+
 def short(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -189,6 +217,11 @@ def advice(words_used: set[str]) -> str:
 def test_files_use_the_words_of_the_glossary() -> None:
     found = {short(path): banned(path) for path in (*FILES, *PAGES)}
     assert not {path: advice(used) for path, used in found.items() if used}
+
+
+def test_references_lead_to_what_is_there() -> None:
+    dead = {short(path): unknown_references(path) for path in FILES}
+    assert not {path: sorted(found) for path, found in dead.items() if found}
 
 
 def test_names_of_classes_and_of_the_seams_are_defined_once() -> None:

@@ -87,7 +87,7 @@ class Job:
         return replace(self, stages=(*others, Stage(stage, done, total, what, began, now, spent)))
 
     def save(self, folder: Path) -> None:
-        """Write it into its folder. Raises :class:`TensorOptError`."""
+        """Write it into its folder. Raises :class:`~tensoropt.errors.TensorOptError`."""
         write_text(folder / FILE, json.dumps(asdict(self)) + "\n")
 
 

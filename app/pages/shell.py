@@ -23,7 +23,7 @@ _DARK_SCALE = (
 """The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
 PARTS = ("frame", "listing", "controls", "selection", "pick")
 """Stores of the state by what depends on it: the plot, the words about the whole frontier, controls, what
-moves in the plot (:func:`.look.selection`), and everything."""
+moves in the plot (:func:`.frontier.look.selection`), and everything."""
 
 
 LATER = ("explore", "plan")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.kinds import STAGE_AXIS
-from tensoropt.plan.plan import Plan, StagesInfo
+from tensoropt.plan.kinds import PLACE_AXES
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.plan_names import TENSOR, what_it_does
 from tensoropt.plan.space import Space
 from tensoropt.report.step_parts import Share
@@ -75,12 +75,12 @@ def axes_words(
         batch: the operator's label on the micro-batch axis.
         sizes: the sizes of the axes.
     """
-    if list(configuration) == ["device"]:
-        return f"device {configuration['device']}"
+    places = [f"{axis} {configuration[axis]}" for axis in PLACE_AXES if axis in configuration]
+    split = {axis: label for axis, label in configuration.items() if axis not in PLACE_AXES}
     parts: dict[str, int] = {}
-    for axis, label in configuration.items():
+    for axis, label in split.items():
         size = (sizes or {}).get(axis, 1)
-        if axis == STAGE_AXIS or label == "none":
+        if label == "none":
             continue
         dim = label.partition("@")[0]
         loop, _, atom = dim.partition(".")
@@ -90,8 +90,7 @@ def axes_words(
         elif re.fullmatch(r"d\d+", loop) and label != batch:
             words = f"dim {loop[1:]}"
         parts[words] = parts.get(words, 1) * size
-    place = [f"stage {configuration[STAGE_AXIS]}"] if STAGE_AXIS in configuration else []
-    return ", ".join([*place, *(f"{w} ×{n}" if n > 1 else w for w, n in parts.items())]) or "whole"
+    return ", ".join([*places, *(f"{w} ×{n}" if n > 1 else w for w, n in parts.items())]) or "whole"
 
 
 def split_in_stage(axes: str) -> tuple[int | None, str]:
@@ -123,18 +122,14 @@ def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
     plan = exploration.plan(row)
     groups = exploration.spaces[exploration.all_points[row].space].groups
     saved_groups, sizes = _groups(exploration), _sizes(exploration, row)
-    stages, recomputed = _stages(plan.stages or StagesInfo()), _again(exploration, plan)
+    places, recomputed = plan.place_of, _again(exploration, plan)
     rows = []
     for name, operator in plan.operators.items():
-        if operator.device is not None:
-            axes = axes_words({"device": str(operator.device)})
-            rows.append(OperatorRow(name, "", len(operator.members), axes, "", "plan"))
-            continue
         group = saved_groups.get(name)
         own = group.parameters if group else groups[name]["parameters"] if name in groups else ()
         keys = {p: plan.parameters[p].key for p in own if p in plan.parameters}
         stored = [f"{p}: {', '.join(stored_words(plan.parameters[p].stored))}" for p in keys]
-        configuration = {**stages.get(name, {}), **operator.axes}
+        configuration = {**places.get(name, {}), **operator.axes}
         rows.append(
             OperatorRow(
                 group=name,
@@ -147,16 +142,6 @@ def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
             )
         )
     return tuple(rows)
-
-
-def _stages(info: StagesInfo) -> dict[str, dict[str, str]]:
-    """Return operator -> its stage, as the axis of a configuration; the first stage of an operator in
-    several."""
-    stages: dict[str, dict[str, str]] = {}
-    for number, stage in enumerate(info.stages):
-        for name in stage.groups:
-            stages.setdefault(name, {STAGE_AXIS: str(number)})
-    return stages
 
 
 def _again(exploration: Exploration, plan: Plan) -> set[str]:

@@ -381,7 +381,7 @@ def runs_beside(device_type: str, overlap: str) -> bool:
     nothing.
 
     Args:
-        overlap: as in :class:`~tensoropt.plan.Settings`.
+        overlap: as in :class:`~tensoropt.question.settings.Settings`.
     """
     return device_type != "cpu" and overlap != "none"
 

@@ -24,8 +24,8 @@ from tensoropt.graph import OperatorGraph
 from tensoropt.types import Flags, Floats
 from tensoropt.units import format_bytes
 
-CONSTANTS = "constants"
-TERMS = ("context", "workspaces", "segments", "communicators", "inputs", CONSTANTS)
+CONTEXT, CONSTANTS = "context", "constants"
+TERMS = (CONTEXT, "workspaces", "segments", "communicators", "inputs", CONSTANTS)
 """CUDA's context with the loaded kernels; cuBLAS's workspaces; the unused end of the allocator's last
 segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's constants."""
 
@@ -33,6 +33,14 @@ segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's
 def named_terms(terms: Sequence[float]) -> dict[str, float]:
     """Return the terms that are not zero, by name."""
     return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
+
+
+def allocator_blocks(terms: Mapping[str, float]) -> tuple[int, ...]:
+    """Return the bytes of those terms that PyTorch's allocator serves, block by block."""
+    # Autograd's thread has its own workspace.
+    workspace = terms.get("workspaces", 0.0) / 2
+    sizes = (workspace, workspace, terms.get("inputs", 0.0), terms.get(CONSTANTS, 0.0))
+    return tuple(int(size) for size in sizes if size)
 
 
 class Communicator(NamedTuple):
@@ -94,13 +102,6 @@ class ProcessMemory:
     def counts_communicators(self) -> bool:
         """Whether the axes of a strategy's communication matter."""
         return bool(self.communicator)
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """The bytes of those parts that PyTorch's allocator serves, block by block."""
-        # Autograd's thread has its own workspace.
-        sizes = (self.workspaces / 2, self.workspaces / 2, self.inputs, self.constants)
-        return tuple(int(size) for size in sizes if size)
 
     def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
         """Return the bytes of a communicator that crosses these link levels; for unknown levels, the largest

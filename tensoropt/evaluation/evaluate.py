@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.prices import Prices
+from tensoropt.costs.prices import ClusterCosts, Prices
 from tensoropt.costs.process_memory import named_terms
 from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
@@ -23,12 +23,12 @@ from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload
+from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.caching_allocator import replayed
-from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates
+from tensoropt.simulate.caching_allocator import replayed, step_requests
+from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates, overlap_of
 from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
 from tensoropt.simulate.readings import Memo
@@ -127,7 +127,7 @@ class Evaluation:
         """Return the peaks of PyTorch's allocator in one strategy
         (:mod:`tensoropt.simulate.caching_allocator`).
         """
-        return replayed(self.batch, row)
+        return replayed(lambda: step_requests(self.batch, row), named_terms(self.metrics.terms[row].tolist()))
 
     def timed(self, row: int = 0) -> TimedStep:
         """Return the step of one strategy with the time of everything that happens in it."""
@@ -180,6 +180,19 @@ def evaluate_strategy(
     choices, options = candidates.row()
     batch = Batch(candidates, choices, options, prices, overlap)
     return Evaluation(batch, simulate(batch), choices, options)
+
+
+def evaluate_on(strategy: Strategy, mesh: Mesh, costs: ClusterCosts) -> Evaluation:
+    """Simulate one strategy on a mesh of a cluster, at the costs there."""
+    works = {
+        name: workload(strategy.graph, configuration, strategy.mesh)
+        for name, configuration in strategy.configurations.items()
+    }
+    facts = {name: costs.facts.of(work) for name, work in works.items()}
+    prices = Prices.of(costs, strategy.graph, strategy.mesh, mesh)
+    return evaluate_strategy(
+        strategy, works, facts, prices, overlap_of(costs.cluster, mesh, beside=costs.beside)
+    )
 
 
 def costs_of(evaluated: Sequence[Evaluation]) -> np.ndarray:

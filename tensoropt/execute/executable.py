@@ -26,7 +26,7 @@ from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.placement.strategy import PlacedStrategy
-from tensoropt.plan.kinds import PIPELINED, PLACED
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, PlanKind
 from tensoropt.plan.plan import Plan, example_call, load_plan
 from tensoropt.question.model_source import load_model
 from tensoropt.sharding.atoms import refine_graph
@@ -35,20 +35,27 @@ from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 
 
 class _Kind(NamedTuple):
-    """A kind of strategies, and the module and name of the engine that runs them."""
+    """A kind of plans, the class of their strategies, what reads one from a plan, and the module and name of
+    the engine that runs it."""
 
+    plans: PlanKind
     strategy: type[ParallelStrategy]
+    of_plan: Callable[[Plan, GroupGraph], ParallelStrategy]
     engine: tuple[str, str]
 
 
-_KINDS = {
-    kind.strategy.kind: kind
-    for kind in (
-        _Kind(Strategy, ("tensoropt.engine.sharded_engine", "ShardedEngine")),
-        _Kind(PlacedStrategy, ("tensoropt.placement.execute.engine", "PlacedEngine")),
-        _Kind(PipelinedStrategy, ("tensoropt.pipeline.execute.engine", "PipelinedEngine")),
-    )
-}
+_KINDS = (
+    _Kind(SHARDED, Strategy, Plan.strategy, ("tensoropt.engine.sharded_engine", "ShardedEngine")),
+    _Kind(PLACED, PlacedStrategy, placed_strategy, ("tensoropt.placement.execute.engine", "PlacedEngine")),
+    _Kind(
+        PIPELINED,
+        PipelinedStrategy,
+        pipelined_strategy,
+        ("tensoropt.pipeline.execute.engine", "PipelinedEngine"),
+    ),
+)
+_OF_PLANS = {kind.plans.name: kind for kind in _KINDS}
+_OF_STRATEGIES = {kind.strategy.kind: kind for kind in _KINDS}
 
 
 def engine_of(
@@ -65,7 +72,7 @@ def engine_of(
         seed: the seed of dropout.
         device: the device that this rank computes on; by default that of the values.
     """
-    module, name = _KINDS[strategy.kind].engine
+    module, name = _OF_STRATEGIES[strategy.kind].engine
     # Imported where it is used: torch.distributed.pipelining is a third of all imports of a rank without a
     # pipeline.
     engine: Engine = getattr(importlib.import_module(module), name)(
@@ -75,9 +82,9 @@ def engine_of(
 
 
 def strategy_class(data: Mapping[str, Any]) -> type[ParallelStrategy]:
-    """Return the class of a strategy in plain data (:meth:`ParallelStrategy.to_data`), which says whether its
-    ranks run one program, and how many there are."""
-    return _KINDS[data.get("kind", Strategy.kind)].strategy
+    """Return the class of a strategy in plain data (:meth:`ParallelStrategy.to_data`), which says how
+    many ranks there are, and which of them run one program."""
+    return _OF_STRATEGIES[data.get("kind", Strategy.kind)].strategy
 
 
 def strategy_from_data(data: Mapping[str, Any], graph: GroupGraph) -> ParallelStrategy:
@@ -95,12 +102,7 @@ def strategy_of_plan(plan: Plan, graph: GroupGraph) -> ParallelStrategy:
     Raises:
         PlanError: the plan is for another model.
     """
-    if plan.kind is PLACED:
-        return placed_strategy(plan, graph)
-    if plan.kind is PIPELINED:
-        return pipelined_strategy(plan, graph)
-    strategy: Strategy = plan.strategy(graph)
-    return strategy
+    return _OF_PLANS[plan.kind.name].of_plan(plan, graph)
 
 
 @dataclass(frozen=True)

@@ -247,8 +247,9 @@ def parallelize(
             certain GPU. By default the model's device; for a model on the meta device, the kind that the plan
             is for.
         checkpoint: where to read weights from: a folder of ``torch.distributed.checkpoint`` (as
-            :func:`save_checkpoint` writes it), a safetensors file, or a folder of those. It must have
-            everything that a state dict of the model has, except what ``init_weights`` gives.
+            :func:`~tensoropt.execute.checkpoint.save_checkpoint` writes it), a safetensors file, or a folder
+            of those. It must have everything that a state dict of the model has, except what
+            ``init_weights`` gives.
         init_weights: draws the weights (those that the checkpoint lacks, if there is one): a function that
             sets the parameters and buffers of the module it is given. It is called for each module on the
             CPU, as ``model.apply(init_weights)`` calls it after ``torch.manual_seed(seed)`` and with the

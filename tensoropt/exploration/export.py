@@ -22,7 +22,7 @@ from tensoropt.exploration.figure_rows import figure_rows
 from tensoropt.files import written_whole
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan import Plan, StagesInfo
+from tensoropt.plan.plan import Plan, StagePlan
 from tensoropt.plan.point import FRONTIER, SAME, Point, reduce_points
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.sharding.storage import stored_words
@@ -162,32 +162,35 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
     for i, point in enumerate(exploration.points, 1):
         plan = plan_of(exploration, point)
         groups = exploration.spaces[point.space].groups
-        cells = _stage_rows(plan, point.stages, axes) if point.stages.stages else _rows(plan, groups, axes)
-        rows += [[i, *row] for row in cells]
+        rows += [[i, *row] for row in _rows(plan, point.stages.stages, groups, axes)]
     write_rows(path, header, rows)
 
 
-def _rows(plan: Plan, groups: Mapping[str, Mapping[str, Any]], axes: int) -> Iterator[list[str]]:
-    """Yield the operators of a plan: the cells after the point's number."""
-    for name, operator in plan.operators.items():
-        labels = list(operator.axes.values())
-        stored = "; ".join(
-            f"{plan.parameters[p].key}={','.join(stored_words(plan.parameters[p].stored))}"
-            for p in groups.get(name, {}).get("parameters", ())
-        )
-        yield [name, *labels, *[""] * (axes - len(labels)), operator.position or stored]
+def _rows(
+    plan: Plan, stages: Sequence[StagePlan], groups: Mapping[str, Mapping[str, Any]], axes: int
+) -> Iterator[list[str]]:
+    """Yield the stages of a plan, each with its operators, then the operators that are in no stage: the cells
+    after the point's number.
+    """
 
+    def cells(name: str, labels: Sequence[str], options: str = "") -> list[str]:
+        return [name, *labels, *[""] * (axes - len(labels)), options]
 
-def _stage_rows(plan: Plan, info: StagesInfo, axes: int) -> Iterator[list[str]]:
-    """Yield the stages of a pipeline, each with its operators, likewise."""
-    for number, stage in enumerate(info.stages):
-        stored = "; ".join(
-            f"{plan.parameters[p].key}={','.join(stored_words(layout))}" for p, layout in stage.stored.items()
-        )
-        yield [f"stage {number}", str(number), *[""] * (axes - 1), stored]
+    for number, stage in enumerate(stages):
+        yield cells(f"stage {number}", [str(number)], _stored(plan, stage.stored))
         for name, (_, *labels) in stage.groups.items():
             if name in plan.operators:  # and not what arrives or departs
-                yield [name, str(number), *labels, *[""] * (axes - 1 - len(labels)), ""]
+                yield cells(name, [str(number), *labels])
+    in_stages = {name for stage in stages for name in stage.groups}
+    for name, operator in plan.operators.items():
+        if name not in in_stages:
+            stored = {p: plan.parameters[p].stored for p in groups.get(name, {}).get("parameters", ())}
+            yield cells(name, list(operator.axes.values()), operator.position or _stored(plan, stored))
+
+
+def _stored(plan: Plan, layouts: Mapping[str, Sequence[str]]) -> str:
+    """Return how some parameters are stored, in words."""
+    return "; ".join(f"{plan.parameters[p].key}={','.join(stored_words(of))}" for p, of in layouts.items())
 
 
 COMPARISON_COLUMNS = (

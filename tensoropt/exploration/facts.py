@@ -13,12 +13,20 @@ from tensoropt.exploration.frontier_table import source_words, split_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount
 from tensoropt.plan.facts_table import Fact, described
 from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
-from tensoropt.plan.plan import Plan, Predicted, StagesInfo
+from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
-from tensoropt.units import LEAST_SHARE, counted, format_bytes, format_number, format_seconds, share_words
+from tensoropt.units import (
+    LEAST_SHARE,
+    counted,
+    counted_if_any,
+    format_bytes,
+    format_number,
+    format_seconds,
+    share_words,
+)
 
 LISTED_NAMES = tuple(figure.label for figure in LISTED)
 """The names of the facts that are figures with a line of their own."""
@@ -210,39 +218,25 @@ def _(point: Point) -> tuple[str, Sequence[Fact]]:
 def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
     step = plan.predicted
     sends = sum(collective.count for collective in step.collectives)
-    stages = plan.stages or StagesInfo()
-    cut = f", {len(stages.splits)} of them cut" if stages.splits else ""
+    split = sum(any(label != "none" for label in op.axes.values()) for op in plan.operators.values())
+    operators = counted(len(plan.operators), "group"), *counted_if_any(split, "group", "{} split")
     rows = [
         Fact("devices", f"{plan.devices} of {plan.cluster.get('name', 'a cluster')}, {plan.mesh.label}"),
         Fact("step", f"{plan.model.mode}, {plan.micro_batches} micro-batch(es), {plan.optimizer}"),
-        Fact("stages", _stage_words(stages)),
+        Fact("stages", ", ".join(plan.info.words)),
+        Fact("cut before", ", ".join(plan.info.begins)),
         Fact("memory per device", step.memory_bytes, BYTES.words),
         Fact("", _memory_words(step)),
         *_allocator(step.allocator),
         Fact("time per step", step.time_s, SECONDS.words),
         Fact("", worded(step, "compute {compute_s}, communication {communication_s}, idle {idle_s}")),
         *_host(step),
-        Fact("operators", f"{len(plan.operators)} groups{cut}, {_placing_words(plan)}"),
+        Fact("operators", ", ".join((*operators, *placing_words(plan.operators, plan.info)))),
         Fact("parameters", f"{len(plan.parameters)} tensors"),
         Fact("recomputed", f"{len(plan.recomputed)} blocks" if plan.recomputed else ""),
         Fact("sends", f"{COUNT.words(sends)} per step and rank" if sends else ""),
     ]
     return f"Plan of {plan.model.source or 'a model'} by {plan.planner}", [row for row in rows if row.words]
-
-
-def _stage_words(info: StagesInfo) -> str:
-    """Say how many stages a pipeline has, and where they begin."""
-    words = f"{len(info.stages)}, {info.schedule}; further ones begin with {', '.join(info.begins)}"
-    return words if info.stages else ""
-
-
-def _placing_words(plan: Plan) -> str:
-    """Say how many groups are split, or on how many devices they lie."""
-    used = {operator.device for operator in plan.operators.values()} - {None}
-    if used:
-        return f"placed on {counted(len(used), 'device')}"
-    split = sum(any(label != "none" for label in op.axes.values()) for op in plan.operators.values())
-    return f"{split} of them split"
 
 
 @described.register

@@ -15,7 +15,7 @@ from tensoropt.plan.space import Space
 
 @dataclass(frozen=True)
 class FigureRow:
-    """A point among the others, from which its figures follow (:attr:`~tensoropt.plan.figures.Figure.of`)."""
+    """A point among the others, from which its figures (:data:`~tensoropt.plan.figures.FIGURES`) follow."""
 
     findings: Findings
     index: int

@@ -57,8 +57,6 @@ def split_words(findings: Findings, index: int) -> str:
     """
     point = findings.all_points[index]
     space = findings.spaces[point.space]
-    if words := point.record.split_words:
-        return ", ".join(words)
     if not space.mesh.shape:
         return "one device"
     known = any(group["micro"] not in UNSPLIT for group in space.groups.values())
@@ -68,7 +66,8 @@ def split_words(findings: Findings, index: int) -> str:
         kinds = {_kind(label, group["micro"], known) for label in labels} - {"whole"}
         counts["+".join(sorted(kinds)) or "whole"] += 1
     total = sum(counts.values())
-    parts = [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
+    parts = [*point.record.split_words]
+    parts += [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
     again = len(space.recomputed(point.choice))
     if again:
         parts.append(f"{again}/{len(set(space.regions.values()))} recomputed")

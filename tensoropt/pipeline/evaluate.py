@@ -10,10 +10,13 @@ from math import prod
 
 import numpy as np
 
+from tensoropt.cluster import Mesh
+from tensoropt.costs.prices import ClusterCosts
 from tensoropt.costs.process_memory import named_terms
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
-from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
+from tensoropt.pipeline.requests import place_requests
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions
 from tensoropt.pipeline.timing import (
     ScheduleTimes,
@@ -27,6 +30,7 @@ from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.strategy import ParallelStrategy
+from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import Owned
@@ -116,6 +120,15 @@ class PipelineEvaluation:
             self.strategy, self.stages, self.fullest, self._fullest_actions()[0], self.capability
         )
 
+    def allocator(self) -> dict[str, float]:
+        """Return the peaks of PyTorch's allocator on a rank of the fullest place
+        (:mod:`tensoropt.simulate.caching_allocator`)."""
+        place, (actions, _) = self.fullest, self._fullest_actions()
+        return replayed(
+            lambda: place_requests(self.strategy, self.stages, place, actions, self.capability),
+            self.terms[place],
+        )
+
     def _fullest_actions(self) -> tuple[list[Action], list[float]]:
         """Return the actions of a rank of the fullest place, and the times at which each begins and the last
         one ends."""
@@ -165,6 +178,16 @@ def evaluate_pipeline(
         own = at_place.of_stage(stage.graph, stage.mesh)
         stages.append(evaluate_strategy(stage, of_stage, facts_of_stage, own, at_place.overlap))
     return assemble(strategy, stages, prices)
+
+
+def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: ClusterCosts) -> PipelineEvaluation:
+    """Simulate a pipelined strategy on a mesh of a cluster, at the costs there."""
+    sources, works = sources_at(costs, strategy.places), stage_works(strategy)
+    facts = [
+        {name: sources[strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
+        for stage, of_stage in enumerate(works)
+    ]
+    return evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
 
 
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -346,13 +346,31 @@ def memory_of_places(
     return np.array(peaks)
 
 
+class ActionRecorder(Protocol):
+    """A receiver of what a place has alive in its actions, from the first to the last."""
+
+    def keep(self, action: Action, change: float) -> None:
+        """Record by how many bytes an action's micro-batch keeps more."""
+
+    def add(self, action: Action, needed: float, on_the_way: float, trailing: float) -> None:
+        """Record an action.
+
+        Args:
+            needed: the bytes that it needs itself.
+            on_the_way, trailing: as in :class:`_TransientMemory`.
+        """
+
+    def finish(self, needed: Mapping[int, float]) -> None:
+        """Record the end of the step, where each stage needs so many bytes, all at once."""
+
+
 def memory_of_actions(
     strategy: PipelinedStrategy,
     stages: Sequence[Evaluation],
     place: int,
     actions: Sequence[Action],
     capability: Capability | None = None,
-    ledger: PlaceLedger | None = None,
+    ledger: ActionRecorder | None = None,
 ) -> Iterator[tuple[Action | None, np.ndarray]]:
     """Yield the most bytes alive on a rank of a place, by kind (5,), in each of its actions and after the
     last one.
@@ -363,7 +381,7 @@ def memory_of_actions(
 
     Args:
         actions: all actions of the place, in order.
-        ledger: receives the owners of everything that is yielded.
+        ledger: receives everything that is yielded.
     """
     numbers = strategy.stages_at(place)
     lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
@@ -374,21 +392,17 @@ def memory_of_actions(
         needed = alive.begin(number, action)
         if ledger is not None:
             ledger.keep(action, alive.kept - before)
-            ledger.add(action, needed, alive)
+            ledger.add(action, needed, alive.on_the_way, alive.trailing)
         transient = needed + alive.on_the_way + alive.trailing
         yield action, lasting + np.array([0.0, 0.0, 0.0, alive.kept, transient])
         before = alive.kept
         alive.end(action)
         if ledger is not None:
             ledger.keep(action, alive.kept - before)
-    end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
+    end = {n: float(stages[n].metrics.parts.end_bytes[0]) for n in numbers}
     if ledger is not None:
-        parts = {n: float(stages[n].metrics.parts.end_bytes[0]) for n in numbers}
-        label = "reductions and optimizer"
-        ledger.entries.append(
-            {(f"stage {n}", f"stage {n}", label, "transient"): size for n, size in parts.items()}
-        )
-    yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, end])
+        ledger.finish(end)
+    yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, sum(end.values())])
 
 
 _NAMED = 8
@@ -463,7 +477,7 @@ class PlaceLedger:
             # A step may have thousands of micro-batches, but few are in flight.
             del self._kept[key]
 
-    def add(self, action: Action, needed: float, alive: _TransientMemory) -> None:
+    def add(self, action: Action, needed: float, on_the_way: float, trailing: float) -> None:
         """Add the entries of an action: all memory alive in it, except the lasting one."""
         entries: dict[tuple[str, str, str, str], float] = {}
         for (stage, micro_batch), size in self._kept.items():
@@ -477,9 +491,16 @@ class PlaceLedger:
         )
         label = "needed in forward" if kind == "F" else "needed in backward"
         entries |= _named(stage, micro_batch, whole, label, "transient", needed)
-        entries["", "messages", "to come, and sent and not surely come", "transient"] = alive.on_the_way
-        entries["", "gradients", "on their way to their shards", "transient"] = alive.trailing
+        entries["", "messages", "to come, and sent and not surely come", "transient"] = on_the_way
+        entries["", "gradients", "on their way to their shards", "transient"] = trailing
         self.entries.append(entries)
+
+    def finish(self, needed: Mapping[int, float]) -> None:
+        """Add the entries of the step's end."""
+        label = "reductions and optimizer"
+        self.entries.append(
+            {(f"stage {n}", f"stage {n}", label, "transient"): size for n, size in needed.items()}
+        )
 
 
 def _named(

@@ -174,6 +174,7 @@ def pipelined_point(
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),
         terms=evaluation.terms[evaluation.fullest],
+        allocator=evaluation.allocator(),
         space=space,
         planner=planner,
     )

@@ -470,7 +470,6 @@ class PipelinedStrategy:
     """
 
     kind: ClassVar[str] = "pipelined"
-    spmd: ClassVar[bool] = False
 
     graph: GroupGraph
     cuts: tuple[int, ...]
@@ -643,6 +642,11 @@ class PipelinedStrategy:
             str(data.get("schedule")),
             int(data.get("places", len(stages))),
         )
+
+    @staticmethod
+    def program_of(rank: int) -> int:
+        """Return the rank: each runs a program of its own."""
+        return rank
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:

@@ -64,28 +64,26 @@ def ordered(
     Raises:
         PlanError: the orders of the placement and of the transfers wait for each other.
     """
-    before = _before(flow, placement, routes, backward=backward)
-    first, waiting = len(flow.names), [len(nodes) for nodes in before]
-    after: list[list[int]] = [[] for _ in before]
-    for node, nodes in enumerate(before):
-        for neighbour in nodes:
-            after[neighbour].append(node)
-    start = [0] * len(waiting)
-    # At one time transfers (False) come before operators, so that a message is on its way while its device
-    # computes on.
-    ready = [(0, node < first, node) for node, count in enumerate(waiting) if not count]
+    waiting, after = _links(flow, placement, routes, backward=backward)
+    first, count = len(flow.names), len(waiting)
+    start = [0] * count
+    # By time, and at one time transfers before operators, so that a message is on its way while its device
+    # computes on; each as one number, which is compared faster than a tuple.
+    ready = [node + count * (node < first) for node, links in enumerate(waiting) if not links]
     heapq.heapify(ready)
     order: list[tuple[bool, int]] = []
     while ready:
-        time, is_operator, node = heapq.heappop(ready)
+        when, node = divmod(heapq.heappop(ready), count)
+        is_operator = node < first
         order.append((is_operator, node if is_operator else node - first))
+        # An operator takes one unit of time, a message none.
+        time = when // 2 + is_operator
         for neighbour in after[node]:
-            # An operator takes one unit of time, a message none.
-            start[neighbour] = max(start[neighbour], time + is_operator)
+            start[neighbour] = max(start[neighbour], time)
             waiting[neighbour] -= 1
             if not waiting[neighbour]:
-                heapq.heappush(ready, (start[neighbour], neighbour < first, neighbour))
-    if len(order) < len(waiting):
+                heapq.heappush(ready, (2 * start[neighbour] + (neighbour < first)) * count + neighbour)
+    if len(order) < count:
         stuck = [name for number, name in enumerate(flow.names) if waiting[number]]
         names = ", ".join(stuck[:3]) or "transfers"
         raise PlanError(
@@ -94,41 +92,44 @@ def ordered(
     return tuple(order)
 
 
-def _before(
+def _links(
     flow: Flow, placement: Placement, routes: Sequence[TensorTransfer], *, backward: bool
-) -> list[set[int]]:
-    """Return what each operator, then each transfer, waits for."""
+) -> tuple[list[int], list[list[int]]]:
+    """Return, for each operator and then each transfer, how many others it waits for, and which wait for it,
+    some of them counted several times."""
     first, device = len(flow.names), placement.device
-    before: list[set[int]] = [set() for _ in range(first + len(routes))]
+    waiting = [0] * (first + len(routes))
+    after: list[list[int]] = [[] for _ in waiting]
+
+    def link(node: int, successor: int) -> None:
+        after[node].append(successor)
+        waiting[successor] += 1
+
     for order in placement.backward_orders if backward else placement.forward:
         for node, successor in itertools.pairwise(order):
-            before[successor].add(node)
-    for number in range(1, len(routes)):
-        # Transfers keep the plan's order on all ranks, so that sends and receives between two of them pair
-        # up.
-        before[first + number].add(first + number - 1)
+            link(node, successor)
+    # Transfers keep the plan's order on all ranks, so that sends and receives between two of them pair up.
+    for node, successor in itertools.pairwise(range(first, len(waiting))):
+        link(node, successor)
     if not backward:
         arrival = {(route.tensor, route.target): first + n for n, route in enumerate(routes)}
         for number, route in enumerate(routes):
-            before[first + number].add(flow.makers[route.tensor])
+            link(flow.makers[route.tensor], first + number)
         for reader, values in enumerate(flow.read):
             for value in values:
                 maker = flow.makers[value]
-                before[reader].add(
-                    maker if device[maker] == device[reader] else arrival[value, device[reader]]
-                )
-        return before
+                link(maker if device[maker] == device[reader] else arrival[value, device[reader]], reader)
+        return waiting, after
     returned = {(route.tensor, route.source): first + n for n, route in enumerate(routes)}
     for reader, values in enumerate(flow.read):
-        # Each value once, as its gradient comes back once however often it is read.
-        for value in dict.fromkeys(values):
+        for value in values:
             if not flow.gradient[value]:
                 continue
             maker = flow.makers[value]
             if device[maker] == device[reader]:
-                before[maker].add(reader)
+                link(reader, maker)
             else:
                 message = returned[value, device[reader]]
-                before[message].add(reader)
-                before[maker].add(message)
-    return before
+                link(reader, message)
+                link(message, maker)
+    return waiting, after

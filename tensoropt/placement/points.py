@@ -20,6 +20,7 @@ from tensoropt.errors import PlanError
 from tensoropt.placement.graph import PlacedGraph, placed_graph
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
+from tensoropt.placement.requests import device_requests
 from tensoropt.placement.simulate import SimulatedPlacement, device_name, holders
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, StagesInfo, TransferPlan
@@ -27,6 +28,7 @@ from tensoropt.plan.point import Point, stages_point
 from tensoropt.plan.point_records import StagesRecord, read_off_timeline
 from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, Recording
 from tensoropt.simulate.timeline import Timeline, joined, length_s
@@ -212,8 +214,18 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         additive_time_s=simulated.time_s,
         memory=tuple(simulated.peaks[_fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
+        allocator=_allocator(graph, simulated),
         space=space,
         planner=planner,
+    )
+
+
+def _allocator(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
+    """Return the peaks of PyTorch's allocator on the fullest device
+    (:mod:`tensoropt.simulate.caching_allocator`)."""
+    return replayed(
+        lambda: device_requests(simulated, _fullest(simulated), graph.prices.optimizer),
+        simulated.problem.devices.terms,
     )
 
 

@@ -212,6 +212,12 @@ class PlacementProblem:
         """The bytes that lie on the operator's device from start to end, (n,)."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
+    @cached_property
+    def repeated(self) -> PlacementProblem:
+        """The problem that :func:`repeat_problem` makes of this one, of which planners simulate many
+        placements."""
+        return repeat_problem(self)
+
     def step_bytes(self, operator: int) -> float:
         """Return the bytes that an operator adds to its device for a whole step: its stored tensors, and the
         kept tensors of all micro-batches, whose forwards all run before the first backward.

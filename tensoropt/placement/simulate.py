@@ -10,17 +10,21 @@ Several micro-batches are a step in which every operator occurs several times (:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from tensoropt.placement.order import Flow, TensorTransfer, ordered
-from tensoropt.placement.problem import Placement, PlacementProblem, repeat_placement, repeat_problem
+from tensoropt.placement.problem import Placement, PlacementProblem, repeat_placement
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
 
+OPTIMIZER_TEMPORARIES = "optimizer's temporaries"
+"""The label of what the optimizer needs while it runs."""
 
+
+@cache
 def device_name(device: int) -> str:
     """Return the name of a device as a resource of the timeline."""
     return f"device {device}"
@@ -34,7 +38,7 @@ class _Holder(NamedTuple):
     what: str
 
 
-@dataclass
+@dataclass(slots=True)
 class _GradientStorage:
     """The storage of a gradient, or of several that share it: the task that makes it, and those until which
     it is alive; ``tensor`` is the one whose gradient was the first in it."""
@@ -130,10 +134,9 @@ def simulate_placement(
         PlanError: the placement is not one of this problem, or its orders wait for each other.
     """
     placement.check(problem)
+    simulated = _step_simulation(problem, placement, enforced=enforced).simulate()
     if problem.micro_batches == 1:
-        return _StepSimulation(problem, placement, enforced).simulate()
-    step = repeat_problem(problem), repeat_placement(placement, problem.micro_batches)
-    simulated = _StepSimulation(*step, enforced, of_one=problem.size).simulate()
+        return simulated
     first = tuple(t for t in simulated.transfers if t.tensor < len(problem.tensors))
     return SimulatedPlacement(problem, placement, simulated.timeline, first)
 
@@ -144,11 +147,24 @@ def holders(simulated: SimulatedPlacement) -> tuple[Timeline, list[tuple[_Holder
 
     Its memory curves have the points of the step's own: the bytes alive at a point add up to the same total.
     """
-    problem, placement = simulated.problem, simulated.placement
+    simulation = _step_simulation(simulated.problem, simulated.placement, enforced=True)
+    return simulation.owners(simulated.timeline)
+
+
+def _step_simulation(problem: PlacementProblem, placement: Placement, *, enforced: bool) -> _StepSimulation:
+    """Return the simulation of a step, in which everything occurs once for each micro-batch."""
     if problem.micro_batches == 1:
-        return _StepSimulation(problem, placement, True).owners(simulated.timeline)
-    step = repeat_problem(problem), repeat_placement(placement, problem.micro_batches)
-    return _StepSimulation(*step, True, of_one=problem.size).owners(simulated.timeline)
+        return _StepSimulation(problem, placement, enforced)
+    repeated = repeat_placement(placement, problem.micro_batches)
+    return _StepSimulation(problem.repeated, repeated, enforced, of_one=problem.size)
+
+
+def _positions(order: Sequence[int]) -> list[int]:
+    """Return the position of each number in the order."""
+    positions = [0] * len(order)
+    for position, number in enumerate(order):
+        positions[number] = position
+    return positions
 
 
 @dataclass
@@ -314,7 +330,7 @@ class _StepSimulation:
                     if place.device[problem.tensors[number].producer] == device
                 ]
                 after = (*(self.backward[o] for o in order), *sent)
-                kind = self._kind("transient", None, None, "optimizer's temporaries")
+                kind = self._kind("transient", None, None, OPTIMIZER_TEMPORARIES)
                 self.updates[len(self.tasks)] = (device_name(device), kind, peak)
                 self.tasks.append(
                     Task(
@@ -380,15 +396,13 @@ class _StepSimulation:
 
     def _stored(self) -> list[Holding]:
         problem, holdings = self.problem, []
-        for operator, device in enumerate(self.placement.device):
-            for kind, sizes in zip(
-                MEMORY_KINDS[:3],
-                (problem.parameter_bytes, problem.gradient_bytes, problem.optimizer_bytes),
-                strict=True,
-            ):
-                if sizes[operator]:
+        stored = (problem.parameter_bytes, problem.gradient_bytes, problem.optimizer_bytes)
+        sizes = zip(*(each.tolist() for each in stored), strict=True)
+        for operator, (device, of_operator) in enumerate(zip(self.placement.device, sizes, strict=True)):
+            for kind, size in zip(MEMORY_KINDS[:3], of_operator, strict=True):
+                if size:
                     named = self._kind(kind, operator, None, kind)
-                    holdings.append((device_name(device), named, float(sizes[operator])))
+                    holdings.append((device_name(device), named, float(size)))
         return holdings
 
     def _with_memory(self, timeline: Timeline) -> list[Task]:
@@ -396,26 +410,27 @@ class _StepSimulation:
         is known.
         """
         problem, place, training = self.problem, self.placement, self.problem.training
-        takes: dict[int, list[Holding]] = defaultdict(list)
-        gives: dict[int, list[Holding]] = defaultdict(list)
-        rank = {i: position for position, i in enumerate(timeline.order)}
+        takes: list[list[Holding]] = [[] for _ in self.tasks]
+        gives: list[list[Holding]] = [[] for _ in self.tasks]
+        rank = _positions(timeline.order)
+        # In the order of their ends; tasks that end together in the order in which they ran.
+        ended = _positions(sorted(timeline.order, key=timeline.ends.__getitem__))
         room = self._room(timeline)
 
-        def hold(device: int, kind: str, size: float, first: int, users: list[int]) -> None:
+        def hold(device: int, kind: str, size: float, first: int, users: Sequence[int] = ()) -> None:
             if size:
                 holding = (device_name(device), kind, float(size))
                 takes[first].append(holding)
-                # In the order of their ends; tasks that end together in the order in which they ran.
-                last = max([first, *users], key=lambda i: (timeline.events[i].end_s, rank[i]))
-                gives[last].append(holding)
+                gives[max((first, *users), key=ended.__getitem__)].append(holding)
 
+        forward_peaks, kept_bytes = problem.forward_peak_bytes.tolist(), problem.kept_bytes.tolist()
         for operator, device in enumerate(place.device):
             forward, backward = self.forward[operator], self.backward.get(operator)
             kind = self._kind("transient", operator, None, "workspace")
-            hold(device, kind, problem.forward_peak_bytes[operator], forward, [])
+            hold(device, kind, forward_peaks[operator], forward)
             if backward is not None:
                 kind = self._kind("kept", operator, None, "saved inside for backward")
-                hold(device, kind, problem.kept_bytes[operator], forward, [backward])
+                hold(device, kind, kept_bytes[operator], forward, [backward])
         for (number, device), (users, kept) in self._uses_of_storages().items():
             tensor = problem.tensors[number]
             message = self.arrival.get((number, device))
@@ -431,13 +446,15 @@ class _StepSimulation:
             self._hold_gradients(hold, rank, room)
         for task, (producer, size) in self.results.items():
             for device in range(problem.devices.count):
-                hold(device, self._kind("transient", producer, None, "result"), size, task, [])
+                hold(device, self._kind("transient", producer, None, "result"), size, task)
         for task, holding in self.updates.items():
             takes[task].append(holding)
             gives[task].append(holding)
         return [
-            task._replace(allocates=tuple(takes[i]), frees=tuple(gives[i]))
-            for i, task in enumerate(self.tasks)
+            Task(name, duration_s, resources, after, tuple(begun), tuple(over), phase, group)
+            for (name, duration_s, resources, after, _, _, phase, group), begun, over in zip(
+                self.tasks, takes, gives, strict=True
+            )
         ]
 
     def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
@@ -512,7 +529,7 @@ class _StepSimulation:
         return room
 
     def _hold_gradients(
-        self, hold: Callable[..., None], rank: Mapping[int, int], room: Mapping[int, int]
+        self, hold: Callable[..., None], rank: Sequence[int], room: Mapping[int, int]
     ) -> None:
         """Hold gradients from their making to their last use, and the additional memory of backwards."""
         problem, place = self.problem, self.placement
@@ -521,19 +538,18 @@ class _StepSimulation:
             number = storage.tensor
             kind = self._kind("transient", problem.tensors[number].producer, number, "gradient")
             hold(storage.device, kind, storage.bytes, storage.first, storage.users)
+        peaks, handed = problem.backward_peak_bytes.tolist(), problem.handed_peak_bytes
         for operator, device in enumerate(place.device):
-            backward, peak = self.backward[operator], problem.backward_peak_bytes[operator]
-            incoming = [sums[n, device] for n in problem.made[operator] if (n, device) in sums]
-            outlasts = any(
-                user != backward and rank[user] > rank[backward] for g in incoming for user in g.users
-            )
-            if outlasts and problem.handed_peak_bytes is not None:
-                peak = problem.handed_peak_bytes[operator]
+            backward, peak = self.backward[operator], peaks[operator]
+            if handed is not None and handed[operator] != peak:
+                incoming = [sums[n, device] for n in problem.made[operator] if (n, device) in sums]
+                if any(rank[user] > rank[backward] for gradient in incoming for user in gradient.users):
+                    peak = float(handed[operator])
             kind = self._kind("transient", operator, None, "workspace of backward")
-            hold(device, kind, peak, backward, [])
+            hold(device, kind, peak, backward)
 
     def _gradient_storages(
-        self, rank: Mapping[int, int], room: Mapping[int, int]
+        self, rank: Sequence[int], room: Mapping[int, int]
     ) -> tuple[list[_GradientStorage], dict[tuple[int, int], _GradientStorage]]:
         """Return all storages of gradients; and for each tensor and device, the storage of its gradient when
         all readers there have added to it.

@@ -41,7 +41,6 @@ class PlacedStrategy:
     """
 
     kind: ClassVar[str] = "placed"
-    spmd: ClassVar[bool] = False
 
     placed_graph: PlacedGraph
     placement: Placement
@@ -149,6 +148,11 @@ class PlacedStrategy:
         splits = {name: (label, int(count)) for name, (label, count) in data["splits"].items()}
         transfers = tuple(ValueTransfer(*transfer) for transfer in data["transfers"])
         return cls(placed_graph(graph, splits, int(data["micro_batches"])), placement, transfers)
+
+    @staticmethod
+    def program_of(rank: int) -> int:
+        """Return the rank: each runs a program of its own."""
+        return rank
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:

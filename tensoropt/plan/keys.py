@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.plan.plan import MeshInfo, Plan, kind_of
+from tensoropt.plan.plan import MeshInfo, Plan, plan_kind
 from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.space import Space
 
@@ -68,7 +68,7 @@ def _said(fields: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     for block in fields["recomputed"]:
         yield _recomputed(block)
     stages = fields["stages"]
-    for name, own in kind_of(stages).key.items():
+    for name, own in plan_kind(stages).key.items():
         data = stages.model_dump(mode="json", include=set(own))
         yield name, {field: value for field, value in data.items() if value or field != "kinds"}
 

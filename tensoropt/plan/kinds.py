@@ -24,8 +24,11 @@ class PlanKind:
         rows: what the rows of its detail are.
         computing: the heading of their seconds.
         place: what a peak of its memory is given for.
+        mesh_words: what stands before the sizes of its mesh.
+        strategies: what has a strategy of its own, or a device, where no strategy on one mesh says all.
         memory_of: the devices whose memory a point has.
         headline: the devices whose memory and whose seconds a point has.
+        time_of: the devices whose seconds a point has; "" if all have the same.
         bound: why no step is shorter than its computation, if other devices compute less; else "".
         idle: what a device waits for if it waits neither for a link nor for its host.
         host_wait: what idle time is if the host is slower than the device.
@@ -44,8 +47,11 @@ class PlanKind:
     rows: str = "operators that take longest"
     computing: str = "compute"
     place: str = "device"
+    mesh_words: str = ""
+    strategies: str = ""
     memory_of: str = "on the fullest device"
     headline: str = "fullest, busiest device"
+    time_of: str = "on the busiest device"
     bound: str = ""
     idle: str = "waiting for other devices"
     host_wait: str = "waiting for the host"
@@ -54,8 +60,12 @@ class PlanKind:
     owners: str = ""
     gaps: str = ""
 
+    def lies_on(self, axes: tuple[str, ...], *, placed: bool) -> bool:
+        """Return whether such plans lie on a mesh with these axes."""
+        return (axes[: len(self.first_axes)], placed) == (self.first_axes, self.placed)
 
-SHARDED = PlanKind("sharded plan", memory_of="on each device")
+
+SHARDED = PlanKind("sharded plan", memory_of="on each device", time_of="")
 """One stage on the whole mesh."""
 _BUSIEST = "what the busiest device computes: no schedule of this plan takes less"
 PIPELINED = PlanKind(
@@ -66,8 +76,10 @@ PIPELINED = PlanKind(
     bound=_BUSIEST,
     key={"pipeline": ("schedule", "again", "stages", "kinds")},
     place="place",
+    mesh_words="pp",
+    strategies="each of its stages has its own",
     idle="idle time of the pipeline, in which its busiest place waits for others",
-    host_wait="idle, and waiting for the host",
+    host_wait="idle, or waiting for the host",
     overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
     owners="of each micro-batch of a stage, the largest tensors are named",
     gaps="A pipeline is simulated stage by stage: the table has no figures of single operators; what its "
@@ -82,8 +94,18 @@ PLACED = PlanKind(
     placed=True,
     bound=_BUSIEST,
     key={"placed": ("splits", "transfers")},
+    mesh_words="placed on ",
+    strategies="each of its operators runs on one device",
     headline="fullest, busiest; all messages",
     host="in compute",
     overlap="messages run beside computing; those that share a lane queue",
 )
 """Stages of one device each, which run their operators in an order of their own."""
+KINDS = (PIPELINED, PLACED, SHARDED)
+PLACE_AXES = tuple(axis for kind in KINDS for axis in kind.first_axes)
+"""The axes along which stages lie: in the configuration of an operator, its stage or device."""
+
+
+def kind_on(axes: tuple[str, ...], *, placed: bool) -> PlanKind:
+    """Return the kind of the plans on a mesh with these axes."""
+    return next((kind for kind in KINDS if kind.lies_on(axes, placed=placed)), SHARDED)

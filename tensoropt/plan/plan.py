@@ -14,7 +14,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +24,9 @@ from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.facts_table import Shown, described, facts_text
-from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, PlanKind
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, PlanKind, kind_on
 from tensoropt.question.model_source import OnnxOptions
+from tensoropt.units import counted_if_any
 
 
 def check_plan(plan: Plan) -> None:
@@ -38,14 +39,10 @@ def check_plan(plan: Plan) -> None:
     _check_cluster(plan)
     for name, operator in plan.operators.items():
         _check_axes(name, operator.axes, plan.axes)
-        given = {operator.device is not None, operator.order is not None}
-        if given != {plan.mesh.placed}:
-            raise PlanError(
-                f"operator {name} has device {operator.device} and order {operator.order}; say both in a "
-                "placed plan, and none in others"
-            )
+        _check_place(plan, f"operator {name}", device=operator.device, order=operator.order)
     for name, parameter in plan.parameters.items():
-        if not plan.mesh.placed and len(parameter.stored) != 1 + len(plan.axes):
+        _check_place(plan, f"parameter {name}", device=parameter.device)
+        if parameter.device is None and len(parameter.stored) != 1 + len(plan.axes):
             raise PlanError(
                 f"parameter {name} is stored as {list(parameter.stored)}, but has one placement for the "
                 f"micro-batches and one for each mesh axis ({_listed(plan.axes)})"
@@ -67,7 +64,7 @@ def _check_mesh(plan: Plan) -> None:
             f"the mesh {list(mesh.shape)} needs {len(mesh.shape)} different names of axes, and has "
             f"{list(mesh.names)}"
         )
-    if (mesh.names[: len(kind.first_axes)], mesh.placed) != (kind.first_axes, kind.placed):
+    if not kind.lies_on(mesh.names, placed=mesh.placed):
         begins = "".join(f" and begins with the axis {axis}" for axis in kind.first_axes)
         raise PlanError(
             f"the mesh has 'placed' {mesh.placed} and the axes {_listed(mesh.names)}, but 'stages' says that "
@@ -105,6 +102,15 @@ def _check_axes(name: str, given: Mapping[str, str], axes: tuple[str, ...]) -> N
                 f"operator {name} says nothing of the mesh axis '{axis}'; write which of its dims that "
                 "splits, or none"
             )
+
+
+def _check_place(plan: Plan, what: str, **numbers: int | None) -> None:
+    if {number is not None for number in numbers.values()} != {plan.kind.placed}:
+        given = " and ".join(f"{name} {number}" for name, number in numbers.items())
+        raise PlanError(
+            f"{what} has {given} in a {plan.kind.name}; say where operators and parameters lie in a placed "
+            "plan, and in no other"
+        )
 
 
 def _check_figures(plan: Plan) -> None:
@@ -249,8 +255,8 @@ class MeshInfo(_Strict):
     @property
     def label(self) -> str:
         """The mesh in words: ``2x4``, ``1`` for a single device, ``placed on 4``, or ``pp2x4``."""
-        before = "pp" if STAGE_AXIS in self.names else "placed on " if self.placed else ""
-        return before + ("x".join(map(str, self.shape)) or "1")
+        words = kind_on(self.names, placed=self.placed).mesh_words
+        return words + ("x".join(map(str, self.shape)) or "1")
 
 
 class OperatorPlan(_Strict):
@@ -336,16 +342,30 @@ class StagesInfo(_Strict):
     kinds: tuple[str, ...] = ()
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The number of stages and their schedule in words."""
+        return counted_if_any(len(self.stages), "stage", f"{{}}, {self.schedule}")
+
+    @property
     def begins(self) -> tuple[str, ...]:
         """The operator groups with which the stages behind the first begin."""
         return tuple(stage.begins for stage in self.stages[1:])
 
 
-def kind_of(stages: StagesInfo | None) -> PlanKind:
+def plan_kind(stages: StagesInfo | None) -> PlanKind:
     """Return the kind of a plan with these stages."""
     if stages is None:
         return SHARDED
     return PIPELINED if stages.schedule else PLACED
+
+
+def placing_words(operators: Mapping[str, OperatorPlan], stages: StagesInfo) -> tuple[str, ...]:
+    """Return on how many devices single operators lie, and how many are cut for that, in words."""
+    devices = {operator.device for operator in operators.values()} - {None}
+    return (
+        *counted_if_any(len(devices), "device", "placed on {}"),
+        *counted_if_any(len(stages.splits), "operator", "{} cut"),
+    )
 
 
 class CollectiveCount(_Strict):
@@ -422,15 +442,28 @@ class Plan(Shown, _Strict):
     @property
     def devices(self) -> int:
         """The number of devices, and so of ranks, that the plan runs on."""
-        count = 1
-        for size in self.mesh.shape:
-            count *= size
-        return count
+        return prod(self.mesh.shape)
 
     @property
     def kind(self) -> PlanKind:
         """The kind of the plan, with the words for it."""
-        return kind_of(self.stages)
+        return plan_kind(self.stages)
+
+    @property
+    def info(self) -> StagesInfo:
+        """The stages and their schedule; an empty list of a plan that is one stage."""
+        return self.stages or StagesInfo()
+
+    @property
+    def place_of(self) -> dict[str, dict[str, str]]:
+        """The stage or device of each operator that has one, as the axis of a configuration; the first of
+        several stages."""
+        devices = {name: operator.device for name, operator in self.operators.items()}
+        places = {name: {"device": str(device)} for name, device in devices.items() if device is not None}
+        for number, stage in enumerate(self.info.stages):
+            for name in stage.groups:
+                places.setdefault(name, {STAGE_AXIS: str(number)})
+        return places
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -458,12 +491,12 @@ class Plan(Shown, _Strict):
         """Return the strategy as :meth:`tensoropt.sharding.strategy.Strategy.from_data` reads it.
 
         Raises:
-            PlanError: the plan has several stages, so it has no single strategy on a mesh.
+            PlanError: no strategy on one mesh says all of the plan.
         """
         if self.stages is not None:
             raise PlanError(
-                f"this {self.kind.name} of {self.planner} has no strategy on one mesh: its stages have one "
-                "each, and those of a placed plan are single devices"
+                f"this {self.kind.name} of {self.planner} has no strategy on one mesh, as "
+                f"{self.kind.strategies}; give tensoropt.parallelize the plan itself"
             )
         return {
             "mesh": [self.micro_batches, *self.mesh.shape],
@@ -522,12 +555,13 @@ def _converted(data: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a plan file of an old schema as :data:`SCHEMA` has it."""
     data = {**data, "schema": SCHEMA}
     stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
-    if all(value is not None for value in stages.values()):
+    given = {name: value for name, value in stages.items() if value is not None}
+    if len(given) > 1:
         raise PlanError("a plan is placed or has a pipeline, and this one both; leave out one of them")
-    if stages["placed"] is not None and isinstance(data.get("mesh"), dict):
-        data["mesh"] = {**data["mesh"], "placed": True}  # which the first placed plans did not say
-    data["stages"] = stages["placed"] if stages["pipeline"] is None else stages["pipeline"]
-    return data
+    if isinstance(mesh := data.get("mesh"), dict):
+        # The first placed plans did not say so of their mesh.
+        data["mesh"] = {**mesh, "placed": mesh.get("placed", False) or "placed" in given}
+    return {**data, "stages": next(iter(given.values()), None)}
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -539,10 +573,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         # Editors on some systems put a mark of the byte order before UTF-8.
         text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not a plan: it is not UTF-8 text") from error
     except (OSError, ValueError) as error:
-        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else None
-        if why is not None:
-            raise PlanError(f"{path} is not a plan: {why}") from error
         raise PlanError(
             f"cannot read the plan {path}: {getattr(error, 'strerror', None) or error}; give a plan.json"
         ) from error
@@ -553,9 +586,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             f"{path} is not a plan: line {error.lineno}: {error.msg}; is the file whole? choose the plan "
             "again"
         ) from error
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, lists in lists in ...
-        raise PlanError(f"{path} is not a plan: {error}") from error
-    except PlanError as error:
+    # A key that stands twice; numbers of thousands of digits, lists in lists in ...
+    except (PlanError, ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
     schemas = (*_OLD_SCHEMAS, SCHEMA)
     if not isinstance(data, dict) or data.get("schema") not in schemas:

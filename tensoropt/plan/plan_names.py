@@ -116,19 +116,20 @@ def _staged_name(record: StagesRecord, space: Space) -> str:
             stored[0] += 1
             if any(layout[axis + 1].startswith("S(") for axis in outside):
                 stored[_STAGE_OF.get(layout[0], 3)] += 1
-    again = len(record.recomputed)
     return JOIN.join(
         (
             *(_axes_and_storage(shape, counts, stored) if np.prod(shape) > 1 else ()),
-            *((f"{again} {'block' if again == 1 else 'blocks'} recomputed",) if again else ()),
-            *(_schedule(record.info, space) if stages else ()),
+            *record.recomputing,
+            *_schedule(record.info, space),
             *record.placing,
         )
     )
 
 
 def _schedule(info: StagesInfo, space: Space) -> tuple[str, ...]:
-    places = space.mesh.shape[0]
+    places = space.mesh.places
+    if places == 1:
+        return ()
     several = f" ({len(info.stages)} stages)" if len(info.stages) != places else ""
     return (*_micro(space), f"PP {places} {SCHEDULES.get(info.schedule, info.schedule)}{several}")
 

@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tensoropt.plan.kinds import PlanKind
-from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, kind_of
+from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, placing_words, plan_kind
 from tensoropt.plan.spent import NOTHING, OPTIMIZER_TITLE, RECOMPUTATION, beside_groups, spent_by_group
 from tensoropt.simulate.recording import Recording
-from tensoropt.units import counted
+from tensoropt.units import counted_if_any
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,22 @@ class StagesRecord:
     @cached_property
     def kind(self) -> PlanKind:
         """The kind of the plan, with the words for it."""
-        return kind_of(self.stages)
+        return plan_kind(self.stages)
 
     @property
     def placing(self) -> tuple[str, ...]:
         """On how many devices single operators lie, and how many are cut for that, in words."""
-        used = {plan.device for plan in self.operators.values()} - {None}
-        placed = (f"placed on {counted(len(used), 'device')}",) if used else ()
-        cut = (f"{counted(len(self.info.splits), 'operator')} cut",) if self.info.splits else ()
-        return (*placed, *cut)
+        return placing_words(self.operators, self.info)
+
+    @property
+    def recomputing(self) -> tuple[str, ...]:
+        """How many blocks are recomputed, in words."""
+        return counted_if_any(len(self.recomputed), "block", "{} recomputed")
 
     @property
     def split_words(self) -> tuple[str, ...]:
         """How the model is cut into stages, and what is recomputed or lies on single devices, in words."""
-        stages = (f"{len(self.info.stages)} stages", self.info.schedule) if self.info.stages else ()
-        again = (f"{len(self.recomputed)} blocks recomputed",) if self.recomputed else ()
-        return (*stages, *again, *self.placing)
+        return (*self.info.words, *self.recomputing, *self.placing)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> StagesRecord:

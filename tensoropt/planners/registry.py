@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tensoropt.errors import TensorOptError, suggest
 from tensoropt.planners.errors import UnsuitableError
@@ -23,41 +23,92 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method in the registry.
+    """A method in the registry. This is one that picks from tables of sharded strategies: its module has
+    ``select``. A subclass for each other kind of methods knows what differs.
 
     Attributes:
         name: its name in ``--planners``, which is its module's name.
         about: a description in one line.
-        kind: ``sharded``, ``pipelined`` or ``placed``.
         solves: whether it solves with CP-SAT, which an extra installs.
-        one_batch: for a placing method that cuts no batch into micro-batches, the reason.
     """
+
+    kind: ClassVar[str] = "sharded"
 
     name: str
     about: str
-    kind: str = "sharded"
     solves: bool = False
+
+    @property
+    def module(self) -> Any:
+        """The module of the method, loaded only now: listing the planners must load neither PyTorch nor
+        solvers, one of which is an extra."""
+        return importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
+
+    def points(
+        self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
+    ) -> tuple[SimulatedPoint, ...]:
+        """Return the simulated points of its plans, each with the planner's notes."""
+        from tensoropt.planners.results import best_of
+
+        selections = self.module.select(task, memory_limit_bytes, seed)
+        return best_of(task, self.name, selections, memory_limit_bytes)
+
+    def refusal(self, devices: int, *, training: bool) -> str:
+        """Return the reason why methods of this kind will refuse; "" if none is known before they run."""
+        return ""
+
+    def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
+        """Return plans, ascending in memory; with a limit, the fastest that keeps it when simulated.
+
+        Raises:
+            UnsuitableError: the method cannot treat the problem.
+            InfeasibleError: the method finds nothing within the limit.
+        """
+        from tensoropt.planners.results import plan_of
+
+        points = self.points(task, memory_limit_bytes, seed)
+        return tuple(plan_of(task, each.whole(), each.notes) for each in points)
+
+
+@dataclass(frozen=True)
+class _PipelinedEntry(Entry):
+    """A method that composes stages: its module has ``pipelines``."""
+
+    kind: ClassVar[str] = "pipelined"
+
+    def points(
+        self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
+    ) -> tuple[SimulatedPoint, ...]:
+        from tensoropt.planners.results import best_pipelines
+
+        answers = self.module.pipelines(task.staging, memory_limit_bytes, seed)
+        return best_pipelines(task, self.name, answers, memory_limit_bytes)
+
+    def refusal(self, devices: int, *, training: bool) -> str:
+        if not training:
+            return "plans training only"
+        return "" if devices > 1 else "needs at least 2 devices"
+
+
+@dataclass(frozen=True)
+class _PlacedEntry(Entry):
+    """A method that gives operators devices and orders: its module has ``place``, or ``place_split``, which
+    may cut operators too.
+
+    Attributes:
+        one_batch: the reason why it cuts no batch into micro-batches; "" if it does.
+    """
+
+    kind: ClassVar[str] = "placed"
+
     one_batch: str = ""
 
     def points(
         self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
     ) -> tuple[SimulatedPoint, ...]:
-        """Return the simulated points of its plans, each with the planner's notes.
+        from tensoropt.planners.results import best_placements
 
-        A sharded method's module has ``select``, which picks from tables; a pipelined one's has
-        ``pipelines``, which composes stages; a placed one's has ``place``, which gives operators devices and
-        orders, or ``place_split``, which may cut operators too.
-        """
-        # Only now: listing the planners must load neither PyTorch nor solvers, one of which is an extra.
-        from tensoropt.planners.results import best_of, best_pipelines, best_placements
-
-        module = importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
-        if self.kind == "sharded":
-            selections = module.select(task, memory_limit_bytes, seed)
-            return best_of(task, self.name, selections, memory_limit_bytes)
-        if self.kind == "pipelined":
-            answers = module.pipelines(task.staging, memory_limit_bytes, seed)
-            return best_pipelines(task, self.name, answers, memory_limit_bytes)
+        module = self.module
 
         def place(graph: PricedGraph) -> tuple[PricedGraph, PlacedAnswer]:
             if hasattr(module, "place_split"):
@@ -84,18 +135,6 @@ class Entry:
             )
         return (1,)
 
-    def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Return plans, ascending in memory; with a limit, the fastest that keeps it when simulated.
-
-        Raises:
-            UnsuitableError: the method cannot treat the problem.
-            InfeasibleError: the method finds nothing within the limit.
-        """
-        from tensoropt.planners.results import plan_of
-
-        points = self.points(task, memory_limit_bytes, seed)
-        return tuple(plan_of(task, each.whole(), each.notes) for each in points)
-
 
 ENTRIES = {
     entry.name: entry
@@ -109,50 +148,43 @@ ENTRIES = {
         Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),
         Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
         Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
-        Entry(
+        _PipelinedEntry(
             "gpipe",
             "GPipe: a stage to each device, all forwards before all backwards, recomputed",
-            "pipelined",
         ),
-        Entry(
+        _PipelinedEntry(
             "pipedream_1f1b",
             "PipeDream-flush: the slowest stage as fast as can be, one forward, one backward",
-            "pipelined",
         ),
-        Entry("dapple", "DAPPLE: replicated stages, for the latency of the whole step", "pipelined"),
-        Entry("alpa", "Alpa: stages by a dynamic programme, any way to split inside", "pipelined"),
-        Entry(
+        _PipelinedEntry("dapple", "DAPPLE: replicated stages, for the latency of the whole step"),
+        _PipelinedEntry("alpa", "Alpa: stages by a dynamic programme, any way to split inside"),
+        _PipelinedEntry(
             "galvatron",
             "Galvatron: per layer data, sharded data or tensor parallelism, in even stages",
-            "pipelined",
         ),
-        Entry("placer", "TensorFlow's Placer: rules alone; what is free lies on device 0", "placed"),
-        Entry("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory", "placed"),
-        Entry("m_etf", "Baechi m-ETF: earliest task first, under caps of memory", "placed"),
-        Entry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program", "placed"),
-        Entry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots", "placed"),
-        Entry(
+        _PlacedEntry("placer", "TensorFlow's Placer: rules alone; what is free lies on device 0"),
+        _PlacedEntry("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory"),
+        _PlacedEntry("m_etf", "Baechi m-ETF: earliest task first, under caps of memory"),
+        _PlacedEntry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program"),
+        _PlacedEntry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots"),
+        _PlacedEntry(
             "os_dpos",
             "FastT OS-DPOS: DPOS, cutting operators of the critical path",
-            "placed",
             one_batch="operators that are cut into pieces are not run in micro-batches as well",
         ),
-        Entry(
+        _PlacedEntry(
             "pesto",
             "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)",
-            "placed",
             solves=True,
         ),
-        Entry(
+        _PlacedEntry(
             "netsplit",
             "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT)",
-            "placed",
             solves=True,
         ),
-        Entry(
+        _PlacedEntry(
             "netsplit_published",
             "NetSplit as published, where operators may share a device",
-            "placed",
             solves=True,
             one_batch="its program, kept as published, schedules every operator once in a step",
         ),
@@ -184,10 +216,8 @@ def foreseen_refusal(entry: Entry, devices: int, *, training: bool, attention: b
     """
     if entry.solves and importlib.util.find_spec("ortools") is None:
         return "needs a solver: pip install 'tensoropt[solvers]'"
-    if entry.kind == "pipelined" and not training:
-        return "plans training only"
-    if entry.kind == "pipelined" and devices < 2:
-        return "needs at least 2 devices"
+    if refusal := entry.refusal(devices, training=training):
+        return refusal
     if entry.name == _ON_TWO and devices != 2:
         return f"places on 2 devices, not on {devices}"
     if entry.name == _NEEDS_ATTENTION and attention is False:

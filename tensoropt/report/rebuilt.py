@@ -11,10 +11,10 @@ from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.prices import ClusterCosts, LinkCosts, Prices
 from tensoropt.costs.source import real_shape
 from tensoropt.errors import ClusterError
-from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
+from tensoropt.evaluation.evaluate import Evaluation, evaluate_on
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.pipeline.costs import PipelinePrices, job_meshes, kinds_at, sources_at
-from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.costs import job_meshes, kinds_at
+from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.strategy import PipelinedStrategy
@@ -37,6 +37,7 @@ from tensoropt.question.settings import Settings
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import Overlap, overlap_of
+from tensoropt.units import counted
 
 
 class SimulatedStep(NamedTuple):
@@ -105,10 +106,7 @@ class StrategyOnMesh:
 
     def evaluated(self, costs: ClusterCosts) -> Evaluation:
         """Return everything about a step of a sharded strategy."""
-        (works,) = stage_works(self.strategy)
-        facts = {name: costs.facts.of(work) for name, work in works.items()}
-        prices, overlap = self.prices(costs), self.overlap(costs)
-        return evaluate_strategy(self.strategy, works, facts, prices, overlap)
+        return evaluate_on(self.strategy, self.mesh, costs)
 
     def prices(self, costs: ClusterCosts) -> Prices:
         """Return the prices of a sharded strategy."""
@@ -141,12 +139,7 @@ class _PipelineOnMesh(StrategyOnMesh):
             return ()
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
-        sources, works = sources_at(costs, self.strategy.places), stage_works(self.strategy)
-        facts = [
-            {name: sources[self.strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
-            for stage, of_stage in enumerate(works)
-        ]
-        evaluated = evaluate_pipeline(self.strategy, works, facts, PipelinePrices.of(costs, self.mesh))
+        evaluated = evaluate_pipeline_on(self.strategy, self.mesh, costs)
         return SimulatedStep(evaluated.memory_bytes, evaluated.time_s)
 
 
@@ -199,7 +192,11 @@ def strategy_on(plan: Plan, graph: GroupGraph, cluster: Cluster) -> StrategyOnMe
     for mesh in kind.meshes(cluster, shape):
         if real_shape(mesh) == shape:
             return kind(kind.read(plan, graph), mesh)
-    raise ClusterError(f"mesh {plan.mesh.label} is not one of {cluster.name}'s")
+    raise ClusterError(
+        f"mesh {plan.mesh.label} is not one of {cluster.name}'s, whose axes follow the links of its "
+        f"{counted(cluster.device_count, 'device')}; this {plan.kind.name} runs on {plan.devices}: name a "
+        f"cluster with such a mesh, or explore on {cluster.name}"
+    )
 
 
 @dataclass(frozen=True)

@@ -469,13 +469,10 @@ class Detail:
         if step.exposed_s:
             shares.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._most_of(WAITING)}")
         if step.idle_s > 1e-3 * step.time_s:
-            waits = "idle"
-            if is_host_bound(step):
-                # A place of a pipeline waits for others, too.
-                waits = "idle, or waiting for the host" if self.places else "waiting for the host"
+            waits = step.kind.host_wait if is_host_bound(step) else "idle"
             shares.append(f"{share * step.idle_s:.0f} % {waits}")
-        where = "on the busiest device " if self.places else ""
-        text = f"A step of {format_seconds(step.time_s)} is {where}" + ", ".join(shares)
+        of_whom = " ".join(filter(None, (f"A step of {format_seconds(step.time_s)} is", step.kind.time_of)))
+        text = f"{of_whom} {', '.join(shares)}"
         if step.hidden_s > 1e-6 * step.time_s:  # less is rounding
             text += f"; {format_seconds(step.hidden_s)} of communication are hidden"
         return text + "."

@@ -229,9 +229,9 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     with session.clock.stage("pipelines"):
         every = finder.all()
     for mesh, micro_batches, evaluations in every:
-        made = [pipelined_point(one, mesh, space=len(spaces)) for one in evaluations]
+        made = [pipelined_point(one, mesh, space=len(spaces)) for one in reduce_points(evaluations)]
         spaces.append(pipelined_space(mesh, micro_batches, searched.problem.parameter_keys, finder.notes))
-        count += len(made)
+        count += len(evaluations)
         points = list(reduce_points([*points, *made]))
     if not points:
         why = " ".join(finder.refusals) or (

@@ -53,12 +53,9 @@ class ParallelStrategy(Protocol):
 
     Attributes:
         kind: the name of this kind of strategies in plain data.
-        spmd: whether all ranks run the same program, so that what one rank sends and keeps represents all of
-            them.
     """
 
     kind: ClassVar[str]
-    spmd: ClassVar[bool]
 
     @property
     def graph(self) -> GroupGraph:
@@ -114,6 +111,11 @@ class ParallelStrategy(Protocol):
             PlanError: the data do not describe a strategy of this graph; the message names the first
                 difference.
         """
+
+    @staticmethod
+    def program_of(rank: int) -> int:
+        """Return the first rank that runs the same program as this one: what that rank sends and keeps
+        represents both."""
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:
@@ -184,7 +186,6 @@ class Strategy:
     """
 
     kind: ClassVar[str] = "sharded"
-    spmd: ClassVar[bool] = True
 
     graph: GroupGraph
     mesh: AxisSizes
@@ -485,6 +486,11 @@ class Strategy:
             stored={name: _layout(graph, "parameter", name, stored[name], mesh) for name in parameters},
             recomputed=_regions(graph, data.get("recomputed", ())),
         )
+
+    @staticmethod
+    def program_of(rank: int) -> int:
+        """Return 0: all ranks run one program."""
+        return 0
 
     @staticmethod
     def devices_in(data: Mapping[str, Any]) -> int:

@@ -27,9 +27,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from tensoropt.costs.process_memory import CONTEXT, allocator_blocks
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.collectives import reductions_of
@@ -259,23 +261,40 @@ def _join(block: _AllocatorBlock, neighbour: _AllocatorBlock) -> None:
 
 
 _REPEATS = 2
-"""The number of replayed micro-batches per step, and of replayed steps: the second one reuses gaps of the
-first."""
+"""The number of replayed micro-batches of a sharded plan's step, and of replayed steps of any plan: the
+second one reuses gaps of the first."""
+
+
+class Request(NamedTuple):
+    """Memory that a rank asks for under a name; with 0 bytes, that it returns the oldest of this name."""
+
+    name: Hashable
+    bytes: int
 
 
 @dataclass(frozen=True)
-class StepRequests:
-    """The requests of one strategy's step on one rank.
+class RankRequests:
+    """The requests of a step on one rank.
 
     Attributes:
         lasting: bytes of the blocks that exist before the first step: parameters, gradients.
         state: bytes of the optimizer's state, which is created at the end of the first step.
-        step: the allocations of the step.
+        step: the requests of all micro-batches.
+        end: the requests of the step's end, where the optimizer's state is first created.
     """
 
     lasting: Sequence[int]
     state: Sequence[int]
-    step: Step
+    step: Sequence[Request]
+    end: Sequence[Request] = ()
+
+    @classmethod
+    def of(cls, lasting: Sequence[int], state: Sequence[int], step: Step) -> RankRequests:
+        """Return the requests of a step whose micro-batches run one after another."""
+        micro_batch, end = (
+            requests_of(step.instructions[part]) for part in (slice(step.last), slice(step.last, None))
+        )
+        return cls(lasting, state, micro_batch * min(step.micro_batches, _REPEATS), end)
 
     def replay(self, *, expandable: bool = False, beside: Sequence[int] = ()) -> _AllocatorPeaks:
         """Replay the requests in an allocator and return its peaks.
@@ -286,57 +305,55 @@ class StepRequests:
         allocator = CachingAllocator(expandable=expandable)
         for size in (*beside, *self.lasting):
             allocator.allocate(size)
-        replay, step = _Replay(allocator), self.step
+        alive: dict[Hashable, list[_AllocatorBlock]] = defaultdict(list)
         for number in range(_REPEATS):
-            for _ in range(min(step.micro_batches, _REPEATS)):
-                for instruction in step.instructions[: step.last]:
-                    replay.run(instruction)
-            if number == 0:
-                for size in self.state:
-                    allocator.allocate(size)
-            for instruction in step.instructions[step.last :]:
-                replay.run(instruction)
+            _serve(self.step, allocator, alive)
+            for size in () if number else self.state:
+                allocator.allocate(size)
+            _serve(self.end, allocator, alive)
         return allocator.peaks
 
 
-class _Replay:
-    """A step's allocations in an allocator."""
+def _serve(
+    requests: Iterable[Request], allocator: CachingAllocator, alive: dict[Hashable, list[_AllocatorBlock]]
+) -> None:
+    for name, size in requests:
+        if size:
+            alive[name].append(allocator.allocate(size))
+        else:
+            allocator.free(alive[name].pop(0))
 
-    def __init__(self, allocator: CachingAllocator):
-        self.allocator = allocator
-        self._alive: dict[tuple[str, str, str], list[_AllocatorBlock]] = defaultdict(list)
 
-    def run(self, now: Instruction) -> None:
-        """Make the requests and frees of one instruction."""
-        begins, ends = _requested(now.begins, now.ends)
-        self._free(ends)
-        for named in begins:
-            self._allocate(named)
-        begins, ends = _requested(now.leaves, now.releases)
-        workspace = sorted((named.bytes for named in now.workspace), reverse=True)
-        waiting = []
-        for named in begins:
-            # A result is created while the instruction runs, and is counted there; any other memory only
-            # begins when it ends.
-            if workspace and workspace[0] >= named.bytes:
-                workspace[0] -= named.bytes
-                workspace.sort(reverse=True)
-                self._allocate(named)
-            else:
-                waiting.append(named)
-        used = [self.allocator.allocate(size) for size in workspace if size]
-        for block in used:
-            self.allocator.free(block)
-        self._free(ends)
-        for named in waiting:
-            self._allocate(named)
+def requests_of(instructions: Iterable[Instruction]) -> list[Request]:
+    """Return the requests of a step's instructions, in order."""
+    return [request for now in instructions for request in _requests(now)]
 
-    def _allocate(self, named: NamedBytes) -> None:
-        self._alive[named.name].append(self.allocator.allocate(named.bytes))
 
-    def _free(self, ended: Sequence[NamedBytes]) -> None:
-        for named in ended:
-            self.allocator.free(self._alive[named.name].pop(0))
+def _requests(now: Instruction) -> Iterator[Request]:
+    begins, ends = _requested(now.begins, now.ends)
+    yield from (Request(named.name, 0) for named in ends)
+    yield from (Request(named.name, named.bytes) for named in begins)
+    begins, ends = _requested(now.leaves, now.releases)
+    workspace = sorted((named.bytes for named in now.workspace), reverse=True)
+    waiting = []
+    for named in begins:
+        # A result is created while the instruction runs, and is counted there; any other memory only begins
+        # when it ends.
+        if workspace and workspace[0] >= named.bytes:
+            workspace[0] -= named.bytes
+            workspace.sort(reverse=True)
+            yield Request(named.name, named.bytes)
+        else:
+            waiting.append(named)
+    used = [Request(WORKSPACE, size) for size in workspace if size]
+    yield from used
+    yield from (Request(WORKSPACE, 0) for _ in used)
+    yield from (Request(named.name, 0) for named in ends)
+    yield from (Request(named.name, named.bytes) for named in waiting)
+
+
+WORKSPACE = "workspace"
+"""The name of what is alive only while an instruction runs."""
 
 
 def _requested(
@@ -350,23 +367,28 @@ def _requested(
     return begun, ended
 
 
-def replayed(batch: Batch, row: int) -> dict[str, float]:
-    """Return the allocator's peaks in strategy ``row`` of a batch, including the process's own blocks.
+def replayed(requests: Callable[[], RankRequests], terms: Mapping[str, float]) -> dict[str, float]:
+    """Return the allocator's peaks on a rank, including the process's own blocks.
 
-    The names are those of :data:`~tensoropt.simulate.recording.ALLOCATOR`; empty for strategies whose process
-    memory is not counted.
+    The names are those of :data:`~tensoropt.simulate.recording.ALLOCATOR`; empty if process memory is not
+    counted.
+
+    Args:
+        requests: makes the rank's requests.
+        terms: the bytes that the process takes beside tensors, by name
+            (:mod:`tensoropt.costs.process_memory`).
     """
-    process = batch.prices.process
-    if not process.of_process:
+    if CONTEXT not in terms:
         return {}
-    requests = step_requests(batch, row)
-    native, grown = (requests.replay(expandable=way, beside=process.blocks) for way in (False, True))
+    made, beside = requests(), allocator_blocks(terms)
+    native, grown = (made.replay(expandable=way, beside=beside) for way in (False, True))
     figures = (native.requested, native.allocated, native.reserved, grown.reserved)
     return dict(zip(ALLOCATOR, map(float, figures), strict=True))
 
 
-def step_requests(batch: Batch, row: int) -> StepRequests:
-    """Return the requests of strategy ``row`` of a batch."""
+def stored_blocks(batch: Batch, row: int) -> tuple[list[int], list[int]]:
+    """Return the bytes of the blocks that strategy ``row`` of a batch stores, and of its optimizer's
+    state."""
     lasting: list[int] = []
     state: list[int] = []
     for owner in batch.owners:
@@ -375,8 +397,17 @@ def step_requests(batch: Batch, row: int) -> StepRequests:
         # Gradients that are reduced are stored in flat buckets, which are added below.
         own = effects.gradients - sum(e.share.bytes for e in effects.effects if e.share is not None)
         lasting += [own] if own else []
-        if effects.optimizer:
-            tensors = OPTIMIZERS[batch.prices.optimizer].state
-            state += [effects.optimizer // tensors] * tensors
+        state += state_blocks(effects.optimizer, batch.prices.optimizer)
     lasting += [send.bytes for send in reductions_of(batch, row)]
-    return StepRequests(lasting, state, lower(batch, row))
+    return lasting, state
+
+
+def state_blocks(size: int, optimizer: str) -> list[int]:
+    """Return the bytes of each tensor of ``size`` bytes of an optimizer's state."""
+    tensors = OPTIMIZERS[optimizer].state
+    return [size // tensors for _ in range(tensors if size else 0)]
+
+
+def step_requests(batch: Batch, row: int) -> RankRequests:
+    """Return the requests of strategy ``row`` of a batch."""
+    return RankRequests.of(*stored_blocks(batch, row), lower(batch, row))

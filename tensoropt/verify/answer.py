@@ -143,7 +143,7 @@ def _order_unlike(predicted: Prediction, findings: RunFindings) -> list[str] | N
     known."""
     if findings.error or predicted.order is None or findings.issued_order is None:
         return None
-    return compare_order(predicted.order, in_order(findings.collectives_issued, findings.issued_order))
+    return compare_order(predicted.order, in_order(findings.collectives_of_ranks[0], findings.issued_order))
 
 
 def _differences_data(differences: Differences) -> dict[str, float | None]:

@@ -33,7 +33,6 @@ from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.recorder import (
     CollectiveRecorder,
     MemoryTracker,
-    all_sent,
     outgoing,
     rows_in_order,
     summarise,
@@ -146,9 +145,9 @@ def step_times(step: RunStep, count: int) -> list[float]:
 
 
 _MOST_RANKS = 3
-"""The number of ranks of a bigger job that are checked: the first, the last, and others between them. An
-assumption: shards are uneven at the end of a dim, so the first and the last differ most, and each rank takes
-as long as the first."""
+"""Of how many ranks that run the same program all are checked: of more, the first, the last, and others
+between them. An assumption: shards are uneven at the end of a dim, so the first and the last differ most, and
+each rank takes as long as the first."""
 
 
 @contextlib.contextmanager
@@ -174,70 +173,45 @@ def fake_job(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def looked_at(world_size: int) -> tuple[int, ...]:
-    """Return the ranks of a job that are checked; all of them if they are few."""
-    if world_size <= _MOST_RANKS:
-        return tuple(range(world_size))
-    last = world_size - 1
+def looked_at(count: int) -> tuple[int, ...]:
+    """Return which of ``count`` ranks that run the same program are checked; all if they are few."""
+    if count <= _MOST_RANKS:
+        return tuple(range(count))
+    last = count - 1
     # Evenly spread, the first and the last among them.
     return tuple(sorted({round(i * last / (_MOST_RANKS - 1)) for i in range(_MOST_RANKS)}))
 
 
-def check_on_fake_ranks(
-    loaded: CapturedModel,
-    strategy: ParallelStrategy,
-    optimizer: str,
-    ranks: Sequence[int] | None = None,
-    device: str = "cpu",
-) -> RunFindings:
+def check_on_fake_ranks(loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str) -> RunFindings:
     """Check what ranks of a strategy send and keep alive in a step, without numbers and times.
+
+    Of ranks that run the same program some are checked. The first of them has the largest shards: its memory
+    is tracked, and the others' collectives may differ in being smaller only.
 
     Args:
         loaded: the model; its tensors need no data.
-        ranks: the ranks to check. By default some of them if all run the same program, otherwise all.
-        device: the device of their tensors.
     """
-    if strategy.spmd:
-        return _alike(loaded, strategy, optimizer, ranks or looked_at(strategy.devices), device)
-    return _each_its_own(loaded, strategy, optimizer, ranks or range(strategy.devices), device)
-
-
-def _alike(
-    loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str, ranks: Sequence[int], device: str
-) -> RunFindings:
-    """Return the collectives and the memory of the first rank, whose shards are the largest, and where
-    another rank's collectives differ in more than being smaller (uneven shards)."""
-    first, *others = ranks
-    with step_on(first, loaded, strategy, optimizer, device) as step:
-        sent = issued(step.engine, step)
-        memory = tracked_memory(step)
-    unlike = []
-    for rank in others:
-        with step_on(rank, loaded, strategy, optimizer, device) as step:
-            unlike += compare_ranks(first, sent, rank, issued(step.engine, step.model))
-    return RunFindings(
-        collectives_issued=summarise(sent),
-        issued_order=rows_in_order(sent),
-        ranks_checked=list(ranks),
-        ranks_unlike=unlike,
-        memory_tracked=memory,
-    )
-
-
-def _each_its_own(
-    loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str, ranks: Sequence[int], device: str
-) -> RunFindings:
-    """Return the collectives of all ranks together, and the memory of the fullest."""
-    sent, memory = [], []
-    for rank in ranks:
-        with step_on(rank, loaded, strategy, optimizer, device) as step:
-            # One rank at a time: a process can be only one rank of one job.
-            sent.append(summarise(outgoing(issued(step.engine, step))))
+    alike: dict[int, list[int]] = {}
+    for rank in range(strategy.devices):
+        alike.setdefault(strategy.program_of(rank), []).append(rank)
+    checked, order, sent, memory, unlike = [], [], [], [], []
+    for ranks in alike.values():
+        first, *others = (ranks[i] for i in looked_at(len(ranks)))
+        # One rank at a time: a process can be only one rank of one job.
+        with step_on(first, loaded, strategy, optimizer) as step:
+            collectives = issued(step.engine, step)
             memory.append(tracked_memory(step))
+        order.append(rows_in_order(outgoing(collectives)))
+        sent.append(summarise(outgoing(collectives)))
+        for rank in others:
+            with step_on(rank, loaded, strategy, optimizer) as step:
+                unlike += compare_ranks(first, collectives, rank, issued(step.engine, step.model))
+        checked += [first, *others]
     return RunFindings(
-        collectives_issued=all_sent(sent),
         collectives_of_ranks=sent,
-        ranks_checked=list(ranks),
+        issued_order=order[0],
+        ranks_checked=checked,
+        ranks_unlike=unlike,
         memory_tracked=max(memory, key=lambda m: m["peak"]),
         memory_tracked_of_ranks=[m["peak"] for m in memory],
     )

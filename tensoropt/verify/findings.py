@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensoropt.verify.recorder import all_sent
+
 LOSS_TOLERANCE = 1e-5
 """The relative tolerance of the loss. A mean loss sums thousands of float32 terms in another order: a few
 units of 6e-8 each, growing with the square root of their number and with depth."""
@@ -207,17 +209,15 @@ class RunFindings:
         numerics_ok: whether differences are rounding and replicas agree.
         compared_in: the precision in which ``differences`` were taken.
         narrow: the differences in the model's own precision, if the decision took double precision.
-        collectives_issued: as :func:`tensoropt.verify.recorder.summarise` writes them; those of the first
-            rank if
-            all run the same program, otherwise of all ranks.
-        issued_order: for that first rank, the row in ``collectives_issued`` of each collective in the order
-            of issue; None if ranks run different programs.
-        collectives_of_ranks: the same for each of ``ranks_checked``, if ranks run different programs.
+        collectives_of_ranks: of the first rank of each program that ranks run, as
+            :func:`tensoropt.verify.recorder.summarise` writes them.
+        issued_order: for the first of these ranks, the row of each collective in the order of issue; None if
+            nothing was issued.
         ranks_checked: the numbers of the ranks that were checked.
         ranks_unlike: a line for each case in which ranks that should issue the same collectives do not.
         memory_tracked: bytes of the fullest rank by purpose, and their ``peak``; on GPUs also the allocator's
             own peaks, ``allocated`` and ``reserved``.
-        memory_tracked_of_ranks: the peaks of all ranks.
+        memory_tracked_of_ranks: the peaks of the ranks whose memory was tracked.
         time_measured_s: the median step of the slowest rank.
         error: why the strategy could not be run, or that it is right only in double precision.
     """
@@ -232,9 +232,8 @@ class RunFindings:
     numerics_ok: bool | None = None
     compared_in: str | None = None
     narrow: Differences | None = None
-    collectives_issued: list[dict[str, Any]] = field(default_factory=list)
-    issued_order: list[int] | None = None
     collectives_of_ranks: list[list[dict[str, Any]]] = field(default_factory=list)
+    issued_order: list[int] | None = None
     ranks_checked: list[int] | None = None
     ranks_unlike: list[str] = field(default_factory=list)
     memory_tracked: Mapping[str, int] = field(default_factory=dict)
@@ -254,6 +253,11 @@ class RunFindings:
             time_measured_s=math.inf,
             error=error,
         )
+
+    @property
+    def collectives_issued(self) -> list[dict[str, Any]]:
+        """The collectives of all programs together."""
+        return all_sent(self.collectives_of_ranks)
 
     @property
     def memory_tracked_bytes(self) -> int:

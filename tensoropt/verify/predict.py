@@ -9,28 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tensoropt.cluster import Mesh, available_cores
-from tensoropt.costs.prices import Prices
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
-from tensoropt.evaluation.evaluate import evaluate_strategy
+from tensoropt.evaluation.evaluate import evaluate_on
 from tensoropt.exploration.rates import made_for
-from tensoropt.pipeline.costs import PipelinePrices, sources_at
-from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import sent_by_rank
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
-from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.cuda_kernels import has_recurrent
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
-from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
 
@@ -135,8 +129,6 @@ def _check_room(devices: int) -> None:
 
 
 _Rows = list[dict[str, Any]]
-_Works = Sequence[Mapping[str, Workload]]
-"""The workloads of each stage of a strategy, by group."""
 
 
 @dataclass(frozen=True)
@@ -163,16 +155,15 @@ def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> 
     """Return a plan file's own prediction, and what no file keeps of what ranks send: the order of
     collectives, what each rank of a pipeline sends, how ranks of a placed plan get the results."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
-    peaks = plan.stages.peak_bytes if plan.stages is not None and plan.kind is PIPELINED else ()
     # A tracker sees tensors and constants, but not what a process takes beside them.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
-    prediction = Prediction(rows, seen, plan.predicted.time_s, of_places=peaks)
-    if strategy.spmd and made_for(plan.cluster) is None:
-        return prediction  # the facts on which the order depends may be those of other devices
-    return _WITH_SENT[strategy.kind](prediction, strategy, costs)
+    prediction = Prediction(rows, seen, plan.predicted.time_s)
+    return _WITH_SENT[strategy.kind](prediction, plan, strategy, costs)
 
 
-def _of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
+def _of_each_rank(
+    prediction: Prediction, plan: Plan, strategy: PipelinedStrategy, costs: CostSource
+) -> Prediction:
     """Return the prediction of a plan file with a pipeline, with what each rank sends: it follows from the
     facts of the stages' workloads."""
     works = stage_works(strategy)
@@ -183,46 +174,51 @@ def _of_each_rank(prediction: Prediction, strategy: PipelinedStrategy, costs: Co
     ]
     ranks = [sent_by_rank(strategy, rank, sent) for rank in range(strategy.devices)]
     return replace(
-        prediction, collectives=rows_of(sum(ranks, Counter())), of_ranks=tuple(map(rows_of, ranks))
+        prediction,
+        collectives=rows_of(sum(ranks, Counter())),
+        of_ranks=tuple(map(rows_of, ranks)),
+        of_places=plan.info.peak_bytes,
     )
 
 
-def _with_order(prediction: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
+def _with_order(prediction: Prediction, plan: Plan, strategy: Strategy, costs: CostSource) -> Prediction:
     """Return a plan file's own prediction, with the order of its collectives.
 
     The order depends on the facts of the strategy's workloads: these come from the profile store, or are
-    found now on fake tensors. If they give other collectives than the file names (a file of an earlier
-    version, or made beside a GPU whose facts are not in the store), nothing is said about the order.
+    found now on fake tensors. If they may be those of other devices, or give other collectives than the file
+    names (a file of an earlier version, or made beside a GPU whose facts are not in the store), nothing is
+    said about the order.
     """
-    (works,) = stage_works(strategy)
-    costs.facts.find(works.values())
-    facts = {name: costs.facts.of(work) for name, work in works.items()}
+    if made_for(plan.cluster) is None:
+        return prediction
     rows = prediction.collectives
     counts = {Collective(row["kind"], tuple(row["axes"]), row["bytes"]): row["count"] for row in rows}
-    order = _order(strategy, works, facts, costs)
+    order = _order(strategy, costs)
     return replace(prediction, order=order if order is not None and Counter(order) == counts else None)
 
 
-def _with_results(prediction: Prediction, strategy: PlacedStrategy, costs: CostSource) -> Prediction:
+def _with_results(
+    prediction: Prediction, plan: Plan, strategy: PlacedStrategy, costs: CostSource
+) -> Prediction:
     """Return a placed plan file's own prediction, with the broadcasts of results."""
     return replace(prediction, collectives=[*prediction.collectives, *_result_rows(strategy)])
 
 
-_WITH_SENT: dict[str, Callable[[Prediction, Any, CostSource], Prediction]] = {
+_WITH_SENT: dict[str, Callable[[Prediction, Plan, Any, CostSource], Prediction]] = {
     Strategy.kind: _with_order,
     PipelinedStrategy.kind: _of_each_rank,
     PlacedStrategy.kind: _with_results,
 }
 
 
-def _order(
-    strategy: Strategy, works: Mapping[str, Workload], facts: Mapping[str, Facts], costs: CostSource
-) -> tuple[Collective, ...] | None:
+def _order(strategy: Strategy, costs: CostSource) -> tuple[Collective, ...] | None:
     """Return the collectives in the order of issue; None with recurrent layers on GPUs: cuDNN's kernels ask
     for their parameters in an order of their own, and on fake ranks those of the CPU run."""
+    (works,) = stage_works(strategy)
     if costs.cluster.device_type == "cuda" and any(has_recurrent(work) for work in works.values()):
         return None
-    return collectives_in_order(strategy, facts)
+    costs.facts.find(works.values())
+    return collectives_in_order(strategy, {name: costs.facts.of(work) for name, work in works.items()})
 
 
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
@@ -259,79 +255,47 @@ def rows_of(counts: Mapping[Collective, int]) -> _Rows:
 
 
 def predict(
-    drawn: Sequence[tuple[ParallelStrategy, Mesh]], costs: CostSource
+    sharded: Sequence[tuple[Strategy, Mesh]],
+    pipelines: Sequence[tuple[PipelinedStrategy, Mesh]],
+    costs: CostSource,
 ) -> list[tuple[ParallelStrategy, Prediction]]:
-    """Return sharded and pipelined strategies with their predictions, priced as the cost tables do; only what
-    these strategies need is measured.
-
-    Args:
-        drawn: the strategies, each with the mesh of its job.
+    """Return sharded and pipelined strategies, each with the mesh of its job, with their predictions, priced
+    as the cost tables do; only what these strategies need is measured.
     """
-    works = [stage_works(strategy) for strategy, _ in drawn]
+    drawn: list[tuple[ParallelStrategy, Mesh]] = [*sharded, *pipelines]
     # All strategies' work at once, by key: what several of them share is measured once.
-    every = {w.key: w for of_strategy in works for of_stage in of_strategy for w in of_stage.values()}
+    works = [of_stage for strategy, _ in drawn for of_stage in stage_works(strategy)]
+    every = {work.key: work for of_stage in works for work in of_stage.values()}
     costs.facts.find(every.values())
     costs.timings.measure(every)
-    prices = {key: _PRICED[key[0]](costs, key[1]) for key in dict.fromkeys((s.kind, m) for s, m in drawn)}
     return [
-        (strategy, prices[strategy.kind, mesh](strategy, of_strategy))
-        for (strategy, mesh), of_strategy in zip(drawn, works, strict=True)
+        *((strategy, _sharded(strategy, mesh, costs)) for strategy, mesh in sharded),
+        *((strategy, _pipelined(strategy, mesh, costs)) for strategy, mesh in pipelines),
     ]
 
 
-def _sharded_on(costs: CostSource, mesh: Mesh) -> Callable[[Strategy, _Works], Prediction]:
-    """Return the function that predicts sharded strategies on a mesh, by the simulator."""
-    compute, overheads, communication = costs.compute(), costs.overheads(), costs.communication(mesh)
-    overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
-
-    def predicted(strategy: Strategy, works: _Works) -> Prediction:
-        facts = {name: costs.facts.of(work) for name, work in works[0].items()}
-        prices = Prices(
-            strategy.graph,
-            strategy.mesh,
-            compute,
-            communication,
-            costs.settings.optimizer,
-            overheads,
-            packs=costs.cluster.device_type == "cpu",
-        )
-        simulated = evaluate_strategy(strategy, works[0], facts, prices, overlap).metrics
-        return Prediction(
-            rows_of(predicted_collectives(strategy, facts)),
-            float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes,
-            float(simulated.time_s[0]),
-            float(simulated.communication_s[0]),
-            _order(strategy, works[0], facts, costs),
-        )
-
-    return predicted
+def _sharded(strategy: Strategy, mesh: Mesh, costs: CostSource) -> Prediction:
+    """Return the simulator's prediction for a sharded strategy on a mesh."""
+    evaluated = evaluate_on(strategy, mesh, costs)
+    simulated = evaluated.metrics
+    return Prediction(
+        rows_of(evaluated.collectives(0)),
+        float(simulated.memory.sum()) + strategy.graph.atoms.graph.constant_bytes,
+        float(simulated.time_s[0]),
+        float(simulated.communication_s[0]),
+        _order(strategy, costs),
+    )
 
 
-def _pipelined_on(costs: CostSource, mesh: Mesh) -> Callable[[PipelinedStrategy, _Works], Prediction]:
-    """Return the function that predicts pipelines on the mesh of a job, by the simulator."""
-    prices = PipelinePrices.of(costs, mesh)
-
-    def predicted(strategy: PipelinedStrategy, works: _Works) -> Prediction:
-        sources = sources_at(costs, strategy.places)
-        facts = [
-            {name: sources[strategy.place_of(stage)].facts.of(w) for name, w in of_stage.items()}
-            for stage, of_stage in enumerate(works)
-        ]
-        evaluated = evaluate_pipeline(strategy, works, facts, prices)
-        sent = [evaluated.sent_by(rank) for rank in range(strategy.devices)]
-        return Prediction(
-            rows_of(sum(sent, Counter())),
-            evaluated.memory_bytes,
-            evaluated.time_s,
-            evaluated.busiest.communication_s,
-            of_ranks=tuple(map(rows_of, sent)),
-            of_places=tuple(evaluated.peaks.tolist()),
-        )
-
-    return predicted
-
-
-_PRICED: dict[str, Callable[[CostSource, Mesh], Callable[[Any, _Works], Prediction]]] = {
-    Strategy.kind: _sharded_on,
-    PipelinedStrategy.kind: _pipelined_on,
-}
+def _pipelined(strategy: PipelinedStrategy, mesh: Mesh, costs: CostSource) -> Prediction:
+    """Return the simulator's prediction for a pipeline on the mesh of a job."""
+    evaluated = evaluate_pipeline_on(strategy, mesh, costs)
+    sent = [evaluated.sent_by(rank) for rank in range(strategy.devices)]
+    return Prediction(
+        rows_of(sum(sent, Counter())),
+        evaluated.memory_bytes,
+        evaluated.time_s,
+        evaluated.busiest.communication_s,
+        of_ranks=tuple(map(rows_of, sent)),
+        of_places=tuple(evaluated.peaks.tolist()),
+    )

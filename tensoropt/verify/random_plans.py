@@ -135,7 +135,7 @@ def _strategies(
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
     sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
     pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
-    return predict([*sharded, *pipelines], costs)
+    return predict(sharded, pipelines, costs)
 
 
 def _placements(

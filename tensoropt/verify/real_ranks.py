@@ -18,6 +18,7 @@ from tensoropt.errors import PlanError
 from tensoropt.execute.executable import strategy_class
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.types import Progress, silent
 from tensoropt.verify.findings import (
     Differences,
@@ -30,7 +31,6 @@ from tensoropt.verify.findings import (
     within_tolerance,
 )
 from tensoropt.verify.rank_checks import CheckOptions, RankFindings, check_plan, narrow_distance
-from tensoropt.verify.recorder import all_sent
 from tensoropt.verify.reference import ModuleFindings, module_difference
 
 
@@ -175,19 +175,20 @@ def _check(
         if isinstance(error.cause, PlanError):
             raise error.cause from error
         return RunFindings.failed(str(error))
-    return _joined(ranks, spmd=strategy_class(data).spmd)
+    return _joined(ranks, strategy_class(data))
 
 
-def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> RunFindings:
+def _joined(ranks: Sequence[RankFindings], strategy: type[ParallelStrategy]) -> RunFindings:
     """Return the findings of all ranks as one."""
+    first = [strategy.program_of(rank) for rank in range(len(ranks))]
+    sent = [ranks[rank].collectives for rank in dict.fromkeys(first)]
     # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
     findings = RunFindings(
-        collectives_issued=ranks[0].collectives if spmd else all_sent([r.collectives for r in ranks]),
-        issued_order=ranks[0].order if spmd else None,
-        collectives_of_ranks=[] if spmd else [r.collectives for r in ranks],
+        collectives_of_ranks=sent,
+        issued_order=ranks[0].order,
         ranks_checked=list(range(len(ranks))),
-        ranks_unlike=_unlike(ranks) if spmd else [],
+        ranks_unlike=_unlike(ranks, first),
         time_measured_s=statistics.median(steps) if steps else None,
     )
     memory = [r.memory for r in ranks if r.memory is not None]
@@ -198,11 +199,12 @@ def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> RunFindings:
     return _with_numerics(findings, ranks)
 
 
-def _unlike(ranks: Sequence[RankFindings]) -> list[str]:
+def _unlike(ranks: Sequence[RankFindings], first: Sequence[int]) -> list[str]:
+    """Say which ranks do not issue what the first rank that runs the same program does."""
     return [
-        f"rank {rank} issues other kinds of collectives than rank 0, or in another order"
+        f"rank {rank} issues other kinds of collectives than rank {first[rank]}, or in another order"
         for rank, findings in enumerate(ranks)
-        if findings.sequence != ranks[0].sequence
+        if findings.sequence != ranks[first[rank]].sequence
     ]
 
 

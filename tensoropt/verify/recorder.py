@@ -188,8 +188,7 @@ def outgoing(collectives: Iterable[Collective]) -> list[Collective]:
 
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return what the ranks of a placed plan send altogether: the messages of each, and once what all take
-    part in."""
+    """Return what ranks send altogether: the messages of each, and once what all take part in."""
     total: Counter[Collective] = Counter()
     for rank, rows in enumerate(ranks):
         for row in rows:

@@ -21,6 +21,7 @@ from tensoropt.costs.process_memory import (
     Communicator,
     ProcessMemory,
     Sending,
+    allocator_blocks,
     named_terms,
     process_memory,
 )
@@ -69,7 +70,8 @@ def test_terms_by_hand(cluster, workspaces, levels):
         name: Communicator(channels * CHANNEL, 2 * channels * CHANNEL, of_peer * CHANNEL)
         for name, (channels, of_peer) in levels.items()
     }
-    assert found.blocks == (workspaces // 2, workspaces // 2, found.inputs)
+    blocks = allocator_blocks(named_terms(found.constant()))
+    assert blocks == (workspaces // 2, workspaces // 2, found.inputs)
 
 
 def test_cpu_ranks_have_none():
@@ -128,20 +130,19 @@ def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
         if point.kind is not SHARDED:
             # Its messages go between pairs of devices, through the communicator of all ranks.
             assert point.terms["communicators"] == of.communicator["gpu"].bytes(("all_reduce",), 4)
-            assert point.allocator == predicted.allocator == {}
-            continue
-        # One of all ranks, which ends with a sum, and one for every other set of axes that is sent over.
-        shape = found.spaces[point.space].mesh.shape
-        kinds = {tuple(range(len(shape))): {"all_reduce"}}
-        for kind, axes, _, _ in point.collectives:
-            kinds.setdefault(tuple(axes), set()).add(kind)
-        near = of.communicator["gpu"]
-        sent = sum(near.bytes(k, prod(shape[a] for a in axes)) for axes, k in kinds.items())
-        assert point.terms["communicators"] == sent
+        else:
+            # One of all ranks, which ends with a sum, and one for every other set of axes that is sent over.
+            shape = found.spaces[point.space].mesh.shape
+            kinds = {tuple(range(len(shape))): {"all_reduce"}}
+            for kind, axes, _, _ in point.collectives:
+                kinds.setdefault(tuple(axes), set()).add(kind)
+            near = of.communicator["gpu"]
+            sent = sum(near.bytes(k, prod(shape[a] for a in axes)) for axes, k in kinds.items())
+            assert point.terms["communicators"] == sent
         # The allocator serves the process's own blocks as well, and takes no less than it is asked for.
         peaks = point.allocator
         assert set(peaks) == set(ALLOCATOR)
-        assert peaks["requested"] == pytest.approx(point.tensor_bytes + sum(of.blocks))
+        assert peaks["requested"] == pytest.approx(point.tensor_bytes + sum(allocator_blocks(point.terms)))
         assert peaks["requested"] <= peaks["allocated"] <= peaks["reserved"]
         assert peaks["reserved_expandable"] % (2 * MIB) == 0
         assert predicted.allocator == peaks
@@ -154,7 +155,7 @@ def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
     with open(tmp_path / "frontier.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row[name] for row in rows for name in BREAKDOWNS["allocator"].values()] == [
-        str(round(p.allocator[name])) if p.allocator else "" for p in found.points for name in ALLOCATOR
+        str(round(p.allocator[name])) for p in found.points for name in ALLOCATOR
     ]
 
 

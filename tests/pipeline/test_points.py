@@ -118,7 +118,7 @@ def test_operators_are_those_of_the_model(plan: Plan, graph: GroupGraph) -> None
 
 def test_a_plan_tells_of_its_stages(plan: Plan) -> None:
     told = {fact.name: fact.words for fact in described(plan)[1]}
-    assert told["stages"] == "2, 1f1b; further ones begin with linear_2"
+    assert (told["stages"], told["cut before"]) == ("2 stages, 1f1b", "linear_2")
     assert told["devices"].endswith(", pp2x2")
 
 

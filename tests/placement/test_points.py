@@ -98,7 +98,10 @@ def test_another_model_is_refused_with_the_first_difference(tmp_path) -> None:
 
 def test_a_placed_plan_has_no_strategy_on_a_mesh(tmp_path) -> None:
     graph = priced(tmp_path)
-    with pytest.raises(PlanError, match="a placed plan are single devices"):
+    with pytest.raises(
+        PlanError,
+        match=r"each of its operators runs on one device; give tensoropt\.parallelize the plan itself",
+    ):
         plan_of(graph).strategy(graph.prices.graph)
     with pytest.raises(PlanError, match="places no operators on single devices"):
         placed_strategy(plan_of(graph).model_copy(update={"stages": None}), graph.prices.graph)

@@ -95,6 +95,14 @@ def without_parameter(data: dict[str, Any]) -> None:
     data["parameters"].popitem()
 
 
+def with_device(data: dict[str, Any]) -> None:
+    first(data)[1]["device"] = 0
+
+
+def parameter_on_a_device(data: dict[str, Any]) -> None:
+    next(iter(data["parameters"].values()))["device"] = 0
+
+
 def short_placement(data: dict[str, Any]) -> None:
     next(iter(data["parameters"].values()))["stored"].pop()
 
@@ -127,6 +135,8 @@ def cluster_of_nothing(data: dict[str, Any]) -> None:
         (unknown_operator, r"the plan names nonsense .*, which this model does not have"),
         (without_operator, r"the plan says nothing about \S+ \(groups\)"),
         (without_parameter, r"the plan says nothing about \S+ \(stored\)"),
+        (with_device, r"operator \S+ has device 0 and order None in a sharded plan; say where"),
+        (parameter_on_a_device, r"parameter \S+ has device 0 in a sharded plan; say where"),
         (short_placement, r"parameter \S+ is stored as .* one for each mesh axis"),
         (no_time, r"NaN is no figure"),
         (endless_time, r"the predicted time_s is inf, but figures are finite"),

@@ -32,7 +32,7 @@ RIGHT = RunFindings(
     replicas_agree=True,
     numerics_ok=True,
     compared_in="float32",
-    collectives_issued=[SENT],
+    collectives_of_ranks=[[SENT]],
     issued_order=[0],
     memory_tracked={"parameters": 40, "peak": 96},
     time_measured_s=0.25,
@@ -58,7 +58,7 @@ def test_another_order_decides_and_an_unknown_one_does_not() -> None:
     gather = SENT | {"kind": "all_gather"}
     order = Collective("all_reduce", (0,), 8), Collective("all_gather", (0,), 8)
     predicted = replace(PREDICTED, collectives=[SENT | {"axes": [0]}, gather | {"axes": [0]}], order=order)
-    found = replace(RIGHT, collectives_issued=[gather, SENT], issued_order=[1, 0])
+    found = replace(RIGHT, collectives_of_ranks=[[gather, SENT]], issued_order=[1, 0])
     assert entry_of(executable(), predicted, found)["ok"]
     entry = entry_of(executable(), predicted, replace(found, issued_order=[0, 1]))
     assert (entry["ok"], entry["collectives_unlike"], entry["collectives_in_order"]) == (False, [], False)
@@ -73,7 +73,7 @@ def test_another_order_decides_and_an_unknown_one_does_not() -> None:
     "found",
     [
         replace(RIGHT, numerics_ok=False),
-        replace(RIGHT, collectives_issued=[SENT, SENT | {"bytes": 4}]),
+        replace(RIGHT, collectives_of_ranks=[[SENT, SENT | {"bytes": 4}]]),
         replace(RIGHT, ranks_unlike=["rank 1 issues other kinds of collectives"]),
         RunFindings.failed("a rank died"),
     ],
@@ -84,7 +84,7 @@ def test_what_is_wrong_decides(found: RunFindings) -> None:
 
 def test_what_was_not_looked_at_decides_nothing() -> None:
     """Fake ranks compute no numbers and take no time."""
-    entry = entry_of(executable(), PREDICTED, RunFindings(collectives_issued=[SENT]))
+    entry = entry_of(executable(), PREDICTED, RunFindings(collectives_of_ranks=[[SENT]]))
     assert entry["ok"]
     assert [entry[key] for key in ("loss_difference", "replicas_agree", "time_measured_s", "error")] == [
         None

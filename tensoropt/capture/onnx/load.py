@@ -73,8 +73,8 @@ def import_onnx(
             also replaces a fixed size.
         outputs: tensors of the file to return instead of its own outputs; anything that they do not depend on
             is left out.
-        loss: ``auto`` or a name in :data:`LOSSES` makes the module return a scalar loss; None makes it return
-            the outputs.
+        loss: ``auto`` or a name in :data:`~tensoropt.capture.onnx.signature.LOSSES` makes the module return a
+            scalar loss; None makes it return the outputs.
         device: ``meta`` keeps only the shapes of large weights.
 
     Raises:

@@ -65,7 +65,7 @@ def predicted_now(
     ]
     with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "now.sqlite") as store:
         costs = CostSource(load_cluster(cluster), store, Settings(optimizer=OPTIMIZER), pool)
-        return [prediction for _, prediction in predict(drawn, costs)]
+        return [prediction for _, prediction in predict(drawn, (), costs)]
 
 
 def halves(rounds: Sequence[float]) -> list[float]:

@@ -105,7 +105,7 @@ def lasting_units(problem: PlacementProblem, device: Sequence[int], rules: Rules
 
 
 def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> bool:
-    """Return whether devices obey the memory rule, as :meth:`PlacementProgram._keep` states it."""
+    """Return whether devices obey the memory rule, as :meth:`.program.PlacementProgram._keep` states it."""
     limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
     return bool((lasting_units(problem, device, rules) <= limits).all())
 

@@ -55,6 +55,7 @@ def explore(
     source: str = "",
     seed: int = 0,
     planners: str | Sequence[str] = (),
+    planner_options: Sequence[str] = (),
     limits: Sequence[float | None] = (None,),
     keep: bool = False,
     **chosen: Any,
@@ -74,6 +75,7 @@ def explore(
         source, seed: the origin of the model, for plans that are run without a script.
         planners: published methods to run on the same tables, by name, or ``all``; their points are in
             ``others``, and ``comparison`` has a row for each.
+        planner_options: their settings, such as ``netsplit.seconds=600``.
         limits: memory limits of the planners, in bytes per device; None for all trade-offs they know.
         keep: keep the exploration in the profile store, and return a kept one, with a note, if nothing that
             determines its points has changed: the operators, the cluster, the settings, the contents of the
@@ -88,7 +90,8 @@ def explore(
     """
     settings = _settings_of(settings, chosen)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
-    entries = requested_planners(planners)  # an unknown name is refused before anything is computed
+    # An unknown name is refused before anything is computed.
+    entries = requested_planners(planners, planner_options)
     loaded = (
         model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {}, source, seed=seed)
     )
@@ -175,7 +178,8 @@ def answer(
     if captured is not None:
         return explore_captured(captured, **how)
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
-    exploration = explore(loaded, planners=question.planners, limits=question.limits, **how)
+    beside = {"planners": question.planners, "planner_options": question.planner_options}
+    exploration = explore(loaded, **beside, limits=question.limits, **how)
     if source is not None and exploration.recorded is not None:
         captured = KeptCapture(exploration.model, exploration.recorded.graph, loaded.notes)
         with ProfileStore() as store:

@@ -361,6 +361,7 @@ def question_option(options: argparse.Namespace) -> Any:
         constraints_file=options.constraints or "",
         headroom=getattr(options, "headroom", None) or "",
         planners=_names(getattr(options, "planners", None)),
+        planner_options=getattr(options, "planner_option", ()),
         limits=[parse_bytes(limit) for limit in limits] or [None],
         devices=devices,
         also_on=_names(getattr(options, "also_on", None)),

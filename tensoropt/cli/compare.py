@@ -20,6 +20,13 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="see: tensoropt list planners; default: %(default)s",
     )
     verb.add_argument(
+        "--planner-option",
+        action="append",
+        default=[],
+        metavar="PLANNER.OPTION=VALUE",
+        help="a setting of a planner, such as netsplit.seconds=600; may be given several times",
+    )
+    verb.add_argument(
         "--memory", metavar="8GiB,24GiB", help="limits per device; default: all trade-offs a planner knows"
     )
     verb.add_argument("--out", metavar="DIR", help="save the exploration with all points, and the table")
@@ -36,7 +43,8 @@ def compare(question: Any, progress: ProgressDisplay, out: str | None, csv: str 
     ``csv``."""
     from tensoropt.planners.compare import requested_planners
 
-    requested_planners(question.planners)  # an unknown name is refused before anything is computed
+    # An unknown name is refused before anything is computed.
+    requested_planners(question.planners, question.planner_options)
     exploration = explored(question, progress, out)
     from tensoropt.exploration.export import compared, limits_asked, write_comparison_csv
     from tensoropt.report.table import comparison_text

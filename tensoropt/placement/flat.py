@@ -1,7 +1,7 @@
 """A placement problem as flat arrays, and the seconds of its step, for searches that try many placements.
 
 This is the vectorised form of :mod:`.simulate`: the same tasks in the same order, without names and without
-the bytes alive. It takes a hundredth of the time. What a search keeps, the simulator judges.
+the bytes alive. It takes a hundredth of the time. What a search keeps, the simulator evaluates.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def step_s(problem: FlatProblem, placement: Placement) -> float:
         np.array([o for order in orders for o in order], dtype=np.int64)
         for orders in (placement.forward, placement.backward_orders)
     )
-    return float(flat_step(problem, np.array(placement.device, dtype=np.int64), ahead, back)[0])
+    return float(flat_step(tuple(problem), np.array(placement.device, dtype=np.int64), ahead, back)[0])
 
 
 @njit(cache=True, nogil=True)
@@ -111,13 +111,30 @@ def flat_step(problem, device, ahead, back):
     the step, waited for.
 
     Args:
+        problem: the values of a :class:`FlatProblem`.
         device: (n,) the device of each operator.
         ahead, back: (n,) all operators, forward and backward; each device runs its own in this order.
     """
+    # A plain tuple: the cache of compiled kernels would not survive a new name of the class.
+    (
+        count,
+        forward_s,
+        backward_s,
+        update_s,
+        has_update,
+        producer,
+        gradient,
+        first_reader,
+        readers,
+        message_s,
+        first_lane,
+        lanes,
+        results_s,
+        training,
+    ) = problem
     size = device.shape[0]
-    count = problem.micro_batches
-    devices = problem.forward_s.shape[1]
-    tensors = problem.producer.shape[0]
+    devices = forward_s.shape[1]
+    tensors = producer.shape[0]
     operators = size * count
     # Tasks have the positions that the simulator gives them, by which it decides between those that are ready
     # at the same time.
@@ -130,33 +147,33 @@ def flat_step(problem, device, ahead, back):
     position = operators
     edges = 2 * operators
     for t in range(tensors):
-        source = device[problem.producer[t] % size]
-        for r in range(problem.first_reader[t], problem.first_reader[t + 1]):
-            d = device[problem.readers[r] % size]
+        source = device[producer[t] % size]
+        for r in range(first_reader[t], first_reader[t + 1]):
+            d = device[readers[r] % size]
             if d != source and arrival[t, d] < 0:
                 arrival[t, d] = 0
         for d in range(devices):
             if arrival[t, d] == 0:
                 arrival[t, d] = position
                 position += 1
-        edges += 3 * (problem.first_reader[t + 1] - problem.first_reader[t]) + 4 * devices
+        edges += 3 * (first_reader[t + 1] - first_reader[t]) + 4 * devices
     backward = position
     returned = np.full((tensors, devices), -1, np.int64)
-    if problem.training:
+    if training:
         position += operators
         for t in range(tensors):
-            if problem.gradient[t]:
+            if gradient[t]:
                 for d in range(devices):
                     if arrival[t, d] >= 0:
                         returned[t, d] = position
                         position += 1
         edges += 3 * operators
     update = position
-    if problem.training:
+    if training:
         position += devices
     results = position
-    position += problem.results_s.shape[0]
-    edges += operators * (problem.results_s.shape[0] + 1)
+    position += results_s.shape[0]
+    edges += operators * (results_s.shape[0] + 1)
 
     seconds = np.zeros(position)
     waiting = np.zeros(position, np.int64)
@@ -165,7 +182,7 @@ def flat_step(problem, device, ahead, back):
     target = np.empty(edges, np.int64)
     edge = 0
     pair = np.full(position, -1, np.int64)  # the devices of a message
-    owner = np.full(position, -1, np.int64)  # the operator that a task runs, or whose result or gradient it sends
+    owner = np.full(position, -1, np.int64)  # the operator that a task runs, or whose tensor it sends
     ahead_of = np.empty(operators, np.int64)
     back_of = np.empty(operators, np.int64)
     previous = np.full(devices, -1, np.int64)
@@ -177,7 +194,7 @@ def flat_step(problem, device, ahead, back):
             task = place[d]
             place[d] += 1
             ahead_of[o] = task
-            seconds[task] = problem.forward_s[o, d]
+            seconds[task] = forward_s[o, d]
             owner[task] = ahead[k]
             if previous[d] >= 0:
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
@@ -185,30 +202,30 @@ def flat_step(problem, device, ahead, back):
                 waiting[task] += 1
             previous[d] = task
     for t in range(tensors):
-        producer = problem.producer[t]
-        source = device[producer % size]
-        made = ahead_of[producer]
+        maker = producer[t]
+        source = device[maker % size]
+        made = ahead_of[maker]
         for d in range(devices):
             task = arrival[t, d]
             if task >= 0:
-                seconds[task] = problem.message_s[t, source, d]
-                owner[task] = producer % size
+                seconds[task] = message_s[t, source, d]
+                owner[task] = maker % size
                 pair[task] = source * devices + d
                 following[edge], target[edge], head[made] = head[made], task, edge
                 edge += 1
                 waiting[task] += 1
-        for r in range(problem.first_reader[t], problem.first_reader[t + 1]):
-            reader = problem.readers[r]
+        for r in range(first_reader[t], first_reader[t + 1]):
+            reader = readers[r]
             d = device[reader % size]
             before = made if d == source else arrival[t, d]
             task = ahead_of[reader]
             following[edge], target[edge], head[before] = head[before], task, edge
             edge += 1
             waiting[task] += 1
-    if problem.training:
+    if training:
         for d in range(devices):
             place[d] = backward + first[d]
-        has_update = np.zeros(devices, np.bool_)
+        updates = np.zeros(devices, np.bool_)
         for i in range(count):
             for k in range(size):
                 o = back[k] + i * size
@@ -216,7 +233,7 @@ def flat_step(problem, device, ahead, back):
                 task = place[d]
                 place[d] += 1
                 back_of[o] = task
-                seconds[task] = problem.backward_s[o, d]
+                seconds[task] = backward_s[o, d]
                 owner[task] = back[k]
                 # A device begins backward after its last forward operator.
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], task, edge
@@ -226,26 +243,26 @@ def flat_step(problem, device, ahead, back):
                 edge += 1
                 waiting[task] += 1
                 previous[d] = task
-                seconds[update + d] += problem.update_s[o, d]
-                has_update[d] = has_update[d] or problem.has_update[o]
+                seconds[update + d] += update_s[o, d]
+                updates[d] = updates[d] or has_update[o]
         for t in range(tensors):
-            producer = problem.producer[t]
-            source = device[producer % size]
-            if problem.gradient[t]:
+            maker = producer[t]
+            source = device[maker % size]
+            if gradient[t]:
                 for d in range(devices):
                     task = returned[t, d]
                     if task >= 0:
-                        seconds[task] = problem.message_s[t, d, source]
-                        owner[task] = producer % size
+                        seconds[task] = message_s[t, d, source]
+                        owner[task] = maker % size
                         pair[task] = d * devices + source
-                        made = back_of[producer]
+                        made = back_of[maker]
                         following[edge], target[edge], head[task] = head[task], made, edge
                         edge += 1
                         waiting[made] += 1
-                for r in range(problem.first_reader[t], problem.first_reader[t + 1]):
-                    reader = problem.readers[r]
+                for r in range(first_reader[t], first_reader[t + 1]):
+                    reader = readers[r]
                     d = device[reader % size]
-                    task = back_of[producer] if d == source else returned[t, d]
+                    task = back_of[maker] if d == source else returned[t, d]
                     before = back_of[reader]
                     following[edge], target[edge], head[before] = head[before], task, edge
                     edge += 1
@@ -263,21 +280,21 @@ def flat_step(problem, device, ahead, back):
                     edge += 1
                     waiting[update + d] += 1
         for d in range(devices):
-            if seconds[update + d] == 0.0 and not has_update[d]:
+            if seconds[update + d] == 0.0 and not updates[d]:
                 waiting[update + d] = -1  # no such task
             elif previous[d] >= 0:
                 following[edge], target[edge], head[previous[d]] = head[previous[d]], update + d, edge
                 edge += 1
                 waiting[update + d] += 1
-    for r in range(problem.results_s.shape[0]):
-        seconds[results + r] = problem.results_s[r]
+    for r in range(results_s.shape[0]):
+        seconds[results + r] = results_s[r]
         for o in range(operators):
             task = ahead_of[o]
             following[edge], target[edge], head[task] = head[task], results + r, edge
             edge += 1
             waiting[results + r] += 1
 
-    free = np.zeros(problem.lanes.max() + 1 if problem.lanes.shape[0] else 1)
+    free = np.zeros(lanes.max() + 1 if lanes.shape[0] else 1)
     user = np.full(free.shape[0], -1, np.int64)  # the last message on each lane
     cause = np.full(position, -1, np.int64)  # the task whose end a task waited for
     final = np.int64(-1)
@@ -296,17 +313,17 @@ def flat_step(problem, device, ahead, back):
     while len(ready) > 0:
         start, task = heapq.heappop(ready)
         if pair[task] >= 0:
-            for k in range(problem.first_lane[pair[task]], problem.first_lane[pair[task] + 1]):
-                lane = problem.lanes[k]
+            for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
+                lane = lanes[k]
                 if free[lane] > start:
                     start, cause[task] = free[lane], user[lane]
         elif task >= results:
             start = max(start, broadcast)
         end = start + seconds[task]
         if pair[task] >= 0:
-            for k in range(problem.first_lane[pair[task]], problem.first_lane[pair[task] + 1]):
-                free[problem.lanes[k]] = end
-                user[problem.lanes[k]] = task
+            for k in range(first_lane[pair[task]], first_lane[pair[task] + 1]):
+                free[lanes[k]] = end
+                user[lanes[k]] = task
         elif task >= results:
             broadcast = end
         starts[task] = start
@@ -329,13 +346,13 @@ def flat_step(problem, device, ahead, back):
     returns = np.zeros(size)
     for o in range(size):
         begins[o] = starts[ahead_of[o]]
-        if problem.training:
+        if training:
             returns[o] = starts[back_of[o]]
     critical = np.empty(position, np.int64)
-    count = 0
+    number = 0
     while final >= 0:
         if owner[final] >= 0:
-            critical[count] = owner[final]
-            count += 1
+            critical[number] = owner[final]
+            number += 1
         final = cause[final]
-    return last, begins, returns, critical[:count]
+    return last, begins, returns, critical[:number]

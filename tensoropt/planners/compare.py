@@ -37,26 +37,38 @@ def cp_sat(name: str) -> Any:
     return import_extra("ortools.sat.python.cp_model", "solvers", f"the planner {name}")
 
 
-def requested_planners(names: str | Iterable[str]) -> tuple[Entry, ...]:
+def requested_planners(names: str | Iterable[str], options: Iterable[str] = ()) -> tuple[Entry, ...]:
     """Return the planners requested by names, or by ``all``.
+
+    Args:
+        options: settings of planners, such as ``netsplit.seconds=600``.
 
     With ``all``, a planner whose solver is not installed says so in its row; a planner requested by name is
     refused.
 
     Raises:
-        TensorOptError: there is no such planner.
+        TensorOptError: there is no such planner, or no such setting.
         MissingExtraError: a planner requested by name needs a solver that is not installed.
     """
     listed = names.split(",") if isinstance(names, str) else list(names)
     listed = [name.strip() for name in listed if name.strip() and name.strip() != FRONTIER]
-    if "all" in listed:
-        return tuple(ENTRIES.values())
-    entries = tuple(planner(name) for name in dict.fromkeys(listed))
-    for entry in entries:
+    every = "all" in listed
+    entries = dict(ENTRIES) if every else {name: planner(name) for name in listed}
+    for entry in () if every else entries.values():
         # Refused before anything is computed, not after the other planners have run.
         if entry.solves:
             cp_sat(entry.name)
-    return entries
+    for text in options:
+        name, value = (part.strip() for part in (*text.split("=", 1), "")[:2])
+        owner, _, option = name.partition(".")
+        if not option or not value:
+            raise TensorOptError(
+                f"--planner-option {text} is not PLANNER.OPTION=VALUE; give it as netsplit.seconds=600"
+            )
+        if planner(owner).name not in entries:
+            raise TensorOptError(f"--planner-option {text}: {owner} does not run; add it to --planners")
+        entries[owner] = entries[owner].with_option(option, value)
+    return tuple(entries.values())
 
 
 def compare(
@@ -83,7 +95,8 @@ def compare(
             row, points = _run(task, entry, limit, seed)
             of_limit.append(row)
             # A plan that several planners, or one planner under several limits, find counts once.
-            points_by_key.update((p.identity, p) for p in points)
+            for p in points:
+                points_by_key.setdefault(p.identity, p)
             done += 1
     progress("compare", total, total, f"{len(points_by_key)} points")
     # Only now, as any row may be measured against a point that a later planner finds.

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from tensoropt.errors import TensorOptError, suggest
 from tensoropt.planners.errors import UnsuitableError
@@ -30,6 +33,7 @@ class Entry:
         name: its name in ``--planners``, which is its module's name.
         about: a description in one line.
         solves: whether it solves with CP-SAT, which an extra installs.
+        options: the settings of the method that differ from its ``DEFAULTS``.
     """
 
     kind: ClassVar[str] = "sharded"
@@ -37,6 +41,35 @@ class Entry:
     name: str
     about: str
     solves: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    def with_option(self, name: str, value: str) -> Entry:
+        """Return the method with a setting, given as text.
+
+        Raises:
+            TensorOptError: the method has no such setting, or the text is not a value of it.
+        """
+        defaults = getattr(self.module, "DEFAULTS", None)
+        known = {} if defaults is None else vars(defaults)
+        if name not in known:
+            listed = suggest(name, known) if known else "it has no options"
+            raise TensorOptError(
+                f"--planner-option {self.name}.{name}: {self.name} has no such option; {listed}"
+            )
+        read = TypeAdapter(get_type_hints(type(defaults))[name])
+        try:
+            return replace(self, options={**self.options, name: read.validate_python(value)})
+        except ValidationError as error:
+            why = error.errors()[0]["msg"]
+            raise TensorOptError(
+                f"--planner-option {self.name}.{name}={value}: {why}; the default is {known[name]}"
+            ) from None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments with the method's settings; none for a method that has none."""
+        defaults = getattr(self.module, "DEFAULTS", None)
+        return {} if defaults is None else {"settings": replace(defaults, **self.options)}
 
     @property
     def module(self) -> Any:
@@ -92,8 +125,8 @@ class _PipelinedEntry(Entry):
 
 @dataclass(frozen=True)
 class _PlacedEntry(Entry):
-    """A method that gives operators devices and orders: its module has ``place``, or ``place_split``, which
-    may cut operators too.
+    """A method that gives operators devices and orders: its module has ``place``, ``places``, which
+    returns several placements, or ``place_split``, which may cut operators too.
 
     Attributes:
         one_batch: the reason why it cuts no batch into micro-batches; "" if it does.
@@ -108,13 +141,15 @@ class _PlacedEntry(Entry):
     ) -> tuple[SimulatedPoint, ...]:
         from tensoropt.planners.results import best_placements
 
-        module = self.module
+        module, settings = self.module, self.settings
 
-        def place(graph: PricedGraph) -> tuple[PricedGraph, PlacedAnswer]:
+        def place(graph: PricedGraph) -> tuple[PricedGraph, Sequence[PlacedAnswer]]:
             if hasattr(module, "place_split"):
-                split: tuple[PricedGraph, PlacedAnswer] = module.place_split(graph, memory_limit_bytes, seed)
-                return split
-            return graph, module.place(graph.problem, memory_limit_bytes, seed)
+                split, answer = module.place_split(graph, memory_limit_bytes, seed)
+                return split, (answer,)
+            if hasattr(module, "places"):
+                return graph, module.places(graph.problem, memory_limit_bytes, seed, **settings)
+            return graph, (module.place(graph.problem, memory_limit_bytes, seed, **settings),)
 
         counts = self._counts(task)
         points = best_placements(task, self.name, place, memory_limit_bytes, counts)
@@ -171,6 +206,10 @@ ENTRIES = {
             "os_dpos",
             "FastT OS-DPOS: DPOS, cutting operators of the critical path",
             one_batch="operators that are cut into pieces are not run in micro-batches as well",
+        ),
+        _PlacedEntry(
+            "local_search",
+            "ours: annealing from the heuristics' placements, for every amount of memory",
         ),
         _PlacedEntry(
             "pesto",

@@ -139,15 +139,14 @@ def simulated_answer(
 def best_placements(
     task: PlanningTask,
     planner: str,
-    place: Callable[[PricedGraph], tuple[PricedGraph, PlacedAnswer]],
+    place: Callable[[PricedGraph], tuple[PricedGraph, Sequence[PlacedAnswer]]],
     limit: float | None,
     counts: Sequence[int],
 ) -> tuple[SimulatedPoint, ...]:
-    """Return the best of a method's placements, one for each micro-batch count, by the rule of
-    :func:`best_of`.
+    """Return the best of a method's placements for each micro-batch count, by the rule of :func:`best_of`.
 
     Args:
-        place: runs the method on a graph; returns the graph as the method changed it, and its answer.
+        place: runs the method on a graph; returns the graph as the method changed it, and its answers.
 
     Raises:
         TensorOptError: the method refuses all counts; the error is the refusal of the last.
@@ -158,11 +157,11 @@ def best_placements(
         try:
             whole = task.placing(count)
             _check_room_for_tensors(planner, whole, limit)
-            graph, answer = place(whole)
+            graph, answers = place(whole)
         except (InfeasibleError, UnsuitableError) as refusal:
             refusals[count] = refusal
             continue
-        simulated.append(simulated_answer(task, planner, graph, answer))
+        simulated += [simulated_answer(task, planner, graph, answer) for answer in answers]
     if not simulated:
         raise refusals[counts[-1]]
     notes = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())

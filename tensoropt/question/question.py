@@ -32,6 +32,7 @@ class Question(BaseModel):
         constraints_file: the file that its constraints come from.
         headroom: the part of a device's memory that is kept free: ``5%`` or ``2GiB``.
         planners: published ones to run beside it: ``all``, or names; then it is a comparison.
+        planner_options: settings of planners, such as ``netsplit.seconds=600``.
         limits: memory per device that planners are given, bytes; None for all trade-offs they know.
         devices: numbers of the cluster's devices to explore on one after the other, or ``auto``.
         also_on: further clusters by name.
@@ -55,6 +56,7 @@ class Question(BaseModel):
     constraints_file: str = ""
     headroom: str = ""
     planners: tuple[str, ...] = ()
+    planner_options: tuple[str, ...] = ()
     limits: tuple[float | None, ...] = (None,)
     devices: str | tuple[int, ...] = ""
     also_on: tuple[str, ...] = ()
@@ -153,6 +155,7 @@ class Question(BaseModel):
             "also-on": ",".join(self.also_on),
         }
         words += [word for name, text in named.items() if text for word in (f"--{name}", text)]
+        words += [word for option in self.planner_options for word in ("--planner-option", option)]
         return [*words, *(["--anew"] if self.anew else []), "--out", out]
 
     def line(self, out: str, cluster_file: str = "", constraints_file: str = "") -> str:

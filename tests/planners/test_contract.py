@@ -32,9 +32,9 @@ SHARDED = [name for name, entry in ENTRIES.items() if entry.kind == "sharded"]
 def short_walks(monkeypatch):
     monkeypatch.setattr(flexflow_module, "PROPOSALS", 12)
     monkeypatch.setattr(exact, "EFFORT_PER_SECOND", 2e-3)  # not seconds, which depend on the machine
-    monkeypatch.setattr(netsplit, "EXACT", NetSplit(most_blocks=12))
-    monkeypatch.setattr(netsplit_published, "PUBLISHED", NetSplit(as_published=True, most_blocks=12))
-    monkeypatch.setattr(pesto, "DEFAULT", Pesto(most_blocks=12))
+    monkeypatch.setattr(netsplit, "DEFAULTS", NetSplit(most_blocks=12))
+    monkeypatch.setattr(netsplit_published, "DEFAULTS", NetSplit(as_published=True, most_blocks=12))
+    monkeypatch.setattr(pesto, "DEFAULTS", Pesto(most_blocks=12))
 
 
 def plans(name: str, question, limit=None, seed: int = 0):

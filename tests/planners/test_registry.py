@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tensoropt.errors import TensorOptError
+from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import ENTRIES, foreseen_refusal
 
 
@@ -30,3 +34,32 @@ def test_what_may_find_something_is_not_refused() -> None:
 def test_a_solver_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "tensoropt[solvers]" in foreseen_refusal(ENTRIES["netsplit"], 8, training=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("netsplit.second=6", "did you mean 'seconds'?"),
+        ("netsplit.seconds=six", "the default is 60"),
+        ("m_etf.seconds=6", "it has no options"),
+        ("netsplit=6", "is not PLANNER.OPTION=VALUE"),
+        ("netsplit.seconds", "is not PLANNER.OPTION=VALUE"),
+        ("pesto.seconds=6", "does not run; add it to --planners"),
+        ("netsplat.seconds=6", "did you mean 'netsplit'"),
+    ],
+)
+def test_options_that_cannot_be_taken_are_refused(option: str, words: str) -> None:
+    with pytest.raises(TensorOptError, match=re.escape(words)):
+        requested_planners("netsplit,m_etf", [option])
+
+
+def test_an_option_reaches_its_planner_and_no_other() -> None:
+    pytest.importorskip("ortools")
+    options = ("netsplit.seconds=600", "netsplit.most_blocks=20")
+    entries = {entry.name: entry for entry in requested_planners("all", options)}
+    assert list(entries) == list(ENTRIES)
+    settings = entries["netsplit"].settings["settings"]
+    assert (settings.seconds, settings.most_blocks, settings.alpha) == (600.0, 20, None)
+    assert entries["netsplit_published"].settings["settings"].seconds == 60.0
+    assert ENTRIES["netsplit"].settings["settings"].seconds == 60.0
+    assert entries["m_etf"].settings == {}

@@ -19,7 +19,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.placement.flat import FlatProblem
 from tensoropt.plan.point import reduce_points
-from tensoropt.planners.placed.common.annealing import Neighbours, Shelf, State, anneal
+from tensoropt.planners.placed.common.annealing import MoveTables, Shelf, State, anneal
 from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.common.units import PlacedAnswer, limited, units_of
 from tensoropt.types import Floats
@@ -32,11 +32,12 @@ _SHELVES = 48
 """The amounts of memory for which a placement is kept."""
 _CAPS = 8
 """The caps on memory under which a chain runs."""
-_FEWEST_TRIES, _MOST_TRIES = 2_000, 2_000_000
+_FEWEST, _ENOUGH, _ENOUGH_PER_OPERATOR = 2_000, 20_000, 1_000
+"""The fewest tries; and how many are enough, in all or for each operator."""
 _STARTS = 3
 _SCOUTS, _FASTEST, _CAPPED = 0.3, 0.3, 0.4
-"""The fastest starts from which a chain runs, and the shares of all tries: of the chains from these, of the chains without a cap, of those under caps. They
-are assumptions, as are the numbers above."""
+"""The number of starts from which a chain runs, the fastest ones, and the shares of all tries: of these
+chains, of those without a cap, of those under caps. They are assumptions, as are the numbers above."""
 _ROUNDS = 6
 """The most times that caps are lowered because the simulator finds more bytes than were booked."""
 
@@ -61,14 +62,15 @@ class _Search:
     def __init__(self, problem: PlacementProblem, seed: int, settings: LocalSearch):
         self.problem, self.seed = problem, seed
         units = units_of(problem)
-        self.flat, self.neighbours = FlatProblem.of(problem), Neighbours.of(problem, units)
+        self.flat, self.tables = FlatProblem.of(problem), MoveTables.of(problem, units)
         self.caps = problem.devices.capacity_bytes.astype(float)
-        total = self.neighbours.all_bytes
-        least = max(total / problem.devices.count, float(self.neighbours.bytes.max(initial=0.0)))
+        total = self.tables.all_bytes
+        least = max(total / problem.devices.count, float(self.tables.bytes.max(initial=0.0)))
         # A byte more, as sums are rounded.
         self.shelf = Shelf.empty(np.linspace(least, total, _SHELVES) * (1 + 1e-9) + 1, problem.size)
         tasks = problem.micro_batches * ((1 + problem.training) * problem.size + len(problem.tensors))
-        self.tries = int(np.clip(settings.seconds * TASKS_PER_SECOND / tasks, _FEWEST_TRIES, _MOST_TRIES))
+        enough = max(_ENOUGH, _ENOUGH_PER_OPERATOR * problem.size)
+        self.tries = int(np.clip(settings.seconds * TASKS_PER_SECOND / tasks, _FEWEST, enough))
         self.chains = self.tried = 0
 
     def run(self, starts: Sequence[SimulatedPlacement]) -> None:
@@ -88,7 +90,7 @@ class _Search:
         """Look again, with less room where a placement exceeds its device's capacity when simulated."""
         over = np.array(simulated.peak_bytes) - self.problem.devices.capacity_bytes
         start = State.of(simulated)
-        booked = start.booked(self.neighbours, self.problem.devices.count)
+        booked = start.booked(self.tables, self.problem.devices.count)
         self.caps = np.where(over > 0, np.minimum(self.caps, booked - over), self.caps)
         self.shelf = Shelf.empty(self.shelf.edges, self.problem.size)
         self._chain(start, self.caps, _CAPPED / _CAPS)
@@ -101,7 +103,7 @@ class _Search:
     def _chain(self, state: State, caps: Floats, share: float) -> None:
         tries = max(1, int(share * self.tries))
         self.chains, self.tried = self.chains + 1, self.tried + tries
-        anneal(self.flat, self.neighbours, state, caps, tries, (self.seed + self.chains) % 2**32, self.shelf)
+        anneal(self.flat, self.tables, state, caps, tries, (self.seed + self.chains) % 2**32, self.shelf)
 
     def _fastest(self, start: State) -> State:
         known = self.shelf.unbeaten()
@@ -114,11 +116,11 @@ class _Search:
         return self.shelf.state((within or known[:1] or [0])[-1]) if known else start.copy()
 
     def _over(self, state: State) -> float:
-        booked = state.booked(self.neighbours, self.problem.devices.count)
+        booked = state.booked(self.tables, self.problem.devices.count)
         return float(np.maximum(booked - self.caps, 0.0).sum())
 
     def _ladder(self) -> list[float]:
-        """Return caps, descending, from what the fastest books to what the fullest device books in any case."""
+        """Return caps, descending, from what the fastest books to what no fullest device can do without."""
         known, edges = self.shelf.unbeaten(), self.shelf.edges
         most = edges[known[-1]] if known else edges[-1]
         return [float(cap) for cap in np.linspace(most, edges[0], _CAPS + 1)[1:]]
@@ -136,16 +138,19 @@ def places(
         InfeasibleError: nothing found fits.
     """
     problem = limited(problem, memory_limit_bytes)
-    starts = [(source, simulate_placement(problem, placement)) for source, placement in heuristics(problem, seed)]
+    starts = [
+        (source, simulate_placement(problem, placement)) for source, placement in heuristics(problem, seed)
+    ]
     search = _Search(problem, seed, settings)
-    search.run([simulated for _, simulated in starts] or [_anywhere(problem)])
-    found = search.simulated()
+    begun = [simulated for _, simulated in starts] or [_anywhere(problem)]
+    search.run(begun)
+    found = [*begun, *search.simulated()]
     for _ in range(_ROUNDS):
         if any(simulated.fits() for simulated in found):
             break
-        search.tighten(min(found or [s for _, s in starts] or [_anywhere(problem)], key=_excess_bytes))
+        search.tighten(min(found, key=_excess_bytes))
         found += search.simulated()
-    fitting = [simulated for simulated in (*found, *(s for _, s in starts)) if simulated.fits()]
+    fitting = [simulated for simulated in found if simulated.fits()]
     if not fitting:
         raise InfeasibleError(_refusal(problem, found))
     kept = reduce_points(fitting, lambda simulated: (simulated.memory_bytes, simulated.time_s))
@@ -168,10 +173,11 @@ def _excess_bytes(simulated: SimulatedPlacement) -> float:
 def _refusal(problem: PlacementProblem, found: Sequence[SimulatedPlacement]) -> str:
     in_all = problem.devices.in_all
     capacity = format_bytes(in_all(float(problem.devices.capacity_bytes.max())))
-    text = f"local_search finds no plan within {capacity} on {problem.devices.count} devices"
-    if found:
-        text += f"; the nearest needs {format_bytes(min(map(_excess_bytes, found)))} more on one of them"
-    return f"{text}; raise the limit, use more devices or a smaller batch"
+    return (
+        f"local_search finds no plan within {capacity} on {problem.devices.count} devices; the nearest needs "
+        f"{format_bytes(min(map(_excess_bytes, found)))} more on one of them; raise the limit, use more "
+        "devices or a smaller batch"
+    )
 
 
 def _notes(
@@ -185,5 +191,6 @@ def _notes(
         return (f"no heuristic found a placement that fits; annealing did, {took}: {tried}",)
     before, source = min(fitting)
     if kept[-1].time_s < before:
-        return (f"annealed from the heuristics' placements: {format_seconds(before)} of {source} became {took}; {tried}",)
+        origin = f"{format_seconds(before)} of {source}"
+        return (f"annealed from the heuristics' placements: {origin} became {took}; {tried}",)
     return (f"nothing found is faster than {source}, {took}: {tried}",)

@@ -42,11 +42,11 @@ class NetSplit:
     alpha: float | None = None
 
 
-EXACT = NetSplit()
+DEFAULTS = NetSplit()
 
 
 def place(
-    problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: NetSplit | None = None
+    problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: NetSplit = DEFAULTS
 ) -> PlacedAnswer:
     """Return the best placement found in time, with its proven gap in the notes.
 
@@ -54,7 +54,6 @@ def place(
         MissingExtraError: OR-tools is not installed.
         InfeasibleError: nothing found fits.
     """
-    settings = settings or EXACT
     search = ExactSettings(
         name="netsplit_published" if settings.as_published else "netsplit",
         rules=Rules(exclusive=not settings.as_published, alpha=settings.alpha),

@@ -44,11 +44,11 @@ class Pesto:
     balance: float = 0.6
 
 
-DEFAULT = Pesto()
+DEFAULTS = Pesto()
 
 
 def place(
-    problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: Pesto | None = None
+    problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: Pesto = DEFAULTS
 ) -> PlacedAnswer:
     """Return the best placement found in time, with its proven gap in the notes.
 
@@ -62,7 +62,6 @@ def place(
             f"pesto places on {_DEVICES} devices; this cluster has {problem.devices.count}; use netsplit, "
             f"or give pesto {_DEVICES} of them"
         )
-    settings = settings or DEFAULT
     search = ExactSettings(
         name="pesto",
         rules=Rules(balance=settings.balance),

@@ -12,7 +12,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement
 from tensoropt.placement.flat import FlatProblem, Integers, flat_step, joined
@@ -24,17 +23,22 @@ _HOT, _COLD = 1e-3, 1e-5
 Inception-v3, AmoebaNet-D and DeepLab-V3, 3e-3 ends 3 % slower, 3e-4 between 2 % slower and 2 % faster.
 """
 _PENALTY = 4.0
-"""The seconds for bytes above the cap, as the share of the step per share of all bytes. An assumption; it makes
-a cap hard, since what a move gains is far less."""
+"""The seconds for bytes above the cap, as the share of the step per share of all bytes. An assumption; it
+makes a cap hard, since what a move gains is far less."""
 _TOGETHER = 6.0
 """The mean number of connected operators, beyond the first two, that move together; an assumption."""
+_JOINS = 0.7
+"""The share of neighbours that move along, so that the border falls elsewhere each time; an assumption."""
+_MOVES, _ALONE, _BACK = 0.65, 0.3, 0.25
+"""The share of tries that move operators to another device, of those that move one alone, and of moves with
+which something comes back, as tight memory needs. The other tries change an order. Assumptions."""
 _CRITICAL, _BORDER = 0.5, 0.5
 """The shares of moves that choose one of the critical operators, and the device of a neighbour, before any
 other. On AmoebaNet-D on four devices the two make chains of 20,000 tries end 3 % faster.
 """
 
 
-class Neighbours(NamedTuple):
+class MoveTables(NamedTuple):
     """What moves need to know of a problem.
 
     Rows of several lengths are joined: row ``i`` of ``x`` is ``x[first_x[i] : first_x[i + 1]]``.
@@ -119,7 +123,9 @@ class State(NamedTuple):
             (("forward", placement.forward), ("backward", placement.backward_orders))
         ):
             # The first micro-batch of each operator comes first on its device.
-            events = {e.task.group: e.start_s for e in reversed(simulated.timeline.events) if e.task.phase == name}
+            events = {
+                e.task.group: e.start_s for e in reversed(simulated.timeline.events) if e.task.phase == name
+            }
             for order in orders if events else ():
                 for operator in order:
                     starts[phase, operator] = events[problem.names[operator]]
@@ -144,10 +150,11 @@ class State(NamedTuple):
         backward = orders(self.back) if problem.training else None
         return Placement(tuple(self.device.tolist()), orders(self.ahead), backward)
 
-    def booked(self, neighbours: Neighbours, devices: int) -> Floats:
+    def booked(self, tables: MoveTables, devices: int) -> Floats:
         """Return (devices,) the bytes booked on each."""
         booked = np.zeros(devices)
-        _book(neighbours, self.device, booked)
+        held = (tables.bytes, *tables[5:7], *tables[10:])
+        _book(held, self.device, booked)
         return booked
 
 
@@ -186,32 +193,36 @@ class Shelf(NamedTuple):
 @njit(cache=True, nogil=True)
 def _put(shelf, fullest, seconds, device, ahead, back):
     """Put a state on its shelf if it is faster than what lies there."""
-    number = np.searchsorted(shelf.edges, fullest)
-    if number < shelf.edges.shape[0] and seconds < shelf.seconds[number]:
-        shelf.seconds[number] = seconds
-        shelf.device[number] = device
-        shelf.ahead[number] = ahead
-        shelf.back[number] = back
+    edges, fastest, devices, aheads, backs = shelf
+    number = np.searchsorted(edges, fullest)
+    if number < edges.shape[0] and seconds < fastest[number]:
+        fastest[number] = seconds
+        devices[number] = device
+        aheads[number] = ahead
+        backs[number] = back
 
 
 @njit(cache=True, nogil=True)
-def _may_lie(neighbours, unit, device):
-    for c in range(neighbours.first_choice[unit], neighbours.first_choice[unit + 1]):
-        if neighbours.choices[c] == device:
-            return True
-    return False
+def _may_lie(units, number, device):
+    _, _, _, first_choice, choices = units
+    lies = False
+    for c in range(first_choice[number], first_choice[number + 1]):
+        lies = lies or choices[c] == device
+    return lies
 
 
 @njit(cache=True, nogil=True)
-def _of_neighbour(neighbours, device, operator, otherwise):
+def _of_neighbour(links, units, device, operator, otherwise):
     """Return the device of a random neighbour on another device; ``otherwise`` if there is none."""
+    first_before, before, first_after, after = links
+    unit = units[0]
     count, target = 0, otherwise
     for side in range(2):
-        first = neighbours.first_before if side == 0 else neighbours.first_after
-        row = neighbours.before if side == 0 else neighbours.after
+        first = first_before if side == 0 else first_after
+        row = before if side == 0 else after
         for e in range(first[operator], first[operator + 1]):
             d = device[row[e]]
-            if d != device[operator] and _may_lie(neighbours, neighbours.unit[operator], d):
+            if d != device[operator] and _may_lie(units, unit[operator], d):
                 count += 1
                 if np.random.random() * count < 1.0:
                     target = d
@@ -219,51 +230,57 @@ def _of_neighbour(neighbours, device, operator, otherwise):
 
 
 @njit(cache=True, nogil=True)
-def _move(neighbours, device, operator, target, want, seen, mark, stack):
+def _move(links, units, device, operator, target, want, seen, mark, stack):
     """Move an operator, and up to ``want - 1`` that are connected with it on its device, to ``target``."""
+    first_before, before, first_after, after = links
+    unit, first_member, members, _, _ = units
     source = device[operator]
     stack[0] = operator
-    seen[neighbours.unit[operator]] = mark
+    seen[unit[operator]] = mark
     count, k = 1, 0
     while k < count and count < want:
         o = stack[k]
         k += 1
         for side in range(2):
-            first = neighbours.first_before if side == 0 else neighbours.first_after
-            row = neighbours.before if side == 0 else neighbours.after
+            first = first_before if side == 0 else first_after
+            row = before if side == 0 else after
             for e in range(first[o], first[o + 1]):
                 other = row[e]
-                unit = neighbours.unit[other]
-                # Not all of the neighbours, so that the border falls elsewhere each time.
-                if count < want and device[other] == source and seen[unit] != mark and np.random.random() < 0.7:
-                    if _may_lie(neighbours, unit, target):
-                        seen[unit] = mark
-                        stack[count] = other
-                        count += 1
+                if (
+                    count < want
+                    and device[other] == source
+                    and seen[unit[other]] != mark
+                    and np.random.random() < _JOINS
+                    and _may_lie(units, unit[other], target)
+                ):
+                    seen[unit[other]] = mark
+                    stack[count] = other
+                    count += 1
     for k in range(count):
-        unit = neighbours.unit[stack[k]]
-        for m in range(neighbours.first_member[unit], neighbours.first_member[unit + 1]):
-            device[neighbours.members[m]] = target
+        number = unit[stack[k]]
+        for m in range(first_member[number], first_member[number + 1]):
+            device[members[m]] = target
 
 
 @njit(cache=True, nogil=True)
-def _reorder(neighbours, device, order, at, o, forward):
+def _reorder(links, device, order, at, o, forward):
     """Move an operator past others of its device, as far as dependences allow; return whether one moved."""
+    first_before, before, first_after, after = links
     size = order.shape[0]
     for k in range(size):
         at[order[k]] = k
     i = at[o]
     low, high = -1, size
-    for e in range(neighbours.first_before[o], neighbours.first_before[o + 1]):
+    for e in range(first_before[o], first_before[o + 1]):
         if forward:
-            low = max(low, at[neighbours.before[e]])
+            low = max(low, at[before[e]])
         else:
-            high = min(high, at[neighbours.before[e]])
-    for e in range(neighbours.first_after[o], neighbours.first_after[o + 1]):
+            high = min(high, at[before[e]])
+    for e in range(first_after[o], first_after[o + 1]):
         if forward:
-            high = min(high, at[neighbours.after[e]])
+            high = min(high, at[after[e]])
         else:
-            low = max(low, at[neighbours.after[e]])
+            low = max(low, at[after[e]])
     # Where it stands among operators of other devices makes no difference.
     count, j = 0, i
     for k in range(low + 1, high):
@@ -281,18 +298,19 @@ def _reorder(neighbours, device, order, at, o, forward):
 
 
 @njit(cache=True, nogil=True)
-def _book(neighbours, device, booked):
+def _book(held, device, booked):
     """Add up the bytes on each device; return those on the fullest."""
+    sizes, first_member, members, kept_bytes, first_keeper, keepers = held
     booked[:] = 0.0
-    for unit in range(neighbours.bytes.shape[0]):
-        booked[device[neighbours.members[neighbours.first_member[unit]]]] += neighbours.bytes[unit]
+    for unit in range(sizes.shape[0]):
+        booked[device[members[first_member[unit]]]] += sizes[unit]
     holds = np.full(booked.shape[0], -1, np.int64)
-    for t in range(neighbours.kept_bytes.shape[0]):
-        for k in range(neighbours.first_keeper[t], neighbours.first_keeper[t + 1]):
-            d = device[neighbours.keepers[k]]
+    for t in range(kept_bytes.shape[0]):
+        for k in range(first_keeper[t], first_keeper[t + 1]):
+            d = device[keepers[k]]
             if holds[d] != t:
                 holds[d] = t
-                booked[d] += neighbours.kept_bytes[t]
+                booked[d] += kept_bytes[t]
     return booked.max()
 
 
@@ -304,8 +322,15 @@ def _over(booked, caps):
     return over
 
 
-@njit(cache=True, nogil=True)
-def anneal(problem: FlatProblem, neighbours: Neighbours, state: State, caps: Floats, tries: int, seed: int, shelf: Shelf) -> float:
+def anneal(
+    problem: FlatProblem,
+    tables: MoveTables,
+    state: State,
+    caps: Floats,
+    tries: int,
+    seed: int,
+    shelf: Shelf,
+) -> float:
     """Run a chain from a state, which becomes the chain's last; return its seconds.
 
     Args:
@@ -314,18 +339,33 @@ def anneal(problem: FlatProblem, neighbours: Neighbours, state: State, caps: Flo
         tries: the number of states whose step is computed.
         shelf: takes the states within the caps.
     """
+    return float(_anneal(tuple(problem), tuple(tables), tuple(state), caps, tries, seed, tuple(shelf)))
+
+
+@njit(cache=True, nogil=True)
+def _anneal(problem, tables, state, caps, tries, seed, shelf):
+    """Run a chain on the values of what :func:`anneal` takes. They come as plain tuples, as the cache of
+    compiled kernels would not survive a new name of a class."""
     np.random.seed(seed)
     device, ahead, back = state
-    size, devices, units = device.shape[0], caps.shape[0], neighbours.bytes.shape[0]
+    links, units, (sizes, kept_bytes, first_keeper, keepers) = tables[:4], tables[4:9], tables[9:]
+    unit, first_member, members, first_choice, choices = units
+    held = (sizes, first_member, members, kept_bytes, first_keeper, keepers)
+    training = problem[13]
+    size, devices = device.shape[0], caps.shape[0]
     booked = np.zeros(devices)
-    fullest = _book(neighbours, device, booked)
+    fullest = _book(held, device, booked)
     now, starts, returns, critical = flat_step(problem, device, ahead, back)
-    price = _PENALTY * now / max(1.0, neighbours.bytes.sum() + neighbours.kept_bytes.sum())
+    price = _PENALTY * now / max(1.0, sizes.sum() + kept_bytes.sum())
     over = _over(booked, caps)
     if over == 0.0:
         _put(shelf, fullest, now, device, ahead, back)
     next_device, next_ahead, next_back = device.copy(), ahead.copy(), back.copy()
-    at, stack, seen = np.empty(size, np.int64), np.empty(size, np.int64), np.full(units, -1, np.int64)
+    at, stack, seen = (
+        np.empty(size, np.int64),
+        np.empty(size, np.int64),
+        np.full(sizes.shape[0], -1, np.int64),
+    )
     mark = 0
     for number in range(tries):
         temperature = now * _HOT * (_COLD / _HOT) ** (number / tries)
@@ -338,30 +378,28 @@ def anneal(problem: FlatProblem, neighbours: Neighbours, state: State, caps: Flo
             o = critical[np.random.randint(critical.shape[0])]
         else:
             o = np.random.randint(size)
-        if kind < 0.65:
-            unit = neighbours.unit[o]
-            first, last = neighbours.first_choice[unit], neighbours.first_choice[unit + 1]
-            target = neighbours.choices[np.random.randint(first, last)]
+        if kind < _MOVES:
+            first, last = first_choice[unit[o]], first_choice[unit[o] + 1]
+            target = choices[np.random.randint(first, last)]
             source = device[o]
             if np.random.random() < _BORDER:
-                target = _of_neighbour(neighbours, device, o, target)
+                target = _of_neighbour(links, units, device, o, target)
             if target == source:
                 continue
-            want = 1 if kind < 0.3 else 2 + int(np.random.exponential(_TOGETHER))
+            want = 1 if kind < _ALONE else 2 + int(np.random.exponential(_TOGETHER))
             mark += 1
-            _move(neighbours, next_device, o, target, want, seen, mark, stack)
-            # Where memory is tight, something has to come back.
-            if np.random.random() < 0.25:
+            _move(links, units, next_device, o, target, want, seen, mark, stack)
+            if np.random.random() < _BACK:
                 o = np.random.randint(size)
-                if next_device[o] == target and _may_lie(neighbours, neighbours.unit[o], source):
-                    _move(neighbours, next_device, o, source, want, seen, mark, stack)
-            next_fullest = _book(neighbours, next_device, booked)
+                if next_device[o] == target and _may_lie(units, unit[o], source):
+                    _move(links, units, next_device, o, source, want, seen, mark, stack)
+            next_fullest = _book(held, next_device, booked)
             next_over = _over(booked, caps)
             moved = True
-        elif kind < 0.82 or not problem.training:
-            if not _reorder(neighbours, device, next_ahead, at, o, True):
+        elif kind < (1 + _MOVES) / 2 or not training:
+            if not _reorder(links, device, next_ahead, at, o, True):
                 continue
-        elif not _reorder(neighbours, device, next_back, at, o, False):
+        elif not _reorder(links, device, next_back, at, o, False):
             continue
         if not moved:
             next_fullest, next_over = fullest, over
@@ -372,7 +410,7 @@ def anneal(problem: FlatProblem, neighbours: Neighbours, state: State, caps: Flo
             device[:] = next_device
             # Sorted by time, so that an operator that changes its device comes in where it would run.
             ahead[:] = next_ahead[np.argsort(starts[next_ahead], kind="mergesort")]
-            if problem.training:
+            if training:
                 back[:] = next_back[np.argsort(returns[next_back], kind="mergesort")]
             if over == 0.0:
                 _put(shelf, fullest, now, device, ahead, back)

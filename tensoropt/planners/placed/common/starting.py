@@ -33,9 +33,7 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Plac
         yield from _method(name, problem, seed)
 
 
-def ordered(
-    problem: PlacementProblem, device: tuple[int, ...], seed: int
-) -> Iterator[tuple[str, Placement]]:
+def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
     """Yield orders of execution for operators whose devices are fixed."""
     # Pinning every operator leaves a heuristic nothing to choose but the order.
     fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))

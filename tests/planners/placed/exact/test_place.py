@@ -15,11 +15,11 @@ from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementPro
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import netsplit, pesto
+from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.exact import rounds as exact_module
 from tensoropt.planners.placed.exact import rounds as solver_module
 from tensoropt.planners.placed.exact.place import contracted
 from tensoropt.planners.placed.exact.program import PlacementProgram
-from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.exact.rounds import solve
 from tensoropt.planners.placed.exact.rules import (
     Rules,

@@ -5,8 +5,8 @@ nodes becomes the calls that do it. A recomputed region becomes a submodule that
 takes the model's inputs, then its stored parameters, then its buffers, all in the form in which this rank
 holds them.
 
-Every kind of plan puts the same nodes into the fx graph to which it is lowered: local calls, their results,
-constants.
+Placed plans add nodes of their own, for messages and for operators with a backward of their own
+(:mod:`tensoropt.placement.execute.lower`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -37,6 +37,7 @@ from tensoropt.sharding.program import (
     Compute,
     Detach,
     EdgeSteps,
+    ForwardProgram,
     KeepViews,
     Move,
     Node,
@@ -49,16 +50,25 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass
 class Lowered:
-    """A lowered module, and which arguments it takes after the model's inputs.
+    """A plan as this rank runs it.
 
     Attributes:
-        module: takes inputs, parameters and buffers in this order, as this rank has them.
-        parameters, buffers: the names of these arguments.
+        module: takes the model's inputs, parameters and buffers in this order, as this rank has them.
+        program: what it does.
+        ahead: for each block whose parameters are gathered ahead, the edges of those that backward gathers
+            for groups that it recomputes, in forward's order.
     """
 
     module: fx.GraphModule
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
+    program: ForwardProgram
+    ahead: dict[int, list[EdgeSpec]]
+
+
+class _Position(ShardContext, Protocol):
+    """The position of a shard."""
+
+    @property
+    def place(self) -> tuple[int, ...]: ...
 
 
 def add_function(
@@ -75,18 +85,17 @@ def add_call(
     call: LocalCall,
     operand: Callable[[str], fx.Node],
     context: ShardContext,
-    device: torch.device,
 ) -> fx.Node:
-    """Add an operator's local call on ``device``.
+    """Add an operator's local call.
 
     Args:
         operand: returns the node of a tensor that the call reads, given its name.
-        context: the position of the shard, for kernels that need it.
+        context: the device of the shard, and its position for kernels that need it.
     """
     args = tuple(literal(map_refs(a, operand)) for a in call.args)
     kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
     # Constructors (`zeros`, `arange`) only: all other calls compute where their operands are.
-    kwargs |= _device_argument(call, device)
+    kwargs |= _device_argument(call, context.device)
     node = graph.create_node("call_function", bind(call, context), args, kwargs, name=op.name)
     node.meta["operator"] = op.name
     return node
@@ -141,53 +150,34 @@ def _constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
 
 
-@dataclass
-class LoweredStrategy(Lowered):
-    """A sharded plan as this rank runs it.
+class Interpretation:
+    """One reading of a program into an fx graph. Subclasses know further nodes.
 
     Attributes:
-        outputs: the names of the model outputs among the results, and of what departs for the next stage of a
-            pipeline; the mutated buffers follow.
-        mutations: the buffers whose new values follow the outputs.
-        ahead: for each block whose parameters are gathered ahead, the edges of those that backward gathers
-            for groups that it recomputes, in forward's order.
-    """
-
-    outputs: tuple[str, ...]
-    mutations: tuple[str, ...]
-    ahead: dict[int, list[EdgeSpec]]
-
-
-class _Interpretation:
-    """One reading of a program into an fx graph.
-
-    Attributes:
-        values: by node of the program, the fx node of its tensor; for an operator, those of its results by
-            name.
+        context: the shard whose calls are being added.
+        values: by node of the program, the fx node of its tensor; for one that makes several, those of its
+            results by name.
         links: by move whose gradient a linear operator reduces, the fx node that takes the gradient back.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime):
         self.strategy = strategy
         self.runtime = runtime
+        self.context: _Position = runtime
         self.source = strategy.graph.atoms.graph
-        # The same orders as under measurement: kernels are timed on tensors that lie as they will lie in the
-        # step.
-        self.orders = memory_orders(strategy.graph)
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[Node, Any] = {}
         self.links: dict[Node, fx.Node] = {}
         self._specs: dict[EdgeSteps, EdgeSpec] = {}
 
-    def lowered(self, *, evaluating: bool) -> LoweredStrategy:
+    def lowered(self, program: ForwardProgram) -> Lowered:
         """Return the module and its signature."""
-        program = lower_program(self.strategy, self.runtime.place, evaluating=evaluating)
         added: dict[Node, slice] = {}
         for node in program.nodes:
             begin = len(self.graph.nodes)
             reads = {name: self._value(name, provider) for name, provider in node.reads.items()}
-            self.values[node] = self._node(node, reads)
+            self.values[node] = self.node(node, reads)
             added[node] = slice(begin, len(self.graph.nodes))
         output = self.graph.output(tuple(self._value(name, node) for name, node in program.results))
         graph = self.graph
@@ -198,12 +188,9 @@ class _Interpretation:
             ]
             graph = extract_regions(self.root, [*units, (None, [output])], self.runtime)
         graph.lint()
-        return LoweredStrategy(
+        return Lowered(
             fx.GraphModule(self.root, graph, class_name="LoweredModel"),
-            program.parameters,
-            program.buffers,
-            program.outputs,
-            tuple(self.source.mutations),
+            program,
             {
                 block: [self._spec(steps) for steps in ahead if steps.recomputed]
                 for block, ahead in program.ahead.items()
@@ -212,11 +199,11 @@ class _Interpretation:
 
     def _value(self, name: str, provider: Node) -> fx.Node:
         value = self.values[provider]
-        node: fx.Node = value[name] if isinstance(provider, Compute) else value
+        node: fx.Node = value[name] if isinstance(value, dict) else value
         return node
 
-    def _node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
-        """Add what a node of the program does; return its tensor, or an operator's results by name."""
+    def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
+        """Add what a node of the program does; return its tensor, or several results by name."""
         match node:
             case Argument():
                 if self.source.tensors[node.name].kind == "constant":
@@ -224,28 +211,26 @@ class _Interpretation:
                 return self.graph.placeholder(node.name)
             case Slice():
                 (name,) = reads
-                atoms, mesh = self.strategy.atoms(name), self.strategy.mesh
+                atoms = self.strategy.atoms(name)
                 # No steps: `take_shard` cuts what is there, without any collective.
-                spec = EdgeSpec(name, atoms, mesh, node.layout, node.layout, (), ())
-                return self._function(take_shard, "take_shard", reads, self.runtime, spec)
+                spec = EdgeSpec(name, atoms, node.mesh, node.layout, node.layout, (), ())
+                return self.function(take_shard, "take_shard", reads, self.context, spec)
             case Detach():
                 (name,) = reads
-                return self._function(torch.Tensor.detach, f"{name}_idle", reads)
+                return self.function(torch.Tensor.detach, f"{name}_idle", reads)
             case Move(product=False):
-                spec = self._spec(node.steps)
-                moved = self._function(redistribute, "redistribute", reads, self.runtime, spec)
-                moved.meta["edge"] = node.edge
-                return moved
+                return self.function(
+                    redistribute, "redistribute", reads, self.runtime, self._spec(node.steps)
+                )
             case Move():
                 return self._bring(node, reads)
             case Compute(product=None):
-                device = self.runtime.device
-                call = add_call(self.graph, node.op, node.call, reads.__getitem__, self.runtime, device)
+                call = add_call(self.graph, node.op, node.call, reads.__getitem__, self.context)
                 return add_results(self.graph, node.op, call)
             case Compute():
                 return self._linear_beside(node, reads)
             case KeepViews():
-                return self._function(keep_gathered, "keep_gathered", reads, self.runtime)
+                return self.function(keep_gathered, "keep_gathered", reads, self.runtime)
             case BeginBlock():
                 own, following = (tuple(map(self._spec, steps)) for steps in (node.own, node.following))
                 begin = functools.partial(begin_block, self.runtime, node.block, own, following)
@@ -256,7 +241,7 @@ class _Interpretation:
                 return [add_function(self.graph, begin, "begin_block_backward", (v,)) for v in reads.values()]
         raise AssertionError(f"nothing interprets {node}")
 
-    def _function(
+    def function(
         self, function: Callable[..., Any], name: str, reads: Mapping[str, fx.Node], *bound: Any
     ) -> fx.Node:
         """Add a call of a function, some of whose arguments are bound, on what a node reads."""
@@ -264,13 +249,18 @@ class _Interpretation:
 
     # -- edges ------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def _orders(self) -> Mapping[str, tuple[int, ...]]:
+        # The same orders as under measurement: kernels are timed on tensors that lie as they will lie in the
+        # step.
+        return memory_orders(self.strategy.graph)
+
     def _bring(self, node: Move, reads: Mapping[str, fx.Node]) -> fx.Node:
         """Return the value that came along an edge whose gradient is reduced beside a weight's."""
         (value,) = reads.values()
         spec, link = self._spec(node.steps), value
         if spec.forward:
-            pair = self._function(bring, "bring", reads, self.runtime, spec)
-            pair.meta["edge"] = node.edge
+            pair = self.function(bring, "bring", reads, self.runtime, spec)
             value, link = (item(self.graph, pair, number) for number in (0, 1))
         self.links[node] = link
         return value
@@ -292,15 +282,16 @@ class _Interpretation:
 
     def _spec(self, steps: EdgeSteps) -> EdgeSpec:
         if steps not in self._specs:
-            order = self.orders.get(steps.edge.tensor) if steps.edge.kind == "activation" else None
+            order = self._orders.get(steps.edge.tensor) if steps.edge.kind == "activation" else None
             self._specs[steps] = edge_spec(self.strategy, steps, order)
         return self._specs[steps]
 
 
-def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> LoweredStrategy:
+def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> Lowered:
     """Lower a strategy for the rank that ``runtime`` represents.
 
     Args:
         evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
     """
-    return _Interpretation(strategy, runtime).lowered(evaluating=evaluating)
+    program = lower_program(strategy, runtime.place, evaluating=evaluating)
+    return Interpretation(strategy, runtime).lowered(program)

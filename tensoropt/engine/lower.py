@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from tensoropt.engine.beside_weights import bring, linear_beside
 from tensoropt.engine.gathering import begin_block, begin_block_backward, edge_spec
 from tensoropt.engine.recompute import extract_regions, keep_gathered
 from tensoropt.engine.runtime import Runtime
-from tensoropt.graph import Operator, OperatorGraph, map_refs
+from tensoropt.graph import OperatorGraph, map_refs
 from tensoropt.ops.calls import LocalCall, literal
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import returns_one_tensor
@@ -71,36 +71,6 @@ class _Position(ShardContext, Protocol):
     def place(self) -> tuple[int, ...]: ...
 
 
-def add_function(
-    graph: fx.Graph, function: functools.partial[Any], name: str, args: tuple[Any, ...]
-) -> fx.Node:
-    """Add a call of a bound function; ``name`` says in the printed graph what it does."""
-    function.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
-    return graph.call_function(function, args)
-
-
-def add_call(
-    graph: fx.Graph,
-    op: Operator,
-    call: LocalCall,
-    operand: Callable[[str], fx.Node],
-    context: ShardContext,
-) -> fx.Node:
-    """Add an operator's local call.
-
-    Args:
-        operand: returns the node of a tensor that the call reads, given its name.
-        context: the device of the shard, and its position for kernels that need it.
-    """
-    args = tuple(literal(map_refs(a, operand)) for a in call.args)
-    kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
-    # Constructors (`zeros`, `arange`) only: all other calls compute where their operands are.
-    kwargs |= _device_argument(call, context.device)
-    node = graph.create_node("call_function", bind(call, context), args, kwargs, name=op.name)
-    node.meta["operator"] = op.name
-    return node
-
-
 def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
     """Return the device argument for a call that makes a tensor from nothing; capture leaves devices out."""
     function = resolve_function(call.function)
@@ -108,37 +78,6 @@ def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
         return {}
     takes = any(a.name == "device" for a in function._schema.arguments)
     return {"device": device} if takes else {}
-
-
-def add_results(graph: fx.Graph, op: Operator, node: fx.Node) -> dict[str, fx.Node]:
-    """Return the nodes of an operator's outputs by name, given the node of its call."""
-    # An operator with one result that is a tuple has a numbered output too ("split.0").
-    if len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name):
-        return {op.outputs[0]: node}
-    # A call that gives one tensor under a numbered name (`native_dropout` that became `dropout`): nothing to
-    # unpack.
-    if returns_one_tensor(op.target):
-        return dict.fromkeys(op.outputs, node)
-    return {name: item(graph, node, int(name.rsplit(".", 1)[1])) for name in op.outputs}
-
-
-def item(graph: fx.Graph, node: fx.Node, number: int) -> fx.Node:
-    """Return one of the results of a call that has several."""
-    return graph.call_function(operator.getitem, (node, number))
-
-
-def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, name: str) -> fx.Node:
-    """Add a constant of the captured graph as a buffer of the lowered module, so that it moves with the
-    module."""
-    value = _constant_value(source, name)
-    # Equal constants share their memory; under two names they would not do so on another device.
-    same = (buffer_name for buffer_name, kept in root.named_buffers(recurse=False) if kept is value)
-    attribute = next(same, None)
-    if attribute is None:
-        # A dot would be a path of submodules.
-        attribute = f"constant_{name.replace('.', '_')}"
-        root.register_buffer(attribute, value, persistent=False)
-    return graph.get_attr(attribute)
 
 
 def _constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
@@ -207,45 +146,80 @@ class Interpretation:
         match node:
             case Argument():
                 if self.source.tensors[node.name].kind == "constant":
-                    return add_constant(self.graph, self.root, self.source, node.name)
+                    return self._constant(node.name)
                 return self.graph.placeholder(node.name)
             case Slice():
                 (name,) = reads
                 atoms = self.strategy.atoms(name)
                 # No steps: `take_shard` cuts what is there, without any collective.
                 spec = EdgeSpec(name, atoms, node.mesh, node.layout, node.layout, (), ())
-                return self.function(take_shard, "take_shard", reads, self.context, spec)
+                return self.function(take_shard, "take_shard", reads.values(), self.context, spec)
             case Detach():
                 (name,) = reads
-                return self.function(torch.Tensor.detach, f"{name}_idle", reads)
+                return self.function(torch.Tensor.detach, f"{name}_idle", reads.values())
             case Move(product=False):
-                return self.function(
-                    redistribute, "redistribute", reads, self.runtime, self._spec(node.steps)
-                )
+                spec = self._spec(node.steps)
+                return self.function(redistribute, "redistribute", reads.values(), self.runtime, spec)
             case Move():
                 return self._bring(node, reads)
             case Compute(product=None):
-                call = add_call(self.graph, node.op, node.call, reads.__getitem__, self.context)
-                return add_results(self.graph, node.op, call)
+                return self._compute(node, reads)
             case Compute():
                 return self._linear_beside(node, reads)
             case KeepViews():
-                return self.function(keep_gathered, "keep_gathered", reads, self.runtime)
+                return self.function(keep_gathered, "keep_gathered", reads.values(), self.runtime)
             case BeginBlock():
                 own, following = (tuple(map(self._spec, steps)) for steps in (node.own, node.following))
-                begin = functools.partial(begin_block, self.runtime, node.block, own, following)
-                shards = tuple(reads[spec.name] for spec in (*own, *following))
-                return add_function(self.graph, begin, "begin_block", shards)
+                shards = (reads[spec.name] for spec in (*own, *following))
+                return self.function(
+                    begin_block, "begin_block", shards, self.runtime, node.block, own, following
+                )
             case BeginBlockBackward():
-                begin = functools.partial(begin_block_backward, self.runtime, node.block)
-                return [add_function(self.graph, begin, "begin_block_backward", (v,)) for v in reads.values()]
+                name, bound = "begin_block_backward", (self.runtime, node.block)
+                return [self.function(begin_block_backward, name, (v,), *bound) for v in reads.values()]
         raise AssertionError(f"nothing interprets {node}")
 
     def function(
-        self, function: Callable[..., Any], name: str, reads: Mapping[str, fx.Node], *bound: Any
+        self, function: Callable[..., Any], name: str, args: Iterable[fx.Node], *bound: Any
     ) -> fx.Node:
-        """Add a call of a function, some of whose arguments are bound, on what a node reads."""
-        return add_function(self.graph, functools.partial(function, *bound), name, tuple(reads.values()))
+        """Add a call of a function, some of whose arguments are bound; ``name`` says in the printed graph
+        what it does."""
+        call = functools.partial(function, *bound)
+        call.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
+        return self.graph.call_function(call, tuple(args))
+
+    def item(self, node: fx.Node, number: int) -> fx.Node:
+        """Return one of the results of a call that has several."""
+        return self.graph.call_function(operator.getitem, (node, number))
+
+    def _constant(self, name: str) -> fx.Node:
+        """Add a constant of the captured graph as a buffer of the lowered module, so that it moves with the
+        module."""
+        value = _constant_value(self.source, name)
+        # Equal constants share their memory; under two names they would not do so on another device.
+        buffers = self.root.named_buffers(recurse=False)
+        attribute = next((buffer_name for buffer_name, kept in buffers if kept is value), None)
+        if attribute is None:
+            # A dot would be a path of submodules.
+            attribute = f"constant_{name.replace('.', '_')}"
+            self.root.register_buffer(attribute, value, persistent=False)
+        return self.graph.get_attr(attribute)
+
+    def _compute(self, node: Compute, reads: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
+        """Add an operator's local call; return its results by name."""
+        op, call = node.op, node.call
+        args = tuple(literal(map_refs(a, reads.__getitem__)) for a in call.args)
+        kwargs = {k: literal(map_refs(v, reads.__getitem__)) for k, v in call.kwargs.items()}
+        # Constructors (`zeros`, `arange`) only: all other calls compute where their operands are.
+        kwargs |= _device_argument(call, self.context.device)
+        made = self.graph.create_node("call_function", bind(call, self.context), args, kwargs, name=op.name)
+        made.meta["operator"] = op.name
+        # An operator with one result that is a tuple has a numbered output too ("split.0"). A call that gives
+        # one tensor under a numbered name (`native_dropout` that became `dropout`): nothing to unpack.
+        single = len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name)
+        if single or returns_one_tensor(op.target):
+            return dict.fromkeys(op.outputs, made)
+        return {name: self.item(made, int(name.rsplit(".", 1)[1])) for name in op.outputs}
 
     # -- edges ------------------------------------------------------------------------------------
 
@@ -260,8 +234,8 @@ class Interpretation:
         (value,) = reads.values()
         spec, link = self._spec(node.steps), value
         if spec.forward:
-            pair = self.function(bring, "bring", reads, self.runtime, spec)
-            value, link = (item(self.graph, pair, number) for number in (0, 1))
+            pair = self.function(bring, "bring", reads.values(), self.runtime, spec)
+            value, link = (self.item(pair, number) for number in (0, 1))
         self.links[node] = link
         return value
 
@@ -273,12 +247,12 @@ class Interpretation:
         provider = node.reads[product.read]
         assert isinstance(provider, Move)
         spec = self._spec(provider.steps)
-        function = functools.partial(linear_beside, self.runtime, spec, product.transposed)
-        operands = [reads[name] for name in (product.read, product.weight, product.bias) if name]
-        pair = add_function(self.graph, function, node.op.name, (self.links[provider], *operands))
+        operands = (reads[name] for name in (product.read, product.weight, product.bias) if name)
+        args, bound = (self.links[provider], *operands), (self.runtime, spec, product.transposed)
+        pair = self.function(linear_beside, node.op.name, args, *bound)
         pair.meta["operator"] = node.op.name
-        passed_on = {node.passes_on: item(self.graph, pair, 0)} if node.passes_on else {}
-        return passed_on | {node.op.outputs[0]: item(self.graph, pair, 1)}
+        passed_on = {node.passes_on: self.item(pair, 0)} if node.passes_on else {}
+        return passed_on | {node.op.outputs[0]: self.item(pair, 1)}
 
     def _spec(self, steps: EdgeSteps) -> EdgeSpec:
         if steps not in self._specs:

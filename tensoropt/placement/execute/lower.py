@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from tensoropt.engine.gradients import DeferredStep, Gradients
-from tensoropt.engine.lower import Interpretation, Lowered, item
+from tensoropt.engine.lower import Interpretation, Lowered
 from tensoropt.engine.parameters import LocalParameters, local_leaves, replicated
 from tensoropt.engine.runtime import Runtime
 from tensoropt.placement.execute.operators import Cut, Piece, join, split
@@ -293,11 +293,11 @@ class _Interpretation(Interpretation):
         """Add what a node of the program does; return its tensor, or several results by name."""
         match node:
             case SendValue():
-                return self.function(self.step.send, "send", reads, node.number)
+                return self.function(self.step.send, "send", reads.values(), node.number)
             case ReceiveValue():
-                return self.function(self.step.receive, "receive", reads, node.number)
+                return self.function(self.step.receive, "receive", reads.values(), node.number)
             case WaitForValue():
-                return self.function(_wait_for, "wait", reads)
+                return self.function(_wait_for, "wait", reads.values())
             case OnDevice():
                 return self._on_device(node, *reads.values())
             case BeginOperator():
@@ -307,21 +307,21 @@ class _Interpretation(Interpretation):
             case Enter(learns=False):
                 return next(iter(reads.values()))
             case Enter():
-                return self.function(self.step.enter, "enter", reads, node.place)
+                return self.function(self.step.enter, "enter", reads.values(), node.place)
             case EndOperator():
-                made = self.function(self.step.end, "end", reads, node.number, node.places)
+                made = self.function(self.step.end, "end", reads.values(), node.number, node.places)
                 names = (name for name, _ in node.places)
-                return {name: item(self.graph, made, index) for index, name in enumerate(names)}
+                return {name: self.item(made, index) for index, name in enumerate(names)}
             case Zeros():
                 tensor = self.source.tensors[node.tensor]
                 options = {"dtype": getattr(torch, tensor.dtype), "device": self.context.device}
                 return self.graph.call_function(torch.zeros, (tensor.shape,), options)
             case SplitTensor():
-                pieces = self.function(split, "split", reads, self._cut(node.piece))
+                pieces = self.function(split, "split", reads.values(), self._cut(node.piece))
                 names = (replace(node.piece, index=index).name for index in range(node.piece.count))
-                return {name: item(self.graph, pieces, index) for index, name in enumerate(names)}
+                return {name: self.item(pieces, index) for index, name in enumerate(names)}
             case JoinPieces():
-                return self.function(join, "join", reads, self._cut(node.piece))
+                return self.function(join, "join", reads.values(), self._cut(node.piece))
         return super().node(node, reads)
 
     def _on_device(self, node: OnDevice, value: fx.Node) -> fx.Node:

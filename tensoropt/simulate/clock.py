@@ -297,6 +297,8 @@ class TimedStep:
         self._slow_down_beside()
         before_s = self._now_s
         self._now_s = max([self._now_s, *self._busy.values()])
+        # Nothing is under way any longer that could slow down the optimizer.
+        self._flying_s = 0.0
         self.reducing_s = self._now_s - before_s
 
     def _send(self, sends: Sends, product: int | None) -> None:

@@ -11,16 +11,16 @@ from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.prices import ClusterCosts, LinkCosts, Prices
 from tensoropt.costs.source import real_shape
 from tensoropt.errors import ClusterError
-from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
+from tensoropt.evaluation.evaluate import evaluate_strategy
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.costs import PipelinePrices, job_meshes, kinds_at, sources_at
-from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.evaluate import PipelineEvaluation, evaluate_pipeline, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.placement.simulate import simulate_placement
+from tensoropt.placement.simulate import SimulatedPlacement, simulate_placement
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED
 from tensoropt.plan.plan import Plan
@@ -103,8 +103,9 @@ class StrategyOnMesh:
         metrics = self.evaluated(costs).metrics
         return SimulatedStep(float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
 
-    def evaluated(self, costs: ClusterCosts) -> Evaluation:
-        """Return everything about a step of a sharded strategy."""
+    def evaluated(self, costs: ClusterCosts) -> Any:
+        """Return everything about a step, simulated at these costs: for a sharded strategy an
+        :class:`Evaluation`."""
         (works,) = stage_works(self.strategy)
         facts = {name: costs.facts.of(work) for name, work in works.items()}
         prices, overlap = self.prices(costs), self.overlap(costs)
@@ -141,13 +142,16 @@ class _PipelineOnMesh(StrategyOnMesh):
             return ()
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
+        evaluated = self.evaluated(costs)
+        return SimulatedStep(evaluated.memory_bytes, evaluated.time_s)
+
+    def evaluated(self, costs: ClusterCosts) -> PipelineEvaluation:
         sources, works = sources_at(costs, self.strategy.places), stage_works(self.strategy)
         facts = [
             {name: sources[self.strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
             for stage, of_stage in enumerate(works)
         ]
-        evaluated = evaluate_pipeline(self.strategy, works, facts, PipelinePrices.of(costs, self.mesh))
-        return SimulatedStep(evaluated.memory_bytes, evaluated.time_s)
+        return evaluate_pipeline(self.strategy, works, facts, PipelinePrices.of(costs, self.mesh))
 
 
 class _PlacementOnDevices(StrategyOnMesh):
@@ -170,11 +174,15 @@ class _PlacementOnDevices(StrategyOnMesh):
         return costs.compute_on(kinds[0])
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
+        placement = self.evaluated(costs)
+        beside_bytes = sum(placement.problem.devices.terms.values())
+        return SimulatedStep(placement.memory_bytes + beside_bytes, placement.time_s)
+
+    def evaluated(self, costs: ClusterCosts) -> SimulatedPlacement:
         graph = self.strategy.placed_graph
         prices = PlacedPrices(self.strategy.graph, costs.cluster, costs)
         problem = prices.price(graph.splits, graph.micro_batches).problem
-        placement = simulate_placement(problem, self.strategy.placement)
-        return SimulatedStep(placement.memory_bytes + sum(problem.devices.terms.values()), placement.time_s)
+        return simulate_placement(problem, self.strategy.placement)
 
     def record(self, recorder: CostRecorder) -> None:
         recorder.add_links(self.mesh)

@@ -127,6 +127,8 @@ class TimedStep:
         device_s, host_s: seconds that the step takes on the device alone, and on the host alone.
         compute_s, communication_s: seconds of computing, and of all collectives.
         micro_batches: those of each micro-batch on the device.
+        turns: the number of the first event, and the time on the device alone, with which the forward and the
+            backward of each micro-batch begin, and the end of the step.
         closing_s: those after the last of them, ``reducing_s`` of which are spent waiting for buckets.
     """
 
@@ -137,6 +139,7 @@ class TimedStep:
         self.waits: list[int] = []
         self.together: dict[int, int] = {}
         self.micro_batches: list[MicroBatchSeconds] = []
+        self.turns: list[tuple[int, float]] = []
         self.compute_s = self.communication_s = self.reducing_s = self.host_s = 0.0
         self._host: list[float] = []  # the host's seconds to issue each moment
         self._memory = _MemoryCurve()
@@ -180,6 +183,7 @@ class TimedStep:
         for number in range(step.micro_batches):
             self._run_micro_batch(first=number == 0, last=number == step.micro_batches - 1)
         backward_end_s = self._now_s
+        self._turn()
         for position in range(step.last, len(step.instructions)):
             if step.instructions[position].moment.kind == "step":
                 self._wait_for_buckets()
@@ -196,12 +200,12 @@ class TimedStep:
         self._worked_s, self._sent = 0.0, Counter()
         # What is left of collectives counts from here, as in the simulator, which repeats micro-batches.
         self._since_s, self._since_computed_s = self._now_s, self.compute_s
-        began_s, turned_s = self._now_s, None
+        began_s, turned_s = self._turn(), None
         for position in range(self.step.last):
             if turned_s is None and self.step.instructions[position].moment.phase != "forward":
-                turned_s = self._now_s
+                turned_s = self._turn()
             self._run_instruction(position)
-        turned_s = self._now_s if turned_s is None else turned_s
+        turned_s = self._turn() if turned_s is None else turned_s
         # The work after the last collective is counted before the micro-batch is over, so that every one
         # pays for it.
         self._slow_down_work()
@@ -209,6 +213,11 @@ class TimedStep:
         self.micro_batches.append(seconds)
         if not last:
             self._memory.finish(self._now_s)
+
+    def _turn(self) -> float:
+        """Record that something else begins, and return the time."""
+        self.turns.append((len(self.events), self._now_s))
+        return self._now_s
 
     def _run_instruction(self, position: int) -> None:
         now, begun_s = self.step.instructions[position], self._now_s

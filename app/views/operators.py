@@ -364,6 +364,7 @@ def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
     return [
         {
             "group": share.title,
+            "axes": "" if share.idle_s is None else f"idle {time.text(share.idle_s)}",
             "memory": _known(unit.of, share.memory_bytes) or None,
             "compute": _known(time.of, share.compute_s) or None,
             "communication": _known(time.of, share.communication_s) or None,

@@ -67,8 +67,7 @@ class TimedStage:
         else:
             is_last = action.micro_batch == self.micro_batches - 1
             turn = 2 * (last if is_last else min(action.micro_batch, 1)) + 1
-        ends = (len(events), self._timed.device_s)
-        (first, begin_s), (end, end_s) = [*self._timed.turns, ends][turn : turn + 2]
+        (first, begin_s), (end, end_s) = self._timed.turns[turn : turn + 2]
         factor = share * self._slower
         if action.kind in "FO":  # what is waited for at their beginnings is not a part of them
             begin_s = max(begin_s, end_s - (action.end_s - action.start_s) / factor)

@@ -164,12 +164,11 @@ class _SimulatedStep:
     def owners(self) -> Owners:
         return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
 
-    def _place(self, number: int, words: str, idle_s: float, *seconds: float) -> Share:
-        """Return the figures of a place, with the share of the step in which it waits for others."""
+    def _place(self, number: int, words: str, *seconds: float) -> Share:
+        """Return the figures of a place; ``seconds`` as in a share."""
         peaks = self.point.stages.peak_bytes
         beside_bytes = self.point.memory_bytes - max(peaks)
-        title = f"{self.point.kind.place} {number}{words}, idle {100 * idle_s / self.point.time_s:.0f} %"
-        return Share(title, peaks[number] + beside_bytes, *seconds)
+        return Share(f"{self.point.kind.place} {number}{words}", peaks[number] + beside_bytes, *seconds)
 
 
 def _owners(curve: Sequence[MemoryAt], owned: Sequence[Owned]) -> Owners:
@@ -279,7 +278,7 @@ class _PipelinedStep(_SimulatedStep):
     def places(self) -> tuple[Share, ...]:
         idle_s = self.evaluated.times.idle_s
         return tuple(
-            self._place(place, self._stages_at(place), idle_s(place), load.compute_s, load.communication_s)
+            self._place(place, self._stages_at(place), load.compute_s, load.communication_s, idle_s(place))
             for place, load in enumerate(self.evaluated.loads)
         )
 
@@ -345,7 +344,7 @@ class _PlacedStep(_SimulatedStep):
 
     def places(self) -> tuple[Share, ...]:
         return tuple(
-            self._place(device, "", self.point.time_s - seconds[0], *seconds)
+            self._place(device, "", *seconds, self.point.time_s - seconds[0])
             for device, seconds in enumerate(self._loads)
         )
 

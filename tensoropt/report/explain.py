@@ -93,6 +93,8 @@ def _table(shares: Sequence[Share]) -> str:
     for share in shares:
         memory, compute_s, sent_s = _figures(share)
         table.append([share.title, format_bytes(memory), format_seconds(compute_s), format_seconds(sent_s)])
+        if share.idle_s is not None:
+            table[0][4:], table[-1][4:] = ["idle"], [format_seconds(share.idle_s)]
     return columns(table, left=(0,))
 
 

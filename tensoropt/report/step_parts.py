@@ -370,12 +370,14 @@ class Share:
     Attributes:
         memory_bytes: bytes at the peak; for an operator, what lasts: parameters, gradients, optimizer state.
         compute_s, communication_s: seconds of one step; without recomputation, which is a share of its own.
+        idle_s: the seconds in which a place waits for others; None for all else.
     """
 
     title: str
     memory_bytes: float
     compute_s: float
     communication_s: float
+    idle_s: float | None = None
 
 
 @dataclass(frozen=True, repr=False)

@@ -62,7 +62,7 @@ def test_heads_have_units_and_modules_are_hidden_where_none_is_known() -> None:
 
 def test_below_the_operators_nothing_stands_for_zero() -> None:
     (row,) = bottom_rows((Share("optimizer", 0.0, 0.003, 0.0),), UNITS)
-    assert row == {"group": "optimizer", "memory": None, "compute": 3.0, "communication": None}
+    assert row == {"group": "optimizer", "axes": "", "memory": None, "compute": 3.0, "communication": None}
 
 
 def test_figures_are_rounded_as_elsewhere_on_the_page() -> None:
@@ -112,8 +112,8 @@ def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Explorati
         if one.kind is not PIPELINED:
             continue
         *places, headline = beside_rows(pipelines, row, detail(pipelines, row))
-        titles = [place.title.partition(", idle")[0] for place in places]
-        assert titles == ["place 0, stage 0", "place 1, stage 1"]
+        assert [place.title for place in places] == ["place 0, stage 0", "place 1, stage 1"]
+        assert all(row["axes"].startswith("idle ") for row in bottom_rows(places, UNITS))
         assert headline.memory_bytes == max(place.memory_bytes for place in places)
         seconds = [(place.compute_s, place.communication_s) for place in places]
         assert (headline.compute_s, headline.communication_s) in seconds

@@ -91,18 +91,17 @@ class _SimulatedStep:
         self.evaluated = again.plan.evaluated(self.costs)
 
     def detail(self) -> Detail:
-        timeline = self.timeline()
         computed, beside = self.computed()
         return Detail(
             point=self.index,
             operators=self.operators(),
             edges=self.edges(),
-            timeline=timeline,
+            timeline=self.timeline,
             memory_curve=self.memory_curve(),
             step=self.point,
-            overlap=self.overlap(),
+            overlap=self.point.kind.overlap or self.evaluated.batch.overlap.words,
             sources=dict(self.point.sources),
-            parts=step_parts(self.exploration, self.index, computed, beside, self.waited(timeline)),
+            parts=step_parts(self.exploration, self.index, computed, beside, self.waited()),
             places=self.places(),
         )
 
@@ -134,12 +133,13 @@ class _SimulatedStep:
         """Return the reshardings."""
         return tuple(row for stage in self._rows for row in stage.edges())
 
+    @cached_property
     def timeline(self) -> tuple[TimelineEvent, ...]:
         return self._rows[0].timeline
 
-    def waited(self, timeline: tuple[TimelineEvent, ...]) -> Sequence[TimelineEvent]:
+    def waited(self) -> Sequence[TimelineEvent]:
         """Return what the busiest device does, with lanes that say over which axes its links send."""
-        return timeline
+        return self.timeline
 
     def computed(self) -> tuple[list[Computed], dict[str, float]]:
         """Return what the groups of operators compute on the busiest device, and the seconds that it computes
@@ -148,10 +148,6 @@ class _SimulatedStep:
         for rows in self._busiest:
             beside = {title: seconds + beside.get(title, 0.0) for title, seconds in rows.beside().items()}
         return [computed for rows in self._busiest for computed in rows.computed()], beside
-
-    def overlap(self) -> str:
-        """Say what is assumed to overlap what."""
-        return self.point.kind.overlap or self.evaluated.batch.overlap.words
 
     def places(self) -> tuple[Share, ...]:
         """Return the peak and the seconds of a rank of each place, if they differ."""
@@ -187,19 +183,13 @@ def _owners(curve: Sequence[MemoryAt], owned: Sequence[Owned]) -> Owners:
 
 _PHASES = {
     "F": "forward",
-    "B": "backward",
-    "I": "backward",
-    "W": "backward",
+    **dict.fromkeys("BIW", "backward"),
     "S": "send forward",
     "R": "send backward",
     "P": "parameters",
     "G": "gradients",
     "O": "optimizer",
 }
-_CLOSING = "communication"
-"""The phase of what follows when all stages are done."""
-_PARAMETERS = "parameters"
-"""The end of the name of the lane on which a place gathers parameters and reduces gradients."""
 
 
 class _PipelinedStep(_SimulatedStep):
@@ -224,6 +214,7 @@ class _PipelinedStep(_SimulatedStep):
             rows.append(StageRows(strategy, timed.evaluation, events, self.axes[1:], stage, names))
         return tuple(rows)
 
+    @cached_property
     def timeline(self) -> tuple[TimelineEvent, ...]:
         return tuple(self._timeline())
 
@@ -233,36 +224,27 @@ class _PipelinedStep(_SimulatedStep):
         times = self.evaluated.times
         for event in times.happenings:
             phase, stage, place = _PHASES[event.kind], f"stage {event.stage}", event.place
-            whose = (
-                stage if event.micro_batch == NO_MICRO_BATCH else f"micro-batch {event.micro_batch}, {stage}"
-            )
+            number = "" if event.micro_batch == NO_MICRO_BATCH else f"micro-batch {event.micro_batch}, "
             lane = stage if event.kind in WORKING else f"link {place}"
-            lane += f" {_PARAMETERS}" if event.kind in "PG" else ""
+            lane += " parameters" if event.kind in "PG" else ""
             lasts_s = event.end_s - event.start_s
-            yield TimelineEvent(f"{phase} of {whose}", lane, event.start_s, lasts_s, phase, stage)
+            yield TimelineEvent(f"{phase} of {number}{stage}", lane, event.start_s, lasts_s, phase, stage)
             if event.kind in WORKING:
                 rows, share = self._rows[event.stage], times.stages[event.stage].share(event.kind)
                 for each in self._timed[event.stage].within(event, share):
                     yield rows.shown(each, f"device {place}", f"link {place}")
         after_s = self.evaluated.time_s - times.total_s
         if after_s > 0:
-            last = len(self._rows) - 1
-            name = "results to all ranks, gradients of tied parameters"
-            lane = f"link {self.strategy.place_of(last)}"
-            yield TimelineEvent(name, lane, times.total_s, after_s, _CLOSING, f"stage {last}")
+            name, lane = "results to all ranks, gradients of tied parameters", f"link {self.axes[0]}"
+            yield TimelineEvent(name, lane, times.total_s, after_s, "communication", "")
 
-    def waited(self, timeline: tuple[TimelineEvent, ...]) -> Sequence[TimelineEvent]:
+    def waited(self) -> Sequence[TimelineEvent]:
         place, along = self.evaluated.busiest_place, f"link {self.axes[0]}"
-        lanes, own = {f"device {place}": COMPUTE}, f"link {place}"
-        lanes |= {e.lane: e.lane.replace(own, "link") for e in timeline if e.lane.startswith(f"{own} ")}
+        lanes, own = {f"device {place}": COMPUTE, along: along}, f"link {place}"
+        lanes |= {e.lane: e.lane.replace(own, "link") for e in self.timeline if e.lane.startswith(f"{own} ")}
         if self.evaluated.times.sending_s[place]:  # it stands still for its messages
             lanes[own] = along
-        closing = {e.lane: along for e in timeline if e.phase == _CLOSING}
-        return [
-            replace(e, lane=own_lane)
-            for e in timeline
-            if (own_lane := (closing if e.phase == _CLOSING else lanes).get(e.lane))
-        ]
+        return [replace(e, lane=lanes[e.lane]) for e in self.timeline if e.lane in lanes]
 
     @property
     def _busiest(self) -> list[StageRows]:
@@ -300,7 +282,7 @@ class _PlacedStep(_SimulatedStep):
     evaluated: SimulatedPlacement
 
     @cached_property
-    def _timeline(self) -> tuple[TimelineEvent, ...]:
+    def timeline(self) -> tuple[TimelineEvent, ...]:
         return tuple(events_of(self.evaluated))
 
     @cached_property
@@ -308,7 +290,7 @@ class _PlacedStep(_SimulatedStep):
         """The seconds (computing, communicating) of each device."""
         where = dict(zip(self._spent, self.strategy.placement.device, strict=True))
         loads = [[0.0, 0.0] for _ in range(self.strategy.devices)]
-        for event in self._timeline:
+        for event in self.timeline:
             if event.is_computing:
                 loads[int(event.lane.removeprefix("device "))][0] += event.duration_s
             elif event.group in where:
@@ -318,7 +300,7 @@ class _PlacedStep(_SimulatedStep):
     @cached_property
     def _spent(self) -> dict[str, Spent]:
         operators = [op.name for op in self.strategy.placed_graph.operators]
-        spent = spent_by_group(self._timeline, set(operators))
+        spent = spent_by_group(self.timeline, set(operators))
         return {name: spent.get(name, NOTHING) for name in operators}
 
     def operators(self) -> tuple[OperatorRow, ...]:
@@ -328,12 +310,9 @@ class _PlacedStep(_SimulatedStep):
     def edges(self) -> tuple[EdgeRow, ...]:
         return ()
 
-    def timeline(self) -> tuple[TimelineEvent, ...]:
-        return self._timeline
-
     def computed(self) -> tuple[list[Computed], dict[str, float]]:
         busiest = max(range(self.strategy.devices), key=lambda device: self._loads[device][0])
-        own = [event for event in self._timeline if event.lane == device_name(busiest)]
+        own = [event for event in self.timeline if event.lane == device_name(busiest)]
         spent = spent_by_group(own, self._spent)
         computed = [
             Computed.of(op.group, took)

@@ -24,7 +24,7 @@ of each are those of the stage's own step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensoropt.costs.effects import MoveEffects
+from tensoropt.costs.tables import leaves_model
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
@@ -158,19 +159,22 @@ class _SplitBackward:
 
     Attributes:
         inputs_bytes: the most bytes alive while the gradients of arriving tensors are made.
-        between_bytes: the bytes kept until the gradients of parameters are made.
-        weights_bytes: the most bytes alive while these are made.
-        arrived_bytes: the bytes of arriving tensors that are kept until then; each holds its gradient.
+        between_bytes: the bytes kept until the gradients of parameters are made, besides ``sent_bytes``.
+        weights_bytes: the most bytes alive while these are made, besides ``sent_bytes``.
+        sent_bytes: the bytes of gradients that go back to the previous stage and are also needed until then.
     """
 
     inputs_bytes: float
     between_bytes: float
     weights_bytes: float
-    arrived_bytes: int
+    sent_bytes: float
 
 
 class _Apart:
     """The first part of a stage's backward that is taken apart, and what it leaves for the second.
+
+    Nothing is resharded inside such a stage, so a gradient stays in its storage until it is added to others.
+    A storage is named after the tensor whose gradient was the first in it.
 
     Args:
         evaluation: that of the stage, or of an equal one, alone.
@@ -181,6 +185,9 @@ class _Apart:
         self.batch, self.candidates = evaluation.batch, evaluation.batch.candidates
         self.graph, self.choices, self.capability = self.batch.graph, evaluation.choices, capability
         self.between_bytes = float(evaluation.metrics.parts.between_bytes[0])
+        self.groups = {group.name: group for group in self.graph.groups}
+        self.sizes = MoveEffects(self.batch.prices)
+        self.lifetimes = tuple(lower(self.batch).lifetimes())
 
     def split(self) -> _SplitBackward:
         """Return the bytes alive in the two parts of the backward of the stage, which is any but the first.
@@ -191,46 +198,71 @@ class _Apart:
         """
         schedule, simulator = self.batch.schedule, StepSimulator(self.batch)
         transient = np.cumsum(simulator.transient[:, 0])
-        groups, of_parameters = {g.name: g for g in self.graph.groups}, self._of_parameters_alone()
-        most, waiting = self.between_bytes, 0
+        of_parameters, alive = self._of_parameters_alone(), self._gradients_alive()
+        most = self.between_bytes
         apart: dict[str, SplitFacts] = {}
+        waiting: dict[str, dict[str, float]] = {}
         for event in range(schedule.forward_end, schedule.last):
             moment = schedule.moments[event]
             if moment.group in of_parameters:
                 continue  # it has no part in the gradients of what arrived
-            work, facts = float(simulator.workspace[event, 0]), SplitFacts()
+            work, facts, counted = float(simulator.workspace[event, 0]), SplitFacts(), set[str]()
             if moment.kind == "compute":
-                facts, work = self._group(groups[moment.group], work)
-            most = max(most, self.between_bytes + float(transient[event]) + work + waiting)
+                group = self.groups[moment.group]
+                facts, work, counted = self._group(group, work)
+            counted |= {
+                storage
+                for storage, spans in alive.items()
+                if any(first <= event < end for first, end in spans)
+            }
+            more = _total(waiting, counted)
+            most = max(most, self.between_bytes + float(transient[event]) + work + more)
             if facts.waiting_bytes:
                 apart[moment.group] = facts
-                waiting += facts.waiting_bytes
+                waiting[moment.group] = self._waiting(self.groups[moment.group], facts)
         needed, readers = self._needed(apart)
-        left = needed + waiting - self._sent_back(apart)
-        arriving = _arriving(self.graph)
-        arrived = sum(size for name, (size, _) in readers.items() if name in arriving)
-        return _SplitBackward(most, left, self._weights_bytes(left, apart, readers), arrived)
+        sent = {self._storage(name) for name in _arriving(self.graph)}
+        sent_bytes = _total(waiting) - _total(waiting, sent)
+        for storages in waiting.values():
+            for storage in sent & storages.keys():
+                del storages[storage]
+        left = needed + _total(waiting)
+        return _SplitBackward(most, left, self._weights_bytes(left, apart, waiting, readers), sent_bytes)
 
-    def _sent_back(self, apart: Mapping[str, SplitFacts]) -> int:
-        """Return the bytes of gradients that wait and are also sent back: a sum passes its gradient to a
-        tensor that arrived and to the result of a group with parameters.
+    def _waiting(self, group: Group, facts: SplitFacts) -> dict[str, float]:
+        """Return the storages of the gradients that wait in a group."""
+        storages, inside = dict[str, float](), float(facts.waiting_bytes)
+        for name in group.writes:
+            if group.short_names[name] in facts.waiting_results:
+                storage = self._storage(name)
+                storages[storage] = max(self._bytes(name), self._bytes(storage))
+                inside -= self._bytes(name)
+        return storages | ({f"inside {group.name}": inside} if inside > 0 else {})
+
+    def _bytes(self, name: str) -> int:
+        maker = self.graph.group_of[self.graph.atoms.graph.producer[name].name]
+        return self.sizes.bytes(name, self.candidates.configurations(maker)[self._number(maker)].layout(name))
+
+    def _storage(self, name: str) -> str:
+        """Return the storage in which the gradient of a tensor comes to the group that makes it: a sum passes
+        its own on, so that others may lie there as well.
         """
-        makers = {name: group for group in self.graph.groups for name in group.writes}
-        sizes, shared = MoveEffects(self.batch.prices), 0
-        for group in self.graph.groups:
-            storages: dict[str, list[str]] = {}
-            for read, of in self._facts(group).hands_on.items():
-                storages.setdefault(of, []).append(read)
-            for of, members in storages.items():
-                names = [name for name in group.reads if group.short_names[name] in (of, *members)]
-                if not any(makers[name].anchor.target == ARRIVE for name in names):
-                    continue
-                for name in names:
-                    maker = makers[name]
-                    if maker.short_names[name] in apart.get(maker.name, SplitFacts()).waiting_results:
-                        layout = self.candidates.configurations(maker)[self._number(maker)].layout(name)
-                        shared += sizes.bytes(name, layout)
-        return shared
+        readers = self.batch.schedule.readers.get(name, ())
+        if len(readers) != 1 or leaves_model(self.graph, name):
+            return name
+        names = {short: name for name, short in readers[0].short_names.items()}
+        of = names.get(self._facts(readers[0]).hands_on.get(readers[0].short_names[name], ""), name)
+        return self._storage(of) if of in readers[0].writes else of
+
+    def _gradients_alive(self) -> dict[str, list[tuple[int, int]]]:
+        """Return, for each storage of gradients, the positions in a whole backward between which the
+        simulator counts it.
+        """
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for named, first, end, *_ in self.lifetimes:
+            if named.what == "gradient":
+                spans.setdefault(self._storage(named.tensor), []).append((first, end))
+        return spans
 
     def _needed(self, apart: Mapping[str, SplitFacts]) -> tuple[float, dict[str, tuple[int, set[str]]]]:
         """Return (the bytes of what forward kept that the second part needs; for each tensor among it, its
@@ -250,7 +282,7 @@ class _Apart:
         needed = -sum(facts.released_bytes for name, facts in apart.items() if name not in behind)
         readers: dict[str, tuple[int, set[str]]] = {}
         end = self.batch.schedule.forward_end
-        for named, first, last, *_ in lower(self.batch).lifetimes():
+        for named, first, last, *_ in self.lifetimes:
             if named.kind != "kept" or not first <= end < last:
                 continue
             if named.what != "activation":
@@ -275,21 +307,35 @@ class _Apart:
         return keepers
 
     def _weights_bytes(
-        self, left: float, apart: Mapping[str, SplitFacts], readers: Mapping[str, tuple[int, set[str]]]
+        self,
+        left: float,
+        apart: Mapping[str, SplitFacts],
+        waiting: Mapping[str, Mapping[str, float]],
+        readers: Mapping[str, tuple[int, set[str]]],
     ) -> float:
         """Return the most bytes alive while the gradients of parameters are made, group by group in the order
-        of forward, in which models list their parameters.
+        of the model's parameters.
 
         Args:
             left: the bytes that the first part leaves.
-            apart: the groups from which gradients of parameters are made, in the order of backward.
+            apart: the groups from which gradients of parameters are made.
+            waiting: for each of them, the storages of the gradients that wait.
             readers: for each kept activation, its bytes and the groups that need it.
         """
+        order = {parameter.name: n for n, parameter in enumerate(self.graph.atoms.graph.parameters)}
+
+        def first(name: str) -> int:
+            group = self.groups[name]
+            return min(order[parameter] for parameter in (*group.parameters, *group.shared))
+
+        rest = {name: dict(storages) for name, storages in waiting.items()}
         most = alive = left
-        for name, facts in reversed(list(apart.items())):
+        for name in sorted(apart, key=first):
+            facts, group = apart[name], self.groups[name]
             most = max(most, alive + facts.weights_bytes)
-            alive -= facts.waiting_bytes + facts.used_bytes
-            group = self.graph.group_of[name]
+            before = _total(rest)
+            del rest[name]
+            alive -= before - _total(rest) + facts.used_bytes
             for read in group.reads:
                 if group.short_names[read] in facts.reads_used and read in readers:
                     size, keepers = readers[read]
@@ -300,9 +346,9 @@ class _Apart:
     def _facts(self, group: Group) -> Facts:
         return self.candidates.facts(group)[self._number(group)]
 
-    def _group(self, group: Group, work: float) -> tuple[SplitFacts, float]:
+    def _group(self, group: Group, work: float) -> tuple[SplitFacts, float, set[str]]:
         """Return (the facts of a group's backward taken apart; the bytes that it has alive in the first part,
-        besides tensors that are counted elsewhere).
+        besides tensors that are counted elsewhere; the storages of gradients among them).
 
         Args:
             work: the same bytes in a whole backward.
@@ -312,7 +358,8 @@ class _Apart:
         handed = bool(self.batch.outlasting(group)[0])
         most = whole.handed_peak_bytes if handed else whole.backward_peak_bytes
         # Parameters that are cast once more are alive in either backward.
-        return split, (split.own_inputs_bytes if handed else split.inputs_bytes) + max(work - most, 0.0)
+        needed = (split.own_inputs_bytes if handed else split.inputs_bytes) + max(work - most, 0.0)
+        return split, needed, set() if handed else {self._storage(name) for name in group.writes}
 
     def _number(self, group: Group) -> int:
         return int(self.choices[group.name][0])
@@ -326,6 +373,12 @@ class _Apart:
             if learning.intersection(op.inputs()) and learning.union(fixed).issuperset(op.inputs()):
                 learning.update(op.outputs)
         return frozenset(g.name for g in self.graph.groups if g.writes and learning.issuperset(g.writes))
+
+
+def _total(waiting: Mapping[str, Mapping[str, float]], without: Collection[str] = ()) -> float:
+    """Return the bytes of all storages in which gradients wait, by group, except those ``without`` which."""
+    storages = {name: size for of_group in waiting.values() for name, size in of_group.items()}
+    return sum(size for name, size in storages.items() if name not in without)
 
 
 def memory_of_places(
@@ -523,9 +576,9 @@ class _TransientMemory:
         self._buffers = {n: new_buffer_bytes(strategy.stages[n]) for n in self.at_place}
         # The last bytes that a schedule that waits has sent.
         self._sent = 0.0
-        # The backwards of inputs that are done, of which the gradients of parameters are still to be made.
-        self._half_done: set[tuple[int, int]] = set()
-        self._passed: set[tuple[int, int]] = set()
+        # The micro-batches of stages whose gradients of parameters are still to be made: the bytes that these
+        # need of gradients that have gone back and been received.
+        self._half_done: dict[tuple[int, int], float] = {}
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
         self._expected = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
@@ -567,7 +620,7 @@ class _TransientMemory:
             return float(parts.forward_bytes[0]) - self._given[stage]
         if kind in "BI" and stage < self.last:
             # Received by message, or taken from the next stage at this place.
-            self.on_the_way -= self._coming_back[stage]
+            self.on_the_way -= self._coming_back[stage] - self._still_needed(stage + 1, micro_batch)
         if kind == "B" or stage == 0:
             if kind == "I":
                 return self._coming_back[stage]
@@ -591,16 +644,9 @@ class _TransientMemory:
             # No stage waits for a gradient of the first stage: all of its backward comes later.
             self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]
         if kind == "I" and stage:
-            self._half_done.add((stage, micro_batch))
-        if kind == "I" and (stage + 1, micro_batch) in self._half_done:
-            # The next stage, at the same place, holds with its input the gradient that it passed on.
-            self.on_the_way += self._split[stage + 1].arrived_bytes
-            self._passed.add((stage, micro_batch))
+            self._half_done[stage, micro_batch] = 0.0
         if kind == "W":
-            self._half_done.discard((stage, micro_batch))
-            if (stage - 1, micro_batch) in self._passed:
-                self._passed.remove((stage - 1, micro_batch))
-                self.on_the_way -= self._split[stage].arrived_bytes
+            self.on_the_way -= self._half_done.pop((stage, micro_batch), 0.0)
         if kind in "BI" and stage:
             back = self._back[stage]
             self.on_the_way += back - self._sent
@@ -627,7 +673,17 @@ class _TransientMemory:
             self.on_the_way -= self._sent
             self._sent = 0.0
         elif stage and stage - 1 not in self.at_place:
-            self.on_the_way -= self._back[stage] * len(self._taken[stage].get(micro_batch, ()))
+            taken = self._taken[stage].get(micro_batch, ())
+            self.on_the_way -= sum(self._back[stage] - self._still_needed(stage, m) for m in taken)
+
+    def _still_needed(self, stage: int, micro_batch: int) -> float:
+        """Return the bytes of gradients that a stage sent back for a micro-batch, and that have been received
+        now, of which those of parameters are still to be made.
+        """
+        if (stage, micro_batch) not in self._half_done:
+            return 0.0
+        self._half_done[stage, micro_batch] = self._split[stage].sent_bytes
+        return self._split[stage].sent_bytes
 
 
 def _arriving(graph: GroupGraph) -> frozenset[str]:

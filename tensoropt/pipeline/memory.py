@@ -34,7 +34,7 @@ import numpy as np
 from tensoropt.costs.effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
 from tensoropt.evaluation.evaluate import Evaluation
-from tensoropt.ops.families.stages import ARRIVE
+from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
 from tensoropt.pipeline.timing import arriving_bytes, departing_bytes, new_buffer_bytes
 from tensoropt.profiling.cuda_kernels import Capability
@@ -159,8 +159,9 @@ class _SplitBackward:
 
     Attributes:
         inputs_bytes: the most bytes alive while the gradients of arriving tensors are made.
-        between_bytes: the bytes kept until the gradients of parameters are made, besides ``sent_bytes``.
-        weights_bytes: the most bytes alive while these are made, besides ``sent_bytes``.
+        between_bytes: the bytes kept until the gradients of parameters are made, besides ``sent_bytes`` and
+            what a stage at the same place gave.
+        weights_bytes: the most bytes alive while these are made, besides the same.
         sent_bytes: the bytes of gradients that go back to the previous stage and are also needed until then.
     """
 
@@ -170,99 +171,221 @@ class _SplitBackward:
     sent_bytes: float
 
 
+@dataclass(frozen=True)
+class _BothHalfDone:
+    """The bytes of one micro-batch on one rank where a stage makes the gradients of arriving tensors before
+    the next stage, at the same place, has made those of its parameters.
+
+    Attributes:
+        inputs_bytes: the most bytes alive while the former are made, with the gradients that came back and
+            that the next stage needs longer.
+        given_bytes: the bytes of tensors that only the next stage still holds when they are made.
+        sent_bytes: the same of gradients that the next stage sent back.
+        weights_bytes: the most bytes alive while the next stage makes the gradients of its parameters, with
+            ``given_bytes`` and besides ``sent_bytes``.
+    """
+
+    inputs_bytes: float
+    given_bytes: float
+    sent_bytes: float
+    weights_bytes: float
+
+
+class _Storage(NamedTuple):
+    """The storage of a gradient.
+
+    Attributes:
+        tensor: that whose gradient was the first in it; "" if it is made and used inside a group.
+        reader: the group that made it, if several readers' are added up for the tensor; or that uses it.
+    """
+
+    tensor: str
+    reader: str = ""
+
+
 class _Apart:
     """The first part of a stage's backward that is taken apart, and what it leaves for the second.
 
     Nothing is resharded inside such a stage, so a gradient stays in its storage until it is added to others.
-    A storage is named after the tensor whose gradient was the first in it.
 
     Args:
-        evaluation: that of the stage, or of an equal one, alone.
+        evaluation: that of the stage, which is any but the first, or of an equal one, alone.
         capability: the compute capability whose attention kernels are asked what they keep.
+        following: the next stage, if it is at the same place: gradients come from it in its storages.
+        given: whether the stage before is at the same place, and holds what it gave.
+
+    Attributes:
+        arriving: the tensors that arrive.
+        inputs_bytes: the most bytes alive in the first part.
+        apart: the groups from which gradients of parameters are made.
+        waiting: for each of them, the storages of the gradients that wait.
+        sent: the storages of the gradients that go back.
+        needed_bytes: the bytes of what forward kept that the second part needs.
+        readers: for each activation among it, its bytes and the groups that need it.
     """
 
-    def __init__(self, evaluation: Evaluation, capability: Capability | None):
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        capability: Capability | None,
+        following: _Apart | None = None,
+        *,
+        given: bool = False,
+    ):
         self.batch, self.candidates = evaluation.batch, evaluation.batch.candidates
         self.graph, self.choices, self.capability = self.batch.graph, evaluation.choices, capability
         self.between_bytes = float(evaluation.metrics.parts.between_bytes[0])
         self.groups = {group.name: group for group in self.graph.groups}
         self.sizes = MoveEffects(self.batch.prices)
         self.lifetimes = tuple(lower(self.batch).lifetimes())
+        self.following, self.given = following, given
+        self.arriving = _arriving(self.graph)
+        departing = [group for group in self.graph.groups if group.anchor.target == DEPART]
+        # The gradients of what departs come in storages of the next stage, which may have several in one.
+        self.coming: dict[str, _Storage] = {}
+        if following is not None:
+            self.departing = dict(
+                zip(following.arriving, (group.reads[0] for group in departing), strict=True)
+            )
+            for group, arriving in zip(departing, following.arriving, strict=True):
+                self.coming[group.writes[0]] = _of_next(following.storage(arriving))
+        self.sent = {self.storage(name) for name in self.arriving}
+        self.inputs_bytes, self.apart, self.waiting = self._first_part({})
+        self.needed_bytes, self.readers = self._needed(self.apart)
 
     def split(self) -> _SplitBackward:
-        """Return the bytes alive in the two parts of the backward of the stage, which is any but the first.
+        """Return the bytes alive in the two parts of the stage's backward."""
+        held = self.arriving if self.given else ()
+        return _SplitBackward(
+            self.inputs_bytes,
+            self._left(held),
+            self._weights_bytes(held),
+            sum(self._sent_and_waiting().values()),
+        )
 
-        The first part runs through the groups in reverse and releases nothing that forward kept; the
-        gradients from which those of parameters will be made stay. What only operators behind the last one
-        with a parameter kept is released when it is over.
+    def both_half_done(self) -> _BothHalfDone:
+        """Return the bytes alive where this stage's first part comes before the next one's second part."""
+        following = self.following
+        assert following is not None
+        coming = {_of_next(storage): size for storage, size in following._sent_and_waiting().items()}
+        passed_on = self.sent.union(*self.waiting.values())
+        held = [name for name in following.arriving if self.departing[name] in self.readers]
+        return _BothHalfDone(
+            self._first_part(coming)[0],
+            following._left(held) - following._left(following.arriving),
+            sum(size for storage, size in coming.items() if storage not in passed_on),
+            following._weights_bytes(held),
+        )
+
+    def _first_part(
+        self, held: Mapping[_Storage, float]
+    ) -> tuple[float, dict[str, SplitFacts], dict[str, dict[_Storage, float]]]:
+        """Return (the most bytes alive in the first part; the groups from which gradients of parameters are
+        made, in the order of backward; the storages of the gradients that wait in each).
+
+        It runs through the groups in reverse and releases nothing that forward kept; the gradients from which
+        those of parameters will be made stay. What only operators behind the last one with a parameter kept
+        is released when it is over.
+
+        Args:
+            held: the storages of gradients from the next stage that it holds.
         """
         schedule, simulator = self.batch.schedule, StepSimulator(self.batch)
         transient = np.cumsum(simulator.transient[:, 0])
-        of_parameters, alive = self._of_parameters_alone(), self._gradients_alive()
+        of_parameters, lifetimes = self._of_parameters_alone(), self._gradients()
         most = self.between_bytes
         apart: dict[str, SplitFacts] = {}
-        waiting: dict[str, dict[str, float]] = {}
+        waiting: dict[str, dict[_Storage, float]] = {"": dict(held)}
         for event in range(schedule.forward_end, schedule.last):
             moment = schedule.moments[event]
             if moment.group in of_parameters:
                 continue  # it has no part in the gradients of what arrived
-            work, facts, counted = float(simulator.workspace[event, 0]), SplitFacts(), set[str]()
+            work, facts = float(simulator.workspace[event, 0]), SplitFacts()
+            counted = [(storage, size) for storage, size, first, end in lifetimes if first <= event < end]
             if moment.kind == "compute":
-                group = self.groups[moment.group]
-                facts, work, counted = self._group(group, work)
-            counted |= {
-                storage
-                for storage, spans in alive.items()
-                if any(first <= event < end for first, end in spans)
-            }
-            more = _total(waiting, counted)
+                facts, work, incoming = self._group(self.groups[moment.group], work)
+                counted += incoming
+            sizes: dict[_Storage, float] = {}
+            twice = 0.0
+            for storage, size in counted:
+                if storage in sizes and storage in self.coming.values():
+                    # The simulator takes what comes from other stages for storages of their own.
+                    twice += min(size, sizes[storage])
+                sizes[storage] = max(size, sizes.get(storage, 0.0))
+            more = _total(waiting, sizes) - twice
             most = max(most, self.between_bytes + float(transient[event]) + work + more)
             if facts.waiting_bytes:
                 apart[moment.group] = facts
                 waiting[moment.group] = self._waiting(self.groups[moment.group], facts)
-        needed, readers = self._needed(apart)
-        sent = {self._storage(name) for name in _arriving(self.graph)}
-        sent_bytes = _total(waiting) - _total(waiting, sent)
-        for storages in waiting.values():
-            for storage in sent & storages.keys():
-                del storages[storage]
-        left = needed + _total(waiting)
-        return _SplitBackward(most, left, self._weights_bytes(left, apart, waiting, readers), sent_bytes)
+        del waiting[""]
+        return most, apart, waiting
 
-    def _waiting(self, group: Group, facts: SplitFacts) -> dict[str, float]:
+    def _sent_and_waiting(self) -> dict[_Storage, float]:
+        """Return the storages of gradients that go back and wait as well."""
+        return {
+            storage: size
+            for of_group in self.waiting.values()
+            for storage, size in of_group.items()
+            if storage in self.sent
+        }
+
+    def _left(self, held: Collection[str]) -> float:
+        """Return the bytes that the first part leaves, besides gradients that go back.
+
+        Args:
+            held: arriving tensors that the stage before holds.
+        """
+        given = sum(size for name, (size, _) in self.readers.items() if name in held)
+        return self.needed_bytes - given + _total(self.waiting, self.sent)
+
+    def _waiting(self, group: Group, facts: SplitFacts) -> dict[_Storage, float]:
         """Return the storages of the gradients that wait in a group."""
-        storages, inside = dict[str, float](), float(facts.waiting_bytes)
+        storages, inside = dict[_Storage, float](), float(facts.waiting_bytes)
         for name in group.writes:
             if group.short_names[name] in facts.waiting_results:
-                storage = self._storage(name)
-                storages[storage] = max(self._bytes(name), self._bytes(storage))
+                storage = self.storage(name)
+                own = storage.tensor if storage.tensor in self.graph.atoms.graph.producer else name
+                storages[storage] = max(self._bytes(name), self._bytes(own))
                 inside -= self._bytes(name)
-        return storages | ({f"inside {group.name}": inside} if inside > 0 else {})
+        return storages | ({_Storage("", group.name): inside} if inside > 0 else {})
 
     def _bytes(self, name: str) -> int:
         maker = self.graph.group_of[self.graph.atoms.graph.producer[name].name]
         return self.sizes.bytes(name, self.candidates.configurations(maker)[self._number(maker)].layout(name))
 
-    def _storage(self, name: str) -> str:
-        """Return the storage in which the gradient of a tensor comes to the group that makes it: a sum passes
-        its own on, so that others may lie there as well.
-        """
-        readers = self.batch.schedule.readers.get(name, ())
+    def storage(self, name: str) -> _Storage:
+        """Return the storage in which the gradient of a tensor comes to the group that makes it."""
+        readers = self._readers(name)
         if len(readers) != 1 or leaves_model(self.graph, name):
-            return name
-        names = {short: name for name, short in readers[0].short_names.items()}
-        of = names.get(self._facts(readers[0]).hands_on.get(readers[0].short_names[name], ""), name)
-        return self._storage(of) if of in readers[0].writes else of
+            return self.coming.get(name, _Storage(name))
+        return self._given_by(readers[0], name)
 
-    def _gradients_alive(self) -> dict[str, list[tuple[int, int]]]:
-        """Return, for each storage of gradients, the positions in a whole backward between which the
-        simulator counts it.
+    def _given_by(self, reader: Group, name: str) -> _Storage:
+        """Return the storage in which a reader gives a tensor's gradient: a sum passes its own on, so that
+        others may lie there as well.
         """
-        spans: dict[str, list[tuple[int, int]]] = {}
+        names = {short: name for name, short in reader.short_names.items()}
+        of = names.get(self._facts(reader).hands_on.get(reader.short_names[name], ""), name)
+        if of in reader.writes:
+            return self.storage(of)
+        return _Storage(of, reader.name if len(self._readers(of)) > 1 else "")
+
+    def _readers(self, name: str) -> Sequence[Group]:
+        return self.batch.schedule.readers.get(name, ())
+
+    def _gradients(self) -> list[tuple[_Storage, int, int, int]]:
+        """Return (storage, bytes, the positions in a whole backward between which the simulator counts it)
+        for each gradient.
+        """
+        gradients = []
         for named, first, end, *_ in self.lifetimes:
             if named.what == "gradient":
-                spans.setdefault(self._storage(named.tensor), []).append((first, end))
-        return spans
+                what, _, number = named.key.partition(" ")
+                storage = self.storage(named.tensor)
+                if what in ("of", "shared"):
+                    storage = self._given_by(self._readers(named.tensor)[int(number)], named.tensor)
+                gradients.append((storage, named.bytes, first, end))
+        return gradients
 
     def _needed(self, apart: Mapping[str, SplitFacts]) -> tuple[float, dict[str, tuple[int, set[str]]]]:
         """Return (the bytes of what forward kept that the second part needs; for each tensor among it, its
@@ -306,21 +429,12 @@ class _Apart:
                     keepers |= self._keepers(view)
         return keepers
 
-    def _weights_bytes(
-        self,
-        left: float,
-        apart: Mapping[str, SplitFacts],
-        waiting: Mapping[str, Mapping[str, float]],
-        readers: Mapping[str, tuple[int, set[str]]],
-    ) -> float:
+    def _weights_bytes(self, held: Collection[str]) -> float:
         """Return the most bytes alive while the gradients of parameters are made, group by group in the order
-        of the model's parameters.
+        of the model's parameters, besides gradients that go back.
 
         Args:
-            left: the bytes that the first part leaves.
-            apart: the groups from which gradients of parameters are made.
-            waiting: for each of them, the storages of the gradients that wait.
-            readers: for each kept activation, its bytes and the groups that need it.
+            held: arriving tensors that the stage before holds.
         """
         order = {parameter.name: n for n, parameter in enumerate(self.graph.atoms.graph.parameters)}
 
@@ -328,27 +442,27 @@ class _Apart:
             group = self.groups[name]
             return min(order[parameter] for parameter in (*group.parameters, *group.shared))
 
-        rest = {name: dict(storages) for name, storages in waiting.items()}
-        most = alive = left
-        for name in sorted(apart, key=first):
-            facts, group = apart[name], self.groups[name]
+        rest, used = dict(self.waiting), set[str]()
+        most = alive = self._left(held)
+        for name in sorted(self.apart, key=first):
+            facts, group = self.apart[name], self.groups[name]
             most = max(most, alive + facts.weights_bytes)
-            before = _total(rest)
+            before = _total(rest, self.sent)
             del rest[name]
-            alive -= before - _total(rest) + facts.used_bytes
+            used.add(name)
+            alive -= before - _total(rest, self.sent) + facts.used_bytes
             for read in group.reads:
-                if group.short_names[read] in facts.reads_used and read in readers:
-                    size, keepers = readers[read]
-                    keepers.discard(name)
-                    alive -= 0 if keepers else size
+                if group.short_names[read] in facts.reads_used and read in self.readers.keys() - set(held):
+                    size, keepers = self.readers[read]
+                    alive -= 0 if keepers - used else size
         return most
 
     def _facts(self, group: Group) -> Facts:
         return self.candidates.facts(group)[self._number(group)]
 
-    def _group(self, group: Group, work: float) -> tuple[SplitFacts, float, set[str]]:
+    def _group(self, group: Group, work: float) -> tuple[SplitFacts, float, list[tuple[_Storage, int]]]:
         """Return (the facts of a group's backward taken apart; the bytes that it has alive in the first part,
-        besides tensors that are counted elsewhere; the storages of gradients among them).
+        besides tensors that are counted elsewhere; the storages of incoming gradients among them).
 
         Args:
             work: the same bytes in a whole backward.
@@ -359,7 +473,8 @@ class _Apart:
         most = whole.handed_peak_bytes if handed else whole.backward_peak_bytes
         # Parameters that are cast once more are alive in either backward.
         needed = (split.own_inputs_bytes if handed else split.inputs_bytes) + max(work - most, 0.0)
-        return split, needed, set() if handed else {self._storage(name) for name in group.writes}
+        incoming = [] if handed else [(self.storage(name), self._bytes(name)) for name in group.writes]
+        return split, needed, incoming
 
     def _number(self, group: Group) -> int:
         return int(self.choices[group.name][0])
@@ -375,10 +490,15 @@ class _Apart:
         return frozenset(g.name for g in self.graph.groups if g.writes and learning.issuperset(g.writes))
 
 
-def _total(waiting: Mapping[str, Mapping[str, float]], without: Collection[str] = ()) -> float:
+def _total(waiting: Mapping[str, Mapping[_Storage, float]], without: Collection[_Storage] = ()) -> float:
     """Return the bytes of all storages in which gradients wait, by group, except those ``without`` which."""
     storages = {name: size for of_group in waiting.values() for name, size in of_group.items()}
     return sum(size for name, size in storages.items() if name not in without)
+
+
+def _of_next(storage: _Storage) -> _Storage:
+    """Return a storage of the next stage, whose tensors may be called as this one's."""
+    return _Storage(f"{storage.tensor} of the next stage", storage.reader)
 
 
 def memory_of_places(
@@ -464,7 +584,7 @@ class _StageTensors:
 
     def __init__(self, stage: Strategy, evaluation: Evaluation, *, given: bool):
         schedule, names = evaluation.batch.schedule, dict[str, str]()
-        arriving = _arriving(evaluation.batch.graph) if given else frozenset[str]()
+        arriving = _arriving(evaluation.batch.graph) if given else ()
         for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
             named = {short: name for name, short in own.short_names.items()}
             names[simulated.name] = own.name
@@ -576,9 +696,11 @@ class _TransientMemory:
         self._buffers = {n: new_buffer_bytes(strategy.stages[n]) for n in self.at_place}
         # The last bytes that a schedule that waits has sent.
         self._sent = 0.0
-        # The micro-batches of stages whose gradients of parameters are still to be made: the bytes that these
-        # need of gradients that have gone back and been received.
+        # The micro-batches of stages whose gradients of parameters are still to be made: the bytes that only
+        # these need of gradients that have gone back.
         self._half_done: dict[tuple[int, int], float] = {}
+        # Those of them whose previous stage, at this place, has let go of what it gave.
+        self._alone: set[tuple[int, int]] = set()
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
         self._expected = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
@@ -602,8 +724,15 @@ class _TransientMemory:
         }
         self._parts = {n: stages[n].metrics.parts for n in self.at_place}
         self._split: dict[int, _SplitBackward] = {}
-        if self.schedule.apart:
-            self._split = {n: _Apart(stages[n], capability).split() for n in self.at_place if n}
+        self._both_half_done: dict[int, _BothHalfDone] = {}
+        following: _Apart | None = None
+        for n in sorted(self.at_place - {0}, reverse=True) if self.schedule.apart else ():
+            following = following if n + 1 in self.at_place else None
+            stage = _Apart(stages[n], capability, following, given=n - 1 in self.at_place)
+            self._split[n] = stage.split()
+            if following is not None:
+                self._both_half_done[n] = stage.both_half_done()
+            following = stage
 
     def begin(self, number: int, action: Action) -> float:
         """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; memory
@@ -620,7 +749,7 @@ class _TransientMemory:
             return float(parts.forward_bytes[0]) - self._given[stage]
         if kind in "BI" and stage < self.last:
             # Received by message, or taken from the next stage at this place.
-            self.on_the_way -= self._coming_back[stage] - self._still_needed(stage + 1, micro_batch)
+            self.on_the_way -= self._coming_back[stage]
         if kind == "B" or stage == 0:
             if kind == "I":
                 return self._coming_back[stage]
@@ -629,9 +758,17 @@ class _TransientMemory:
         split = self._split[stage]
         if kind == "I":
             self.kept -= between
-            return self._with_gradients(stage, split.inputs_bytes) - shared
+            needed = split.inputs_bytes
+            if (stage + 1, micro_batch) in self._half_done:
+                needed = self._both_half_done[stage].inputs_bytes
+            return self._with_gradients(stage, needed) - shared
         self.kept -= split.between_bytes
-        return split.weights_bytes
+        if (stage, micro_batch) not in self._alone:
+            return split.weights_bytes
+        self._alone.remove((stage, micro_batch))
+        both = self._both_half_done[stage - 1]
+        self.on_the_way -= both.given_bytes
+        return both.weights_bytes
 
     def end(self, action: Action) -> None:
         """End an action."""
@@ -645,6 +782,11 @@ class _TransientMemory:
             self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]
         if kind == "I" and stage:
             self._half_done[stage, micro_batch] = 0.0
+        if kind == "I" and (stage + 1, micro_batch) in self._half_done:
+            both = self._both_half_done[stage]
+            self.on_the_way += both.given_bytes + both.sent_bytes
+            self._half_done[stage + 1, micro_batch] = both.sent_bytes
+            self._alone.add((stage + 1, micro_batch))
         if kind == "W":
             self.on_the_way -= self._half_done.pop((stage, micro_batch), 0.0)
         if kind in "BI" and stage:
@@ -686,9 +828,9 @@ class _TransientMemory:
         return self._split[stage].sent_bytes
 
 
-def _arriving(graph: GroupGraph) -> frozenset[str]:
-    """Return the tensors that arrive in a stage."""
-    return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
+def _arriving(graph: GroupGraph) -> tuple[str, ...]:
+    """Return the tensors that arrive in a stage, in the order in which they cross."""
+    return tuple(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
 
 def _kept_given(evaluation: Evaluation) -> int:

@@ -215,7 +215,7 @@ class _Apart:
         given: whether the stage before is at the same place, and holds what it gave.
 
     Attributes:
-        arriving: the tensors that arrive.
+        arriving: the tensors that arrive, in the order in which they cross.
         inputs_bytes: the most bytes alive in the first part.
         apart: the groups from which gradients of parameters are made.
         waiting: for each of them, the storages of the gradients that wait.
@@ -239,8 +239,10 @@ class _Apart:
         self.sizes = MoveEffects(self.batch.prices)
         self.lifetimes = tuple(lower(self.batch).lifetimes())
         self.following, self.given = following, given
-        self.arriving = _arriving(self.graph)
-        departing = [group for group in self.graph.groups if group.anchor.target == DEPART]
+        arrivals, departing = (
+            [group for group in self.graph.groups if group.anchor.target == end] for end in (ARRIVE, DEPART)
+        )
+        self.arriving = tuple(group.writes[0] for group in arrivals)
         # The gradients of what departs come in storages of the next stage, which may have several in one.
         self.coming: dict[str, _Storage] = {}
         if following is not None:
@@ -584,7 +586,7 @@ class _StageTensors:
 
     def __init__(self, stage: Strategy, evaluation: Evaluation, *, given: bool):
         schedule, names = evaluation.batch.schedule, dict[str, str]()
-        arriving = _arriving(evaluation.batch.graph) if given else ()
+        arriving = arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
         for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
             named = {short: name for name, short in own.short_names.items()}
             names[simulated.name] = own.name
@@ -828,9 +830,9 @@ class _TransientMemory:
         return self._split[stage].sent_bytes
 
 
-def _arriving(graph: GroupGraph) -> tuple[str, ...]:
-    """Return the tensors that arrive in a stage, in the order in which they cross."""
-    return tuple(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
+def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
+    """Return the tensors that arrive in a stage."""
+    return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
 
 def _kept_given(evaluation: Evaluation) -> int:
@@ -838,7 +840,7 @@ def _kept_given(evaluation: Evaluation) -> int:
     backward.
     """
     batch = evaluation.batch
-    arriving = _arriving(batch.graph)
+    arriving = arriving_tensors(batch.graph)
     end = batch.schedule.forward_end
     return sum(
         named.bytes

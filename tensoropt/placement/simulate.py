@@ -68,12 +68,14 @@ class _GradientMemory(NamedTuple):
         storages: all storages of gradients.
         sums: for each tensor and device, the storage of its gradient when all readers there have added to it.
         given: for each backward, the bytes of the gradients that it makes.
+        summed: for each backward, (a share that was there, one that it makes, their sum).
         additions: for each backward, those before it, in the order in which they are made.
     """
 
     storages: list[_GradientStorage]
     sums: dict[tuple[int, int], _GradientStorage]
     given: Counter[int]
+    summed: dict[int, list[tuple[_GradientStorage, ...]]]
     additions: dict[int, list[_Addition]]
 
     def adding_bytes(self, backward: int, rank: Mapping[int, int]) -> float:
@@ -573,6 +575,12 @@ class _StepSimulation:
             )
             if outlasts and problem.handed_peak_bytes is not None:
                 peak = problem.handed_peak_bytes[operator]
+            if backward in memory.summed:
+                # Sums are made when it is over, and what it kept and was given is gone.
+                used = [storage for added in memory.summed[backward] for storage in added]
+                gone = [] if outlasts else [g for g in incoming if not any(g is storage for storage in used)]
+                most = -problem.kept_bytes[operator] - sum(g.bytes for g in gone)
+                peak = max(peak - sum(made.bytes for *_, made in memory.summed[backward]), most)
             if backward in memory.additions:
                 peak = max(peak, memory.adding_bytes(backward, rank))
             kind = self._kind("transient", operator, None, "workspace of backward")
@@ -588,7 +596,9 @@ class _StepSimulation:
         problem, place = self.problem, self.placement
         storages: list[_GradientStorage] = []
         sums: dict[tuple[int, int], _GradientStorage] = {}
-        given, additions = Counter[int](), defaultdict[int, list[_Addition]](list)
+        given = Counter[int]()
+        summed: dict[int, list[tuple[_GradientStorage, ...]]] = defaultdict(list)
+        additions: dict[int, list[_Addition]] = defaultdict(list)
         # The task that a device runs before each of its backwards.
         before: dict[int, int] = {}
         for forwards, order in zip(place.forward, place.backward_orders, strict=True):
@@ -650,6 +660,8 @@ class _StepSimulation:
                     gradient.users.append(added[1])
                     first_share = made[0][1] if shares_there == 1 else None
                     gradient = new(number, device, tensor.bytes, made[1][0])
+                    if shares_there > 1:
+                        summed[made[1][0]].append((made[0][1], made[1][1], gradient))
                     if len(made) > shares_there:
                         messages_bytes = tensor.bytes * (len(made) - shares_there)
                         additions[end].append(_Addition(messages_bytes, first_share, gradient))
@@ -660,4 +672,4 @@ class _StepSimulation:
                             storage.bytes = 0
                 gradient.users.append(end)
                 sums[number, device] = gradient
-        return _GradientMemory(storages, sums, given, additions)
+        return _GradientMemory(storages, sums, given, summed, additions)

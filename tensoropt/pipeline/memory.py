@@ -257,11 +257,11 @@ class _Apart:
 
     def split(self) -> _SplitBackward:
         """Return the bytes alive in the two parts of the stage's backward."""
-        held = self.arriving if self.given else ()
+        elsewhere = self.arriving if self.given else ()
         return _SplitBackward(
             self.inputs_bytes,
-            self._left(held),
-            self._weights_bytes(held),
+            self._left(elsewhere),
+            self._weights_bytes(elsewhere),
             sum(self._sent_and_waiting().values()),
         )
 
@@ -271,16 +271,16 @@ class _Apart:
         assert following is not None
         coming = {_of_next(storage): size for storage, size in following._sent_and_waiting().items()}
         passed_on = self.sent.union(*self.waiting.values())
-        held = [name for name in following.arriving if self.departing[name] in self.readers]
+        elsewhere = [name for name in following.arriving if self.departing[name] in self.readers]
         return _BothHalfDone(
             self._first_part(coming)[0],
-            following._left(held) - following._left(following.arriving),
+            following._left(elsewhere) - following._left(following.arriving),
             sum(size for storage, size in coming.items() if storage not in passed_on),
-            following._weights_bytes(held),
+            following._weights_bytes(elsewhere),
         )
 
     def _first_part(
-        self, held: Mapping[_Storage, float]
+        self, outlasting: Mapping[_Storage, float]
     ) -> tuple[float, dict[str, SplitFacts], dict[str, dict[_Storage, float]]]:
         """Return (the most bytes alive in the first part; the groups from which gradients of parameters are
         made, in the order of backward; the storages of the gradients that wait in each).
@@ -290,14 +290,14 @@ class _Apart:
         is released when it is over.
 
         Args:
-            held: the storages of gradients from the next stage that it holds.
+            outlasting: the storages of gradients from the next stage that outlast this part.
         """
         schedule, simulator = self.batch.schedule, StepSimulator(self.batch)
         transient = np.cumsum(simulator.transient[:, 0])
         of_parameters, lifetimes = self._of_parameters_alone(), self._gradients()
         most = self.between_bytes
         apart: dict[str, SplitFacts] = {}
-        waiting: dict[str, dict[_Storage, float]] = {"": dict(held)}
+        waiting: dict[str, dict[_Storage, float]] = {"": dict(outlasting)}
         for event in range(schedule.forward_end, schedule.last):
             moment = schedule.moments[event]
             if moment.group in of_parameters:
@@ -331,13 +331,13 @@ class _Apart:
             if storage in self.sent
         }
 
-    def _left(self, held: Collection[str]) -> float:
+    def _left(self, elsewhere: Collection[str]) -> float:
         """Return the bytes that the first part leaves, besides gradients that go back.
 
         Args:
-            held: arriving tensors that the stage before holds.
+            elsewhere: arriving tensors that the stage before holds anyway.
         """
-        given = sum(size for name, (size, _) in self.readers.items() if name in held)
+        given = sum(size for name, (size, _) in self.readers.items() if name in elsewhere)
         return self.needed_bytes - given + _total(self.waiting, self.sent)
 
     def _waiting(self, group: Group, facts: SplitFacts) -> dict[_Storage, float]:
@@ -431,12 +431,12 @@ class _Apart:
                     keepers |= self._keepers(view)
         return keepers
 
-    def _weights_bytes(self, held: Collection[str]) -> float:
+    def _weights_bytes(self, elsewhere: Collection[str]) -> float:
         """Return the most bytes alive while the gradients of parameters are made, group by group in the order
         of the model's parameters, besides gradients that go back.
 
         Args:
-            held: arriving tensors that the stage before holds.
+            elsewhere: arriving tensors that the stage before holds anyway.
         """
         order = {parameter.name: n for n, parameter in enumerate(self.graph.atoms.graph.parameters)}
 
@@ -445,7 +445,7 @@ class _Apart:
             return min(order[parameter] for parameter in (*group.parameters, *group.shared))
 
         rest, used = dict(self.waiting), set[str]()
-        most = alive = self._left(held)
+        most = alive = self._left(elsewhere)
         for name in sorted(self.apart, key=first):
             facts, group = self.apart[name], self.groups[name]
             most = max(most, alive + facts.weights_bytes)
@@ -454,7 +454,9 @@ class _Apart:
             used.add(name)
             alive -= before - _total(rest, self.sent) + facts.used_bytes
             for read in group.reads:
-                if group.short_names[read] in facts.reads_used and read in self.readers.keys() - set(held):
+                if group.short_names[read] in facts.reads_used and read in self.readers.keys() - set(
+                    elsewhere
+                ):
                     size, keepers = self.readers[read]
                     alive -= 0 if keepers - used else size
         return most

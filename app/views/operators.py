@@ -15,7 +15,6 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.kinds import PLACE_AXES
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.plan_names import TENSOR, what_it_does
-from tensoropt.plan.space import Space
 from tensoropt.report.step_parts import Share
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import find_regions
@@ -110,16 +109,16 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
     """Return the operators in the model's order.
 
     Args:
-        detail: the point's detail; the row of an operator that it has none of (those of pipelines are by
-            stage) has only what the plan itself says.
+        detail: the point's detail; without it rows have only what the plan itself says.
     """
-    space, sizes = exploration.spaces[exploration.all_points[row].space], _sizes(exploration, row)
-    detailed = {o.group: _detailed(o, space, sizes) for o in (detail.operators if detail is not None else ())}
-    return tuple(detailed.get(o.group, o) for o in _planned(exploration, row))
-
-
-def _planned(exploration: Exploration, row: int) -> tuple[OperatorRow, ...]:
     plan = exploration.plan(row)
+    if detail is None:
+        return _planned(exploration, row, plan)
+    sizes, keys = _sizes(exploration, row), {name: of.key for name, of in plan.parameters.items()}
+    return tuple(_detailed(o, plan, sizes, keys) for o in detail.operators)
+
+
+def _planned(exploration: Exploration, row: int, plan: Plan) -> tuple[OperatorRow, ...]:
     groups = exploration.spaces[exploration.all_points[row].space].groups
     saved_groups, sizes = _groups(exploration), _sizes(exploration, row)
     places, recomputed = plan.place_of, _again(exploration, plan)
@@ -188,14 +187,14 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
     return (*rows, Share(TOTAL, *map(sum, columns)))
 
 
-def _detailed(o: Any, space: Space, sizes: Mapping[str, int]) -> OperatorRow:
-    batch = space.groups[o.group]["micro"] if o.group in space.groups else ""
+def _detailed(o: Any, plan: Plan, sizes: Mapping[str, int], keys: Mapping[str, str]) -> OperatorRow:
+    batch = plan.operators[o.group].micro if o.group in plan.operators else ""
     return OperatorRow(
         group=o.group,
         module=o.module,
         members=len(o.members),
         axes=axes_words(o.configuration, batch, sizes),
-        options=option_words(o.options, o.configuration, batch, sizes, space.keys),
+        options=option_words(o.options, o.configuration, batch, sizes, keys),
         memory_bytes=float(o.parameters_bytes + o.gradients_bytes + o.state_bytes),
         compute_s=float(o.compute_s),
         copies_s=float(o.copies_s),
@@ -350,6 +349,7 @@ def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
     return [
         {
             "group": share.title,
+            "axes": "" if share.idle_s is None else f"idle {time.text(share.idle_s)}",
             "memory": _known(unit.of, share.memory_bytes) or None,
             "compute": _known(time.of, share.compute_s) or None,
             "communication": _known(time.of, share.communication_s) or None,

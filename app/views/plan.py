@@ -7,7 +7,7 @@ one moment.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.errors import TensorOptError
@@ -24,18 +24,8 @@ from .units import Units, percent, plural
 
 
 def in_rows(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
-    """Return the events with the rows in which they are drawn.
-
-    If a device computes several stages of a pipeline, each of them has a row.
-    """
-    stages: dict[str, set[str]] = {}
-    for event in events:
-        stages.setdefault(event.lane, set()).add(event.group)
-    several = {
-        lane for lane, of in stages.items() if len(of) > 1 and all(group.startswith("stage ") for group in of)
-    }
-    placed = [replace(e, lane=f"{e.lane} · {e.group}") if e.lane in several else e for e in events]
-    return sorted(placed, key=lambda e: _place(e.lane))
+    """Return the events in the order of the rows in which they are drawn."""
+    return sorted(events, key=lambda e: _place(e.lane))
 
 
 def _place(lane: str) -> tuple[bool, tuple[object, ...]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -71,7 +72,7 @@ class TargetCounts:
                 copies[node] = kept.placeholder(node.name)
 
         def copy(node: torch.fx.Node) -> torch.fx.Node:
-            if node.name in lowered.parameters:
+            if node.name in lowered.program.parameters:
                 raise PlanError(
                     "the targets of the loss depend on parameters, so they cannot be counted before the "
                     "micro-batches run; use a plan with 1 micro-batch that does not cut the loss"
@@ -84,7 +85,7 @@ class TargetCounts:
 
         operands = [(losses[op.name].args[1], _weight_of(losses[op.name])) for op in self.losses]
         kept.output(tuple((copy(t), copy(w) if w is not None else None) for t, w in operands))
-        self.parameters = len(lowered.parameters)
+        self.parameters = len(lowered.program.parameters)
         # Constants among the targets (a mask, a shift) are on the CPU as captured.
         return torch.fx.GraphModule(module, kept).to(device)
 
@@ -113,11 +114,10 @@ def _ignore_index(op: Operator) -> Any:
     return op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)
 
 
-L = TypeVar("L", bound=Lowered)
 S = TypeVar("S", bound=DeferredStep)
 
 
-class Engine(ABC, Generic[L, S]):
+class Engine(ABC, Generic[S]):
     """Runs a plan on this rank: calls of the model, their backward, its parameters and buffers.
 
     Each kind of plan is a subclass. It lowers its strategy to a module (:meth:`_lower`), calls the module
@@ -164,12 +164,12 @@ class Engine(ABC, Generic[L, S]):
         runtime.gathered, runtime.kept = self.regathered.note, self.regathered.keep
         self._anchor = torch.zeros((), requires_grad=True, device=runtime.device)
         # Lowered at its first use: most jobs never evaluate, and subclasses need their strategy for it.
-        self._lowered: dict[bool, L] = {}
+        self._lowered: dict[bool, Lowered] = {}
 
     # -- hooks for subclasses ----------------------------------------------------------------------
 
     @abstractmethod
-    def _lower(self, *, evaluating: bool) -> L:
+    def _lower(self, *, evaluating: bool) -> Lowered:
         """Return the plan as a module for this rank; with ``evaluating``, one that computes as
         ``model.eval()`` does."""
 
@@ -236,9 +236,12 @@ class Engine(ABC, Generic[L, S]):
         buffers.
         """
         lowered = self._lowered_for(evaluating)
-        arguments = [parameters[name] for name in lowered.parameters]
-        arguments += [self.buffers[name] for name in lowered.buffers]
-        results: tuple[torch.Tensor, ...] = lowered.module(*inputs, *arguments)
+        arguments = [parameters[name] for name in lowered.program.parameters]
+        arguments += [self.buffers[name] for name in lowered.program.buffers]
+        # Hooks cost time for every saved tensor: only where something is made again.
+        drops = lowered.program.gathers and torch.is_grad_enabled()
+        with self.regathered.hooks() if drops else nullcontext():
+            results: tuple[torch.Tensor, ...] = lowered.module(*inputs, *arguments)
         return results
 
     def _defer(self, loss: torch.Tensor, step: S) -> torch.Tensor:
@@ -294,7 +297,7 @@ class Engine(ABC, Generic[L, S]):
 
     # -- lowered modules ---------------------------------------------------------------------------
 
-    def _lowered_for(self, evaluating: bool) -> L:
+    def _lowered_for(self, evaluating: bool) -> Lowered:
         if evaluating not in self._lowered:
             lowered = self._lower(evaluating=evaluating)
             lowered.module.to(self.runtime.device)
@@ -302,7 +305,7 @@ class Engine(ABC, Generic[L, S]):
         return self._lowered[evaluating]
 
     @property
-    def lowered(self) -> L:
+    def lowered(self) -> Lowered:
         """The plan as it runs in training, or in inference if the graph is for that."""
         return self._lowered_for(False)
 

@@ -5,17 +5,17 @@ nodes becomes the calls that do it. A recomputed region becomes a submodule that
 takes the model's inputs, then its stored parameters, then its buffers, all in the form in which this rank
 holds them.
 
-Every kind of plan puts the same nodes into the fx graph to which it is lowered: local calls, their results,
-constants.
+Placed plans add nodes of their own, for messages and for operators with a backward of their own
+(:mod:`tensoropt.placement.execute.lower`).
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -24,7 +24,7 @@ from tensoropt.engine.beside_weights import bring, linear_beside
 from tensoropt.engine.gathering import begin_block, begin_block_backward, edge_spec
 from tensoropt.engine.recompute import extract_regions, keep_gathered
 from tensoropt.engine.runtime import Runtime
-from tensoropt.graph import Operator, OperatorGraph, map_refs
+from tensoropt.graph import OperatorGraph, map_refs
 from tensoropt.ops.calls import LocalCall, literal
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import returns_one_tensor
@@ -37,6 +37,7 @@ from tensoropt.sharding.program import (
     Compute,
     Detach,
     EdgeSteps,
+    ForwardProgram,
     KeepViews,
     Move,
     Node,
@@ -49,47 +50,25 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass
 class Lowered:
-    """A lowered module, and which arguments it takes after the model's inputs.
+    """A plan as this rank runs it.
 
     Attributes:
-        module: takes inputs, parameters and buffers in this order, as this rank has them.
-        parameters, buffers: the names of these arguments.
+        module: takes the model's inputs, parameters and buffers in this order, as this rank has them.
+        program: what it does.
+        ahead: for each block whose parameters are gathered ahead, the edges of those that backward gathers
+            for groups that it recomputes, in forward's order.
     """
 
     module: fx.GraphModule
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
+    program: ForwardProgram
+    ahead: dict[int, list[EdgeSpec]]
 
 
-def add_function(
-    graph: fx.Graph, function: functools.partial[Any], name: str, args: tuple[Any, ...]
-) -> fx.Node:
-    """Add a call of a bound function; ``name`` says in the printed graph what it does."""
-    function.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
-    return graph.call_function(function, args)
+class _Position(ShardContext, Protocol):
+    """The position of a shard."""
 
-
-def add_call(
-    graph: fx.Graph,
-    op: Operator,
-    call: LocalCall,
-    operand: Callable[[str], fx.Node],
-    context: ShardContext,
-    device: torch.device,
-) -> fx.Node:
-    """Add an operator's local call on ``device``.
-
-    Args:
-        operand: returns the node of a tensor that the call reads, given its name.
-        context: the position of the shard, for kernels that need it.
-    """
-    args = tuple(literal(map_refs(a, operand)) for a in call.args)
-    kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
-    # Constructors (`zeros`, `arange`) only: all other calls compute where their operands are.
-    kwargs |= _device_argument(call, device)
-    node = graph.create_node("call_function", bind(call, context), args, kwargs, name=op.name)
-    node.meta["operator"] = op.name
-    return node
+    @property
+    def place(self) -> tuple[int, ...]: ...
 
 
 def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
@@ -101,37 +80,6 @@ def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
     return {"device": device} if takes else {}
 
 
-def add_results(graph: fx.Graph, op: Operator, node: fx.Node) -> dict[str, fx.Node]:
-    """Return the nodes of an operator's outputs by name, given the node of its call."""
-    # An operator with one result that is a tuple has a numbered output too ("split.0").
-    if len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name):
-        return {op.outputs[0]: node}
-    # A call that gives one tensor under a numbered name (`native_dropout` that became `dropout`): nothing to
-    # unpack.
-    if returns_one_tensor(op.target):
-        return dict.fromkeys(op.outputs, node)
-    return {name: item(graph, node, int(name.rsplit(".", 1)[1])) for name in op.outputs}
-
-
-def item(graph: fx.Graph, node: fx.Node, number: int) -> fx.Node:
-    """Return one of the results of a call that has several."""
-    return graph.call_function(operator.getitem, (node, number))
-
-
-def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, name: str) -> fx.Node:
-    """Add a constant of the captured graph as a buffer of the lowered module, so that it moves with the
-    module."""
-    value = _constant_value(source, name)
-    # Equal constants share their memory; under two names they would not do so on another device.
-    same = (buffer_name for buffer_name, kept in root.named_buffers(recurse=False) if kept is value)
-    attribute = next(same, None)
-    if attribute is None:
-        # A dot would be a path of submodules.
-        attribute = f"constant_{name.replace('.', '_')}"
-        root.register_buffer(attribute, value, persistent=False)
-    return graph.get_attr(attribute)
-
-
 def _constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
     """Return the folded value of a constant; without data if the graph was captured without (fake ranks)."""
     if name in source.constants:
@@ -141,53 +89,34 @@ def _constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
 
 
-@dataclass
-class LoweredStrategy(Lowered):
-    """A sharded plan as this rank runs it.
+class Interpretation:
+    """One reading of a program into an fx graph. Subclasses know further nodes.
 
     Attributes:
-        outputs: the names of the model outputs among the results, and of what departs for the next stage of a
-            pipeline; the mutated buffers follow.
-        mutations: the buffers whose new values follow the outputs.
-        ahead: for each block whose parameters are gathered ahead, the edges of those that backward gathers
-            for groups that it recomputes, in forward's order.
-    """
-
-    outputs: tuple[str, ...]
-    mutations: tuple[str, ...]
-    ahead: dict[int, list[EdgeSpec]]
-
-
-class _Interpretation:
-    """One reading of a program into an fx graph.
-
-    Attributes:
-        values: by node of the program, the fx node of its tensor; for an operator, those of its results by
-            name.
+        context: the shard whose calls are being added.
+        values: by node of the program, the fx node of its tensor; for one that makes several, those of its
+            results by name.
         links: by move whose gradient a linear operator reduces, the fx node that takes the gradient back.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime):
         self.strategy = strategy
         self.runtime = runtime
+        self.context: _Position = runtime
         self.source = strategy.graph.atoms.graph
-        # The same orders as under measurement: kernels are timed on tensors that lie as they will lie in the
-        # step.
-        self.orders = memory_orders(strategy.graph)
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
         self.values: dict[Node, Any] = {}
         self.links: dict[Node, fx.Node] = {}
         self._specs: dict[EdgeSteps, EdgeSpec] = {}
 
-    def lowered(self, *, evaluating: bool) -> LoweredStrategy:
+    def lowered(self, program: ForwardProgram) -> Lowered:
         """Return the module and its signature."""
-        program = lower_program(self.strategy, self.runtime.place, evaluating=evaluating)
         added: dict[Node, slice] = {}
         for node in program.nodes:
             begin = len(self.graph.nodes)
             reads = {name: self._value(name, provider) for name, provider in node.reads.items()}
-            self.values[node] = self._node(node, reads)
+            self.values[node] = self.node(node, reads)
             added[node] = slice(begin, len(self.graph.nodes))
         output = self.graph.output(tuple(self._value(name, node) for name, node in program.results))
         graph = self.graph
@@ -198,12 +127,9 @@ class _Interpretation:
             ]
             graph = extract_regions(self.root, [*units, (None, [output])], self.runtime)
         graph.lint()
-        return LoweredStrategy(
+        return Lowered(
             fx.GraphModule(self.root, graph, class_name="LoweredModel"),
-            program.parameters,
-            program.buffers,
-            program.outputs,
-            tuple(self.source.mutations),
+            program,
             {
                 block: [self._spec(steps) for steps in ahead if steps.recomputed]
                 for block, ahead in program.ahead.items()
@@ -212,66 +138,104 @@ class _Interpretation:
 
     def _value(self, name: str, provider: Node) -> fx.Node:
         value = self.values[provider]
-        node: fx.Node = value[name] if isinstance(provider, Compute) else value
+        node: fx.Node = value[name] if isinstance(value, dict) else value
         return node
 
-    def _node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
-        """Add what a node of the program does; return its tensor, or an operator's results by name."""
+    def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
+        """Add what a node of the program does; return its tensor, or several results by name."""
         match node:
             case Argument():
                 if self.source.tensors[node.name].kind == "constant":
-                    return add_constant(self.graph, self.root, self.source, node.name)
+                    return self._constant(node.name)
                 return self.graph.placeholder(node.name)
             case Slice():
                 (name,) = reads
-                atoms, mesh = self.strategy.atoms(name), self.strategy.mesh
+                atoms = self.strategy.atoms(name)
                 # No steps: `take_shard` cuts what is there, without any collective.
-                spec = EdgeSpec(name, atoms, mesh, node.layout, node.layout, (), ())
-                return self._function(take_shard, "take_shard", reads, self.runtime, spec)
+                spec = EdgeSpec(name, atoms, node.mesh, node.layout, node.layout, (), ())
+                return self.function(take_shard, "take_shard", reads.values(), self.context, spec)
             case Detach():
                 (name,) = reads
-                return self._function(torch.Tensor.detach, f"{name}_idle", reads)
+                return self.function(torch.Tensor.detach, f"{name}_idle", reads.values())
             case Move(product=False):
                 spec = self._spec(node.steps)
-                moved = self._function(redistribute, "redistribute", reads, self.runtime, spec)
-                moved.meta["edge"] = node.edge
-                return moved
+                return self.function(redistribute, "redistribute", reads.values(), self.runtime, spec)
             case Move():
                 return self._bring(node, reads)
             case Compute(product=None):
-                device = self.runtime.device
-                call = add_call(self.graph, node.op, node.call, reads.__getitem__, self.runtime, device)
-                return add_results(self.graph, node.op, call)
+                return self._compute(node, reads)
             case Compute():
                 return self._linear_beside(node, reads)
             case KeepViews():
-                return self._function(keep_gathered, "keep_gathered", reads, self.runtime)
+                return self.function(keep_gathered, "keep_gathered", reads.values(), self.runtime)
             case BeginBlock():
                 own, following = (tuple(map(self._spec, steps)) for steps in (node.own, node.following))
-                begin = functools.partial(begin_block, self.runtime, node.block, own, following)
-                shards = tuple(reads[spec.name] for spec in (*own, *following))
-                return add_function(self.graph, begin, "begin_block", shards)
+                shards = (reads[spec.name] for spec in (*own, *following))
+                return self.function(
+                    begin_block, "begin_block", shards, self.runtime, node.block, own, following
+                )
             case BeginBlockBackward():
-                begin = functools.partial(begin_block_backward, self.runtime, node.block)
-                return [add_function(self.graph, begin, "begin_block_backward", (v,)) for v in reads.values()]
+                name, bound = "begin_block_backward", (self.runtime, node.block)
+                return [self.function(begin_block_backward, name, (v,), *bound) for v in reads.values()]
         raise AssertionError(f"nothing interprets {node}")
 
-    def _function(
-        self, function: Callable[..., Any], name: str, reads: Mapping[str, fx.Node], *bound: Any
+    def function(
+        self, function: Callable[..., Any], name: str, args: Iterable[fx.Node], *bound: Any
     ) -> fx.Node:
-        """Add a call of a function, some of whose arguments are bound, on what a node reads."""
-        return add_function(self.graph, functools.partial(function, *bound), name, tuple(reads.values()))
+        """Add a call of a function, some of whose arguments are bound; ``name`` says in the printed graph
+        what it does."""
+        call = functools.partial(function, *bound)
+        call.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
+        return self.graph.call_function(call, tuple(args))
+
+    def item(self, node: fx.Node, number: int) -> fx.Node:
+        """Return one of the results of a call that has several."""
+        return self.graph.call_function(operator.getitem, (node, number))
+
+    def _constant(self, name: str) -> fx.Node:
+        """Add a constant of the captured graph as a buffer of the lowered module, so that it moves with the
+        module."""
+        value = _constant_value(self.source, name)
+        # Equal constants share their memory; under two names they would not do so on another device.
+        buffers = self.root.named_buffers(recurse=False)
+        attribute = next((buffer_name for buffer_name, kept in buffers if kept is value), None)
+        if attribute is None:
+            # A dot would be a path of submodules.
+            attribute = f"constant_{name.replace('.', '_')}"
+            self.root.register_buffer(attribute, value, persistent=False)
+        return self.graph.get_attr(attribute)
+
+    def _compute(self, node: Compute, reads: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
+        """Add an operator's local call; return its results by name."""
+        op, call = node.op, node.call
+        args = tuple(literal(map_refs(a, reads.__getitem__)) for a in call.args)
+        kwargs = {k: literal(map_refs(v, reads.__getitem__)) for k, v in call.kwargs.items()}
+        # Constructors (`zeros`, `arange`) only: all other calls compute where their operands are.
+        kwargs |= _device_argument(call, self.context.device)
+        made = self.graph.create_node("call_function", bind(call, self.context), args, kwargs, name=op.name)
+        made.meta["operator"] = op.name
+        # An operator with one result that is a tuple has a numbered output too ("split.0"). A call that gives
+        # one tensor under a numbered name (`native_dropout` that became `dropout`): nothing to unpack.
+        single = len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name)
+        if single or returns_one_tensor(op.target):
+            return dict.fromkeys(op.outputs, made)
+        return {name: self.item(made, int(name.rsplit(".", 1)[1])) for name in op.outputs}
 
     # -- edges ------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _orders(self) -> Mapping[str, tuple[int, ...]]:
+        # The same orders as under measurement: kernels are timed on tensors that lie as they will lie in the
+        # step.
+        return memory_orders(self.strategy.graph)
 
     def _bring(self, node: Move, reads: Mapping[str, fx.Node]) -> fx.Node:
         """Return the value that came along an edge whose gradient is reduced beside a weight's."""
         (value,) = reads.values()
         spec, link = self._spec(node.steps), value
         if spec.forward:
-            pair = self._function(bring, "bring", reads, self.runtime, spec)
-            pair.meta["edge"] = node.edge
-            value, link = (item(self.graph, pair, number) for number in (0, 1))
+            pair = self.function(bring, "bring", reads.values(), self.runtime, spec)
+            value, link = (self.item(pair, number) for number in (0, 1))
         self.links[node] = link
         return value
 
@@ -283,24 +247,25 @@ class _Interpretation:
         provider = node.reads[product.read]
         assert isinstance(provider, Move)
         spec = self._spec(provider.steps)
-        function = functools.partial(linear_beside, self.runtime, spec, product.transposed)
-        operands = [reads[name] for name in (product.read, product.weight, product.bias) if name]
-        pair = add_function(self.graph, function, node.op.name, (self.links[provider], *operands))
+        operands = (reads[name] for name in (product.read, product.weight, product.bias) if name)
+        args, bound = (self.links[provider], *operands), (self.runtime, spec, product.transposed)
+        pair = self.function(linear_beside, node.op.name, args, *bound)
         pair.meta["operator"] = node.op.name
-        passed_on = {node.passes_on: item(self.graph, pair, 0)} if node.passes_on else {}
-        return passed_on | {node.op.outputs[0]: item(self.graph, pair, 1)}
+        passed_on = {node.passes_on: self.item(pair, 0)} if node.passes_on else {}
+        return passed_on | {node.op.outputs[0]: self.item(pair, 1)}
 
     def _spec(self, steps: EdgeSteps) -> EdgeSpec:
         if steps not in self._specs:
-            order = self.orders.get(steps.edge.tensor) if steps.edge.kind == "activation" else None
+            order = self._orders.get(steps.edge.tensor) if steps.edge.kind == "activation" else None
             self._specs[steps] = edge_spec(self.strategy, steps, order)
         return self._specs[steps]
 
 
-def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> LoweredStrategy:
+def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> Lowered:
     """Lower a strategy for the rank that ``runtime`` represents.
 
     Args:
         evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
     """
-    return _Interpretation(strategy, runtime).lowered(evaluating=evaluating)
+    program = lower_program(strategy, runtime.place, evaluating=evaluating)
+    return Interpretation(strategy, runtime).lowered(program)

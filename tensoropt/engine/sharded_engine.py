@@ -8,7 +8,6 @@ script's ``loss.backward()`` waits for them and scales their results: the callin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gathering import CallAhead, UnshardedParameters
 from tensoropt.engine.gradients import Pending, whole_gradient
-from tensoropt.engine.lower import LoweredStrategy, lower
+from tensoropt.engine.lower import Lowered, lower
 from tensoropt.engine.parameters import ParameterShards, has_own_shape
 from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.strategy import Strategy
 
 
-class ShardedEngine(Engine[LoweredStrategy, Pending]):
+class ShardedEngine(Engine[Pending]):
     """Runs a strategy on this rank; every rank has all buffers, and they are the same everywhere after every
     step.
 
@@ -51,10 +50,6 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
     ):
         job = runtime or Runtime(strategy.mesh, seed=seed, device=device or device_of(values))
         super().__init__(strategy, values, job)
-        edges = [node.meta["edge"] for node in self.module.graph.nodes if "edge" in node.meta]
-        # Without an edge of a parameter there is nothing to regather, and hooks cost time for every saved
-        # tensor.
-        self._gathers = any(edge.kind == "parameter" for edge in edges)
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
         self.shards.accumulated.delivered = strategy.scattered
@@ -66,7 +61,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._calls: list[CallAhead] = []
         self._waiting = 0
 
-    def _lower(self, *, evaluating: bool) -> LoweredStrategy:
+    def _lower(self, *, evaluating: bool) -> Lowered:
         return lower(self.strategy, self.runtime, evaluating=evaluating)
 
     def shown_otherwise(self) -> str:
@@ -142,12 +137,10 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._gather_ahead(evaluating)
         # Where gradients are reduced last, the unsharded parameter is the leaf that collects them.
         leaves = {name: self.unsharded.values[name] for name in self.unsharded.unreduced}
-        drops = self._gathers and torch.is_grad_enabled()
-        with self.regathered.hooks() if drops else nullcontext():
-            results = self._run_lowered(inputs, {**self.shards.leaves, **leaves}, evaluating=evaluating)
-        count = len(self.lowered.outputs)
+        results = self._run_lowered(inputs, {**self.shards.leaves, **leaves}, evaluating=evaluating)
+        count = len(self.lowered.program.outputs)
         if not evaluating and self.runtime.micro_batch == self.strategy.micro_batches - 1:
-            self._new_buffers = dict(zip(self.lowered.mutations, results[count:], strict=True))
+            self._new_buffers = dict(zip(self.source.mutations, results[count:], strict=True))
         own = len(self.source.outputs)
         return (*map(_in_own_memory, results[:own]), *results[own:count])
 

@@ -24,7 +24,7 @@ of each are those of the stage's own step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -32,8 +32,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tensoropt.costs.effects import MoveEffects
+from tensoropt.costs.tables import leaves_model
 from tensoropt.evaluation.evaluate import Evaluation
-from tensoropt.ops.families.stages import ARRIVE
+from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
 from tensoropt.pipeline.timing import arriving_bytes, departing_bytes, new_buffer_bytes
 from tensoropt.profiling.cuda_kernels import Capability
@@ -158,79 +159,235 @@ class _SplitBackward:
 
     Attributes:
         inputs_bytes: the most bytes alive while the gradients of arriving tensors are made.
-        between_bytes: the bytes kept until the gradients of parameters are made.
-        weights_bytes: the most bytes alive while these are made.
-        arrived_bytes: the bytes of arriving tensors that are kept until then; each holds its gradient.
+        between_bytes: the bytes kept until the gradients of parameters are made, besides ``sent_bytes`` and
+            what a stage at the same place gave.
+        weights_bytes: the most bytes alive while these are made, besides the same.
+        sent_bytes: the bytes of gradients that go back to the previous stage and are also needed until then.
     """
 
     inputs_bytes: float
     between_bytes: float
     weights_bytes: float
-    arrived_bytes: int
+    sent_bytes: float
+
+
+@dataclass(frozen=True)
+class _BothHalfDone:
+    """The bytes of one micro-batch on one rank where a stage makes the gradients of arriving tensors before
+    the next stage, at the same place, has made those of its parameters.
+
+    Attributes:
+        inputs_bytes: the most bytes alive while the former are made, with the gradients that came back and
+            that the next stage needs longer.
+        given_bytes: the bytes of tensors that only the next stage still holds when they are made.
+        sent_bytes: the same of gradients that the next stage sent back.
+        weights_bytes: the most bytes alive while the next stage makes the gradients of its parameters, with
+            ``given_bytes`` and besides ``sent_bytes``.
+    """
+
+    inputs_bytes: float
+    given_bytes: float
+    sent_bytes: float
+    weights_bytes: float
+
+
+class _Storage(NamedTuple):
+    """The storage of a gradient.
+
+    Attributes:
+        tensor: that whose gradient was the first in it; "" if it is made and used inside a group.
+        reader: the group that made it, if several readers' are added up for the tensor; or that uses it.
+    """
+
+    tensor: str
+    reader: str = ""
 
 
 class _Apart:
     """The first part of a stage's backward that is taken apart, and what it leaves for the second.
 
+    Nothing is resharded inside such a stage, so a gradient stays in its storage until it is added to others.
+
     Args:
-        evaluation: that of the stage, or of an equal one, alone.
+        evaluation: that of the stage, which is any but the first, or of an equal one, alone.
         capability: the compute capability whose attention kernels are asked what they keep.
+        following: the next stage, if it is at the same place: gradients come from it in its storages.
+        given: whether the stage before is at the same place, and holds what it gave.
+
+    Attributes:
+        arriving: the tensors that arrive, in the order in which they cross.
+        inputs_bytes: the most bytes alive in the first part.
+        apart: the groups from which gradients of parameters are made.
+        waiting: for each of them, the storages of the gradients that wait.
+        sent: the storages of the gradients that go back.
+        needed_bytes: the bytes of what forward kept that the second part needs.
+        readers: for each activation among it, its bytes and the groups that need it.
     """
 
-    def __init__(self, evaluation: Evaluation, capability: Capability | None):
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        capability: Capability | None,
+        following: _Apart | None = None,
+        *,
+        given: bool = False,
+    ):
         self.batch, self.candidates = evaluation.batch, evaluation.batch.candidates
         self.graph, self.choices, self.capability = self.batch.graph, evaluation.choices, capability
         self.between_bytes = float(evaluation.metrics.parts.between_bytes[0])
+        self.groups = {group.name: group for group in self.graph.groups}
+        self.sizes = MoveEffects(self.batch.prices)
+        self.lifetimes = tuple(lower(self.batch).lifetimes())
+        self.following, self.given = following, given
+        arrivals, departing = (
+            [group for group in self.graph.groups if group.anchor.target == end] for end in (ARRIVE, DEPART)
+        )
+        self.arriving = tuple(group.writes[0] for group in arrivals)
+        # The gradients of what departs come in storages of the next stage, which may have several in one.
+        self.coming: dict[str, _Storage] = {}
+        if following is not None:
+            self.departing = dict(
+                zip(following.arriving, (group.reads[0] for group in departing), strict=True)
+            )
+            for group, arriving in zip(departing, following.arriving, strict=True):
+                self.coming[group.writes[0]] = _of_next(following.storage(arriving))
+        self.sent = {self.storage(name) for name in self.arriving}
+        self.inputs_bytes, self.apart, self.waiting = self._first_part({})
+        self.needed_bytes, self.readers = self._needed(self.apart)
 
     def split(self) -> _SplitBackward:
-        """Return the bytes alive in the two parts of the backward of the stage, which is any but the first.
+        """Return the bytes alive in the two parts of the stage's backward."""
+        elsewhere = self.arriving if self.given else ()
+        return _SplitBackward(
+            self.inputs_bytes,
+            self._left(elsewhere),
+            self._weights_bytes(elsewhere),
+            sum(self._sent_and_waiting().values()),
+        )
 
-        The first part runs through the groups in reverse and releases nothing that forward kept; the
-        gradients from which those of parameters will be made stay. What only operators behind the last one
-        with a parameter kept is released when it is over.
+    def both_half_done(self) -> _BothHalfDone:
+        """Return the bytes alive where this stage's first part comes before the next one's second part."""
+        following = self.following
+        assert following is not None
+        coming = {_of_next(storage): size for storage, size in following._sent_and_waiting().items()}
+        passed_on = self.sent.union(*self.waiting.values())
+        elsewhere = [name for name in following.arriving if self.departing[name] in self.readers]
+        return _BothHalfDone(
+            self._first_part(coming)[0],
+            following._left(elsewhere) - following._left(following.arriving),
+            sum(size for storage, size in coming.items() if storage not in passed_on),
+            following._weights_bytes(elsewhere),
+        )
+
+    def _first_part(
+        self, outlasting: Mapping[_Storage, float]
+    ) -> tuple[float, dict[str, SplitFacts], dict[str, dict[_Storage, float]]]:
+        """Return (the most bytes alive in the first part; the groups from which gradients of parameters are
+        made, in the order of backward; the storages of the gradients that wait in each).
+
+        It runs through the groups in reverse and releases nothing that forward kept; the gradients from which
+        those of parameters will be made stay. What only operators behind the last one with a parameter kept
+        is released when it is over.
+
+        Args:
+            outlasting: the storages of gradients from the next stage that outlast this part.
         """
         schedule, simulator = self.batch.schedule, StepSimulator(self.batch)
         transient = np.cumsum(simulator.transient[:, 0])
-        groups, of_parameters = {g.name: g for g in self.graph.groups}, self._of_parameters_alone()
-        most, waiting = self.between_bytes, 0
+        of_parameters, lifetimes = self._of_parameters_alone(), self._gradients()
+        most = self.between_bytes
         apart: dict[str, SplitFacts] = {}
+        waiting: dict[str, dict[_Storage, float]] = {"": dict(outlasting)}
         for event in range(schedule.forward_end, schedule.last):
             moment = schedule.moments[event]
             if moment.group in of_parameters:
                 continue  # it has no part in the gradients of what arrived
             work, facts = float(simulator.workspace[event, 0]), SplitFacts()
-            if moment.kind == "compute":
-                facts, work = self._group(groups[moment.group], work)
-            most = max(most, self.between_bytes + float(transient[event]) + work + waiting)
+            counted = [(storage, size) for storage, size, first, end in lifetimes if first <= event < end]
+            if moment.kind == "compute" and moment.phase == "backward":
+                facts, work, incoming = self._group(self.groups[moment.group], work)
+                counted += incoming
+            sizes: dict[_Storage, float] = {}
+            twice = 0.0
+            for storage, size in counted:
+                if storage in sizes and storage in self.coming.values():
+                    # The simulator takes what comes from other stages for storages of their own.
+                    twice += min(size, sizes[storage])
+                sizes[storage] = max(size, sizes.get(storage, 0.0))
+            more = _total(waiting, sizes) - twice
+            most = max(most, self.between_bytes + float(transient[event]) + work + more)
             if facts.waiting_bytes:
                 apart[moment.group] = facts
-                waiting += facts.waiting_bytes
-        needed, readers = self._needed(apart)
-        left = needed + waiting - self._sent_back(apart)
-        arriving = _arriving(self.graph)
-        arrived = sum(size for name, (size, _) in readers.items() if name in arriving)
-        return _SplitBackward(most, left, self._weights_bytes(left, apart, readers), arrived)
+                waiting[moment.group] = self._waiting(self.groups[moment.group], facts)
+        del waiting[""]
+        return most, apart, waiting
 
-    def _sent_back(self, apart: Mapping[str, SplitFacts]) -> int:
-        """Return the bytes of gradients that wait and are also sent back: a sum passes its gradient to a
-        tensor that arrived and to the result of a group with parameters.
+    def _sent_and_waiting(self) -> dict[_Storage, float]:
+        """Return the storages of gradients that go back and wait as well."""
+        return {
+            storage: size
+            for of_group in self.waiting.values()
+            for storage, size in of_group.items()
+            if storage in self.sent
+        }
+
+    def _left(self, elsewhere: Collection[str]) -> float:
+        """Return the bytes that the first part leaves, besides gradients that go back.
+
+        Args:
+            elsewhere: arriving tensors that the stage before holds anyway.
         """
-        makers = {name: group for group in self.graph.groups for name in group.writes}
-        sizes, shared = MoveEffects(self.batch.prices), 0
-        for group in self.graph.groups:
-            storages: dict[str, list[str]] = {}
-            for read, of in self._facts(group).hands_on.items():
-                storages.setdefault(of, []).append(read)
-            for of, members in storages.items():
-                names = [name for name in group.reads if group.short_names[name] in (of, *members)]
-                if not any(makers[name].anchor.target == ARRIVE for name in names):
-                    continue
-                for name in names:
-                    maker = makers[name]
-                    if maker.short_names[name] in apart.get(maker.name, SplitFacts()).waiting_results:
-                        layout = self.candidates.configurations(maker)[self._number(maker)].layout(name)
-                        shared += sizes.bytes(name, layout)
-        return shared
+        given = sum(size for name, (size, _) in self.readers.items() if name in elsewhere)
+        return self.needed_bytes - given + _total(self.waiting, self.sent)
+
+    def _waiting(self, group: Group, facts: SplitFacts) -> dict[_Storage, float]:
+        """Return the storages of the gradients that wait in a group."""
+        storages, inside = dict[_Storage, float](), float(facts.waiting_bytes)
+        for name in group.writes:
+            if group.short_names[name] in facts.waiting_results:
+                storage = self.storage(name)
+                own = storage.tensor if storage.tensor in self.graph.atoms.graph.producer else name
+                storages[storage] = max(self._bytes(name), self._bytes(own))
+                inside -= self._bytes(name)
+        return storages | ({_Storage("", group.name): inside} if inside > 0 else {})
+
+    def _bytes(self, name: str) -> int:
+        maker = self.graph.group_of[self.graph.atoms.graph.producer[name].name]
+        return self.sizes.bytes(name, self.candidates.configurations(maker)[self._number(maker)].layout(name))
+
+    def storage(self, name: str) -> _Storage:
+        """Return the storage in which the gradient of a tensor comes to the group that makes it."""
+        readers = self._readers(name)
+        if len(readers) != 1 or leaves_model(self.graph, name):
+            return self.coming.get(name, _Storage(name))
+        return self._given_by(readers[0], name)
+
+    def _given_by(self, reader: Group, name: str) -> _Storage:
+        """Return the storage in which a reader gives a tensor's gradient: a sum passes its own on, so that
+        others may lie there as well.
+        """
+        names = {short: name for name, short in reader.short_names.items()}
+        of = names.get(self._facts(reader).hands_on.get(reader.short_names[name], ""), name)
+        if of in reader.writes:
+            return self.storage(of)
+        return _Storage(of, reader.name if len(self._readers(of)) > 1 else "")
+
+    def _readers(self, name: str) -> Sequence[Group]:
+        return self.batch.schedule.readers.get(name, ())
+
+    def _gradients(self) -> list[tuple[_Storage, int, int, int]]:
+        """Return (storage, bytes, the positions in a whole backward between which the simulator counts it)
+        for each gradient.
+        """
+        gradients = []
+        for named, first, end, *_ in self.lifetimes:
+            if named.what == "gradient":
+                what, _, number = named.key.partition(" ")
+                storage = self.storage(named.tensor)
+                if what in ("of", "shared"):
+                    storage = self._given_by(self._readers(named.tensor)[int(number)], named.tensor)
+                gradients.append((storage, named.bytes, first, end))
+        return gradients
 
     def _needed(self, apart: Mapping[str, SplitFacts]) -> tuple[float, dict[str, tuple[int, set[str]]]]:
         """Return (the bytes of what forward kept that the second part needs; for each tensor among it, its
@@ -250,7 +407,7 @@ class _Apart:
         needed = -sum(facts.released_bytes for name, facts in apart.items() if name not in behind)
         readers: dict[str, tuple[int, set[str]]] = {}
         end = self.batch.schedule.forward_end
-        for named, first, last, *_ in lower(self.batch).lifetimes():
+        for named, first, last, *_ in self.lifetimes:
             if named.kind != "kept" or not first <= end < last:
                 continue
             if named.what != "activation":
@@ -274,35 +431,42 @@ class _Apart:
                     keepers |= self._keepers(view)
         return keepers
 
-    def _weights_bytes(
-        self, left: float, apart: Mapping[str, SplitFacts], readers: Mapping[str, tuple[int, set[str]]]
-    ) -> float:
+    def _weights_bytes(self, elsewhere: Collection[str]) -> float:
         """Return the most bytes alive while the gradients of parameters are made, group by group in the order
-        of forward, in which models list their parameters.
+        of the model's parameters, besides gradients that go back.
 
         Args:
-            left: the bytes that the first part leaves.
-            apart: the groups from which gradients of parameters are made, in the order of backward.
-            readers: for each kept activation, its bytes and the groups that need it.
+            elsewhere: arriving tensors that the stage before holds anyway.
         """
-        most = alive = left
-        for name, facts in reversed(list(apart.items())):
+        order = {parameter.name: n for n, parameter in enumerate(self.graph.atoms.graph.parameters)}
+
+        def first(name: str) -> int:
+            group = self.groups[name]
+            return min(order[parameter] for parameter in (*group.parameters, *group.shared))
+
+        rest, used = dict(self.waiting), set[str]()
+        most = alive = self._left(elsewhere)
+        for name in sorted(self.apart, key=first):
+            facts, group = self.apart[name], self.groups[name]
             most = max(most, alive + facts.weights_bytes)
-            alive -= facts.waiting_bytes + facts.used_bytes
-            group = self.graph.group_of[name]
+            before = _total(rest, self.sent)
+            del rest[name]
+            used.add(name)
+            alive -= before - _total(rest, self.sent) + facts.used_bytes
             for read in group.reads:
-                if group.short_names[read] in facts.reads_used and read in readers:
-                    size, keepers = readers[read]
-                    keepers.discard(name)
-                    alive -= 0 if keepers else size
+                if group.short_names[read] in facts.reads_used and read in self.readers.keys() - set(
+                    elsewhere
+                ):
+                    size, keepers = self.readers[read]
+                    alive -= 0 if keepers - used else size
         return most
 
     def _facts(self, group: Group) -> Facts:
         return self.candidates.facts(group)[self._number(group)]
 
-    def _group(self, group: Group, work: float) -> tuple[SplitFacts, float]:
+    def _group(self, group: Group, work: float) -> tuple[SplitFacts, float, list[tuple[_Storage, int]]]:
         """Return (the facts of a group's backward taken apart; the bytes that it has alive in the first part,
-        besides tensors that are counted elsewhere).
+        besides tensors that are counted elsewhere; the storages of incoming gradients among them).
 
         Args:
             work: the same bytes in a whole backward.
@@ -312,7 +476,9 @@ class _Apart:
         handed = bool(self.batch.outlasting(group)[0])
         most = whole.handed_peak_bytes if handed else whole.backward_peak_bytes
         # Parameters that are cast once more are alive in either backward.
-        return split, (split.own_inputs_bytes if handed else split.inputs_bytes) + max(work - most, 0.0)
+        needed = (split.own_inputs_bytes if handed else split.inputs_bytes) + max(work - most, 0.0)
+        incoming = [] if handed else [(self.storage(name), self._bytes(name)) for name in group.writes]
+        return split, needed, incoming
 
     def _number(self, group: Group) -> int:
         return int(self.choices[group.name][0])
@@ -326,6 +492,17 @@ class _Apart:
             if learning.intersection(op.inputs()) and learning.union(fixed).issuperset(op.inputs()):
                 learning.update(op.outputs)
         return frozenset(g.name for g in self.graph.groups if g.writes and learning.issuperset(g.writes))
+
+
+def _total(waiting: Mapping[str, Mapping[_Storage, float]], without: Collection[_Storage] = ()) -> float:
+    """Return the bytes of all storages in which gradients wait, by group, except those ``without`` which."""
+    storages = {name: size for of_group in waiting.values() for name, size in of_group.items()}
+    return sum(size for name, size in storages.items() if name not in without)
+
+
+def _of_next(storage: _Storage) -> _Storage:
+    """Return a storage of the next stage, whose tensors may be called as this one's."""
+    return _Storage(f"{storage.tensor} of the next stage", storage.reader)
 
 
 def memory_of_places(
@@ -425,7 +602,7 @@ class _StageTensors:
 
     def __init__(self, stage: Strategy, evaluation: Evaluation, *, given: bool):
         schedule, names = evaluation.batch.schedule, dict[str, str]()
-        arriving = _arriving(evaluation.batch.graph) if given else frozenset[str]()
+        arriving = arriving_tensors(evaluation.batch.graph) if given else frozenset[str]()
         for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
             named = {short: name for name, short in own.short_names.items()}
             names[simulated.name] = own.name
@@ -544,9 +721,11 @@ class _TransientMemory:
         self._buffers = {n: new_buffer_bytes(strategy.stages[n]) for n in self.at_place}
         # The last bytes that a schedule that waits has sent.
         self._sent = 0.0
-        # The backwards of inputs that are done, of which the gradients of parameters are still to be made.
-        self._half_done: set[tuple[int, int]] = set()
-        self._passed: set[tuple[int, int]] = set()
+        # The micro-batches of stages whose gradients of parameters are still to be made: the bytes that only
+        # these need of gradients that have gone back.
+        self._half_done: dict[tuple[int, int], float] = {}
+        # Those of them whose previous stage, at this place, has let go of what it gave.
+        self._alone: set[tuple[int, int]] = set()
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
         self._expected = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
@@ -570,8 +749,15 @@ class _TransientMemory:
         }
         self._parts = {n: stages[n].metrics.parts for n in self.at_place}
         self._split: dict[int, _SplitBackward] = {}
-        if self.schedule.apart:
-            self._split = {n: _Apart(stages[n], capability).split() for n in self.at_place if n}
+        self._both_half_done: dict[int, _BothHalfDone] = {}
+        following: _Apart | None = None
+        for n in sorted(self.at_place - {0}, reverse=True) if self.schedule.apart else ():
+            following = following if n + 1 in self.at_place else None
+            stage = _Apart(stages[n], capability, following, given=n - 1 in self.at_place)
+            self._split[n] = stage.split()
+            if following is not None:
+                self._both_half_done[n] = stage.both_half_done()
+            following = stage
 
     def begin(self, number: int, action: Action) -> float:
         """Begin an action, the ``number``-th of its place, and return the bytes that it needs itself; memory
@@ -597,9 +783,17 @@ class _TransientMemory:
         split = self._split[stage]
         if kind == "I":
             self.kept -= between
-            return self._with_gradients(stage, split.inputs_bytes) - shared
+            needed = split.inputs_bytes
+            if (stage + 1, micro_batch) in self._half_done:
+                needed = self._both_half_done[stage].inputs_bytes
+            return self._with_gradients(stage, needed) - shared
         self.kept -= split.between_bytes
-        return split.weights_bytes
+        if (stage, micro_batch) not in self._alone:
+            return split.weights_bytes
+        self._alone.remove((stage, micro_batch))
+        both = self._both_half_done[stage - 1]
+        self.on_the_way -= both.given_bytes
+        return both.weights_bytes
 
     def end(self, action: Action) -> None:
         """End an action."""
@@ -612,16 +806,14 @@ class _TransientMemory:
             # No stage waits for a gradient of the first stage: all of its backward comes later.
             self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]
         if kind == "I" and stage:
-            self._half_done.add((stage, micro_batch))
+            self._half_done[stage, micro_batch] = 0.0
         if kind == "I" and (stage + 1, micro_batch) in self._half_done:
-            # The next stage, at the same place, holds with its input the gradient that it passed on.
-            self.on_the_way += self._split[stage + 1].arrived_bytes
-            self._passed.add((stage, micro_batch))
+            both = self._both_half_done[stage]
+            self.on_the_way += both.given_bytes + both.sent_bytes
+            self._half_done[stage + 1, micro_batch] = both.sent_bytes
+            self._alone.add((stage + 1, micro_batch))
         if kind == "W":
-            self._half_done.discard((stage, micro_batch))
-            if (stage - 1, micro_batch) in self._passed:
-                self._passed.remove((stage - 1, micro_batch))
-                self.on_the_way -= self._split[stage].arrived_bytes
+            self.on_the_way -= self._half_done.pop((stage, micro_batch), 0.0)
         if kind in "BI" and stage:
             back = self._back[stage]
             self.on_the_way += back - self._sent
@@ -648,10 +840,20 @@ class _TransientMemory:
             self.on_the_way -= self._sent
             self._sent = 0.0
         elif stage and stage - 1 not in self.at_place:
-            self.on_the_way -= self._back[stage] * len(self._taken[stage].get(micro_batch, ()))
+            taken = self._taken[stage].get(micro_batch, ())
+            self.on_the_way -= sum(self._back[stage] - self._still_needed(stage, m) for m in taken)
+
+    def _still_needed(self, stage: int, micro_batch: int) -> float:
+        """Return the bytes of gradients that a stage sent back for a micro-batch, and that have been received
+        now, of which those of parameters are still to be made.
+        """
+        if (stage, micro_batch) not in self._half_done:
+            return 0.0
+        self._half_done[stage, micro_batch] = self._split[stage].sent_bytes
+        return self._split[stage].sent_bytes
 
 
-def _arriving(graph: GroupGraph) -> frozenset[str]:
+def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
     """Return the tensors that arrive in a stage."""
     return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
@@ -661,7 +863,7 @@ def _kept_given(evaluation: Evaluation) -> int:
     backward.
     """
     batch = evaluation.batch
-    arriving = _arriving(batch.graph)
+    arriving = arriving_tensors(batch.graph)
     end = batch.schedule.forward_end
     return sum(
         named.bytes

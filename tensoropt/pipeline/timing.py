@@ -221,16 +221,19 @@ class StageSeconds:
         phase = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
         if action.kind == "F":
             return self.forward[phase]
-        if action.kind == "B":
-            return self.backward[phase]
-        return self.backward[phase] * (self.weights if action.kind == "W" else 1.0 - self.weights)
+        return self.backward[phase] * self.share(action.kind)
+
+    def share(self, kind: str) -> float:
+        """Return the share of a forward or a backward that an action of this kind is."""
+        return {"W": self.weights, "I": 1.0 - self.weights}.get(kind, 1.0)
 
 
-class _ScheduledEvent(NamedTuple):
-    """An action, or a message (``S`` for an activation, ``R`` for a gradient), with its start and end.
+class ScheduledEvent(NamedTuple):
+    """An action, or something else that takes time, with its start and end.
 
-    After a place's last action come the reduction of its gradients (``G``) and each stage's optimizer
-    (``O``), which belong to no micro-batch.
+    The others are gathering parameters from the step's beginning on (``P``), a message (``S`` for an
+    activation, ``R`` for a gradient), the reduction of gradients after an action (``G``), and a stage's
+    optimizer (``O``). Gathers and the optimizer belong to no micro-batch.
     """
 
     kind: str
@@ -242,6 +245,8 @@ class _ScheduledEvent(NamedTuple):
 
 
 NO_MICRO_BATCH = -1
+WORKING = "FBIWO"
+"""The kinds of events in which a place works; in the others its links do."""
 
 
 class ScheduleTimes:
@@ -259,6 +264,7 @@ class ScheduleTimes:
             that those of no more than one backward are under way.
 
     Attributes:
+        stages: the seconds of each stage.
         total_s: seconds until the last stage is done.
         working_s, sending_s: for each place, the seconds of computation with its collectives, and those of
             messages for which it stands still.
@@ -274,7 +280,7 @@ class ScheduleTimes:
         blocking_sends: bool = False,
         one_behind: bool = False,
     ):
-        self._actions, self._stages = actions, stages
+        self._actions, self.stages = actions, stages
         self._blocking, self._one_behind = blocking_sends, one_behind
         self._place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
         self._micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
@@ -309,9 +315,9 @@ class ScheduleTimes:
         starts, ends = self._timeline.starts, self._timeline.ends
         working, sending, waiting = ([0.0] * len(self._actions) for _ in range(3))
         for task, (kind, place, _, _) in self._labels.items():
-            if kind not in "SR":
+            if kind in WORKING:
                 working[place] += self._tasks[task].duration_s
-            elif self._blocking:
+            elif kind in "SR" and self._blocking:
                 sending[place] += ends[task] - starts[task]
         for place, task, awaited in self._waits:
             others = (ends[i] for i in self._tasks[task].after if i not in awaited)
@@ -321,26 +327,13 @@ class ScheduleTimes:
         return map(tuple, (working, sending, waiting))
 
     @cached_property
-    def happenings(self) -> tuple[_ScheduledEvent, ...]:
-        """All actions and messages, in the order in which they start."""
-        order, labels = self._timeline.order, self._labels
-        return tuple(self._event(task) for task in order if labels.get(task, "O")[0] != "O")
+    def happenings(self) -> tuple[ScheduledEvent, ...]:
+        """All actions and everything else that takes time, in the order in which they start."""
+        return tuple(self._event(task) for task in self._timeline.order if task in self._labels)
 
-    @cached_property
-    def closing(self) -> tuple[_ScheduledEvent, ...]:
-        """Reductions and optimizer steps between a place's last action and the end of its stages."""
-        events, ends = [], self._timeline.ends
-        for place, (action, reduction) in enumerate(self._last):
-            start, end = ends[action], max(ends[i] for i in (action, *reduction))
-            if end > start:
-                stage = self._actions[place][-1].stage
-                events.append(_ScheduledEvent("G", place, stage, NO_MICRO_BATCH, start, end))
-        steps = (task for task, label in self._labels.items() if label[0] == "O")
-        return (*events, *map(self._event, steps))
-
-    def _event(self, task: int) -> _ScheduledEvent:
+    def _event(self, task: int) -> ScheduledEvent:
         start, end = self._timeline.starts[task], self._timeline.ends[self._over.get(task, task)]
-        return _ScheduledEvent(*self._labels[task], start, end)
+        return ScheduledEvent(*self._labels[task], start, end)
 
     def idle_s(self, place: int) -> float:
         """Return the seconds in which a place waits for others."""
@@ -360,10 +353,12 @@ class ScheduleTimes:
     def _gather(self) -> list[list[int]]:
         """Return the last gather that each stage waits for: a place gathers for its stages in order."""
         of_places, of_stages = [list[int]() for _ in self._actions], []
-        for stage, seconds in enumerate(self._stages):
+        for stage, seconds in enumerate(self.stages):
             place = self._place_of[stage]
             if seconds.begin_s:
-                of_places[place] = [self._add("gather", seconds.begin_s, of_places[place])]
+                gather = self._add("gather", seconds.begin_s, of_places[place])
+                self._labels[gather] = "P", place, stage, NO_MICRO_BATCH
+                of_places[place] = [gather]
             of_stages.append(of_places[place])
         return of_stages
 
@@ -372,7 +367,7 @@ class ScheduleTimes:
         before, reduced, begun = list[int](), list[int](), set[int]()
         for action in self._actions[place]:
             kind, stage, micro_batch = action
-            seconds = self._stages[stage]
+            seconds = self.stages[stage]
             work = self._add(kind, seconds.of(action, self._micro_batches), before)
             self._labels[work] = kind, place, stage, micro_batch
             if kind != "W" and (kind != "F" or stage):
@@ -389,8 +384,9 @@ class ScheduleTimes:
             is_last = micro_batch == self._micro_batches - 1
             if kind in "BW" and (reduce_s := seconds.reduce_s if is_last else seconds.scatter_s):
                 reduced = [self._add("reduce", reduce_s, [end, *reduced])]
+                self._labels[reduced[0]] = "G", place, stage, micro_batch
             goes_on = end
-            if kind == "F" and stage == len(self._stages) - 1:
+            if kind == "F" and stage == len(self.stages) - 1:
                 self._brings["B", stage, micro_batch] = end
             elif kind == "F":
                 goes_on = self._send("S", action, stage + 1, seconds.send_s, end)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -133,6 +134,11 @@ class PlacedGraph:
     holder: Mapping[str, str]
     micro_batches: int = 1
     batch_codes: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> Mapping[str, Value]:
+        """The values by name, in the order in which they are made."""
+        return {value.name: value for op in self.operators for value in op.writes}
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """Return the sizes of a value, in one micro-batch."""

@@ -1,11 +1,11 @@
 """Placed plans as points beside a frontier: their figures, their plan file's contents, and their timeline.
 
-A sharded space's tables do not contain placements, so a placement's point has a record of its plan and its
-step.
+A sharded space's tables do not contain placements, so a placement's point has a record of its plan.
 
 The module also converts placements to plan files and back.
 
-The module also finds the owners of the bytes on a device, at every change of its memory.
+The module also has the rows of operators and the events of a simulated placement, and finds the owners of the
+bytes on a device, at every change of its memory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.cluster import Cluster
+from tensoropt.costs.prices import ComputeCosts
 from tensoropt.errors import PlanError
-from tensoropt.placement.graph import PlacedGraph, placed_graph
+from tensoropt.placement.graph import PlacedGraph, PlacedOperator, placed_graph
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
 from tensoropt.placement.requests import device_requests
@@ -25,17 +26,19 @@ from tensoropt.placement.simulate import SimulatedPlacement, device_name, holder
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, StagesInfo, TransferPlan
 from tensoropt.plan.point import Point, stages_point
-from tensoropt.plan.point_records import StagesRecord, read_off_timeline
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
+from tensoropt.plan.spent import Spent
+from tensoropt.profiling.workload import workload
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.simulate.caching_allocator import replayed
 from tensoropt.simulate.collectives import Collective
-from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, Recording
+from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, Owned, TimelineEvent
 from tensoropt.simulate.timeline import Timeline, joined, length_s
 
 
 def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord:
-    """Return the plan of a simulated placement, without a recording of its step."""
+    """Return the plan of a simulated placement."""
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
@@ -125,7 +128,7 @@ def _orders(
 _WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer state"}
 
 
-def _owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
+def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
     """Return all holdings on a device, each with the points of its memory curve between which it is alive."""
     timeline, owned = holders(simulated)
     where = device_name(device)
@@ -184,9 +187,11 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
     return Space(mesh, micro_batches, keys=dict(keys))
 
 
-def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
-    """Return a simulated placement as a point of space ``space``. The point carries its plan, by which it is
-    identified; a point that is kept carries its :func:`placed_record`.
+def placed_point(
+    graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int, notes: Sequence[str] = ()
+) -> Point:
+    """Return a simulated placement as a point of space ``space``, with its planner's remarks. The point
+    carries its plan, by which it is identified.
 
     Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` is the time for
         which that device waits while some message is under way, ``idle_s`` that for which it waits and none
@@ -202,7 +207,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
     return stages_point(
-        plan_part(graph.graph, simulated),
+        replace(plan_part(graph.graph, simulated), notes=tuple(notes)),
         _seconds_by_source(graph, simulated),
         sent,
         memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),
@@ -212,7 +217,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         additive_memory_bytes=max(additive),
         # A placement is in no table that could be summed, and nothing is proven of it.
         additive_time_s=simulated.time_s,
-        memory=tuple(simulated.peaks[_fullest(simulated)][kind] for kind in MEMORY_KINDS),
+        memory=tuple(simulated.peaks[fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
         allocator=_allocator(graph, simulated),
         space=space,
@@ -224,13 +229,14 @@ def _allocator(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, f
     """Return the peaks of PyTorch's allocator on the fullest device
     (:mod:`tensoropt.simulate.caching_allocator`)."""
     return replayed(
-        lambda: device_requests(simulated, _fullest(simulated), graph.prices.optimizer),
+        lambda: device_requests(simulated, fullest(simulated), graph.prices.optimizer),
         simulated.problem.devices.terms,
     )
 
 
-def _fullest(simulated: SimulatedPlacement) -> int:
-    # The first of equal devices, so that a point is the same in every run.
+def fullest(simulated: SimulatedPlacement) -> int:
+    """Return the device with the highest peak; the first of equals, so that a point is the same in every
+    run."""
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
@@ -268,22 +274,13 @@ def _seconds_by_source(graph: PricedGraph, simulated: SimulatedPlacement) -> dic
     return seconds_by_source
 
 
-def placed_record(graph: PricedGraph, simulated: SimulatedPlacement, notes: Sequence[str]) -> StagesRecord:
-    """Return the record of a kept placed point: its plan, its planner's remarks, and its timeline with the
-    memory of the fullest device. Making it takes longer than simulating the step."""
-    fullest = _fullest(simulated)
-    events = (
-        (e.task.name, _lane(e.task.resources), e.start_s, e.task.duration_s, e.task.phase, e.task.group)
-        for e in simulated.timeline.events
-        if e.task.duration_s
-    )
-    curve = (
-        (time_s, *(sizes.get(kind, 0.0) for kind in MEMORY_KINDS))
-        for time_s, sizes in simulated.timeline.memory(device_name(fullest))
-    )
-    recording = Recording.of(_rows(graph, simulated), events, curve, _owned_on(simulated, fullest))
-    record = replace(plan_part(graph.graph, simulated), notes=tuple(notes), recording=recording)
-    return read_off_timeline(record)
+def events_of(simulated: SimulatedPlacement) -> Iterator[TimelineEvent]:
+    """Yield what takes time in a step."""
+    for event in simulated.timeline.events:
+        task = event.task
+        if task.duration_s:
+            lane = _lane(task.resources)
+            yield TimelineEvent(task.name, lane, event.start_s, task.duration_s, task.phase, task.group)
 
 
 def _lane(resources: Sequence[str]) -> str:
@@ -292,15 +289,21 @@ def _lane(resources: Sequence[str]) -> str:
     return resources[0] if named else "link " + " - ".join(resources)
 
 
-def _rows(graph: PricedGraph, simulated: SimulatedPlacement) -> list[OperatorRow]:
-    problem, source = simulated.problem, graph.prices.compute()[0].source
-    count = simulated.micro_batches
-    sent: dict[str, float] = defaultdict(float)
-    for event in simulated.timeline.events:
-        if event.task.phase.startswith("send"):
-            sent[event.task.group] += event.task.duration_s
-    rows = []
-    for i, (op, device) in enumerate(zip(graph.graph.operators, simulated.placement.device, strict=True)):
+def operator_rows(
+    graph: PlacedGraph,
+    simulated: SimulatedPlacement,
+    spent: Mapping[str, Spent],
+    computes: Sequence[ComputeCosts],
+) -> tuple[OperatorRow, ...]:
+    """Return a row for each operator.
+
+    Args:
+        spent: by the operator's name, its seconds in the step.
+        computes: the costs of computing on each device.
+    """
+    problem, rows = simulated.problem, []
+    for i, (op, device) in enumerate(zip(graph.operators, simulated.placement.device, strict=True)):
+        took = spent[op.name]
         rows.append(
             OperatorRow(
                 group=op.name,
@@ -313,10 +316,19 @@ def _rows(graph: PricedGraph, simulated: SimulatedPlacement) -> list[OperatorRow
                 state_bytes=int(problem.optimizer_bytes[i]),
                 kept_bytes=int(problem.step_bytes(i) - problem.stored_bytes[i]),
                 transient_bytes=int(max(problem.forward_peak_bytes[i], problem.backward_peak_bytes[i])),
-                forward_s=count * float(problem.forward_s[i, device]),
-                backward_s=count * float(problem.backward_s[i, device]),
-                communication_s=sent[op.name],
-                source=source,
+                forward_s=took.forward_s if op.group else 0.0,
+                backward_s=took.backward_s if op.group else 0.0,
+                # What cuts tensors into pieces, or joins pieces, copies.
+                copies_s=0.0 if op.group else took.forward_s + took.backward_s,
+                communication_s=took.communication_s,
+                source=_source_of(graph, op, computes[device]),
             )
         )
-    return rows
+    return tuple(rows)
+
+
+def _source_of(graph: PlacedGraph, op: PlacedOperator, compute: ComputeCosts) -> str:
+    """Return the source of an operator's seconds."""
+    if op.group is None or op.configuration is None:
+        return compute.source
+    return compute.source_of(workload(graph.groups, op.configuration, op.mesh))

@@ -383,9 +383,8 @@ def _row(
     else:
         forward, backward = _copy_seconds(prices, graph, op)
         row = {"forward_s": forward, "backward_s": backward, "kept_bytes": 0}
-        peaks = _copy_peaks(prices, op)
-        row |= dict(zip(("forward_peak_bytes", "backward_peak_bytes"), peaks, strict=True))
-        row["handed_peak_bytes"] = row["backward_peak_bytes"]
+        names = "forward_peak_bytes", "backward_peak_bytes", "handed_peak_bytes"
+        row |= dict(zip(names, _copy_peaks(prices, op), strict=True))
     return row | _stored_row(prices, op, rates)
 
 
@@ -471,21 +470,26 @@ def _copy_seconds(
     return np.array(forward), np.array(backward)
 
 
-def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int]:
-    """Return the additional (forward, backward) bytes of an operator that hands out a parameter: the whole
-    that it cuts into pieces, whose gradients it joins into one; and the gradient in the dtype in which it is
-    stored.
+def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int, int]:
+    """Return the additional (forward, backward, and backward if gradients outlast it) bytes of an operator
+    that hands out a parameter: the whole that it cuts into pieces, whose gradients it joins into one; and
+    then the gradient in the dtype in which it is stored.
     """
     if op.kind != OperatorKind.VARIABLE:
-        return 0, 0
+        return 0, 0, 0
     (name,) = op.parameters
     tensor = prices.tensors[name]
     cuts = {(v.code, v.count) for v in op.writes if v.code is not None}
     whole, cast = tensor.elements * tensor.element_bytes, tensor.master_dtype is not None
+    forward = whole if cuts and cast else 0
     if not (prices.training and tensor.requires_grad):
-        return whole if cuts and cast else 0, 0
-    back = len(cuts) * whole + (tensor.elements * tensor.stored_element_bytes if cast else 0)
-    return whole if cuts and cast else 0, back
+        return forward, 0, 0
+    stored = tensor.elements * tensor.stored_element_bytes if cast else 0
+    if not cuts:
+        return forward, stored, stored
+    # The pieces are gone when they are joined, before the joined one is cast.
+    pieces = whole * len({(v.code, v.count) for v in op.writes})
+    return forward, max(whole, whole + stored - pieces), len(cuts) * whole + stored
 
 
 def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[ComputeCosts]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Several micro-batches are a step in which every operator occurs several times (:
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -48,6 +48,52 @@ class _GradientStorage:
     bytes: float
     first: int
     users: list[int] = field(default_factory=list)
+
+
+class _Addition(NamedTuple):
+    """Gradients from other devices that are added to what a device has of a tensor's gradient, or to each
+    other, right before the backward of the tensor's producer.
+
+    Attributes:
+        messages_bytes: those of the gradients that come.
+        share: what the device has if no other share was added to it before; a sum takes its place.
+        made: the sum.
+    """
+
+    messages_bytes: float
+    share: _GradientStorage | None
+    made: _GradientStorage
+
+
+class _GradientMemory(NamedTuple):
+    """The memory of gradients.
+
+    Attributes:
+        storages: all storages of gradients.
+        sums: for each tensor and device, the storage of its gradient when all readers there have added to it.
+        given: for each backward, the bytes of the gradients that it makes.
+        summed: for each backward, (a share that was there, one that it makes, their sum).
+        additions: for each backward, those before it, in the order in which they are made.
+    """
+
+    storages: list[_GradientStorage]
+    sums: dict[tuple[int, int], _GradientStorage]
+    given: Counter[int]
+    summed: dict[int, list[tuple[_GradientStorage, ...]]]
+    additions: dict[int, list[_Addition]]
+
+    def adding_bytes(self, backward: int, rank: Sequence[int]) -> float:
+        """Return the most bytes alive while gradients are added before a backward, in addition to the sums
+        and to the gradients that it makes itself.
+        """
+        most, alive = 0.0, 0.0
+        for messages_bytes, share, made in reversed(self.additions[backward]):
+            alive += messages_bytes
+            if share is not None and all(rank[user] < rank[backward] for user in share.users):
+                alive += share.bytes
+            most = max(most, alive)
+            alive -= made.bytes
+        return most - self.given[backward]
 
 
 @dataclass(frozen=True)
@@ -533,26 +579,31 @@ class _StepSimulation:
     ) -> None:
         """Hold gradients from their making to their last use, and the additional memory of backwards."""
         problem, place = self.problem, self.placement
-        storages, sums = self._gradient_storages(rank, room)
-        for storage in storages:
+        memory = self._gradient_memory(rank, room)
+        for storage in memory.storages:
             number = storage.tensor
             kind = self._kind("transient", problem.tensors[number].producer, number, "gradient")
             hold(storage.device, kind, storage.bytes, storage.first, storage.users)
         peaks, handed = problem.backward_peak_bytes.tolist(), problem.handed_peak_bytes
         for operator, device in enumerate(place.device):
             backward, peak = self.backward[operator], peaks[operator]
-            if handed is not None and handed[operator] != peak:
-                incoming = [sums[n, device] for n in problem.made[operator] if (n, device) in sums]
-                if any(rank[user] > rank[backward] for gradient in incoming for user in gradient.users):
-                    peak = float(handed[operator])
+            incoming = [memory.sums[n, device] for n in problem.made[operator] if (n, device) in memory.sums]
+            outlasts = any(rank[user] > rank[backward] for gradient in incoming for user in gradient.users)
+            if outlasts and handed is not None:
+                peak = float(handed[operator])
+            if backward in memory.summed:
+                # Sums are made when it is over, and what it kept and was given is gone.
+                used = [storage for added in memory.summed[backward] for storage in added]
+                gone = [] if outlasts else [g for g in incoming if not any(g is storage for storage in used)]
+                most = -float(problem.kept_bytes[operator]) - sum(g.bytes for g in gone)
+                peak = max(peak - sum(made.bytes for *_, made in memory.summed[backward]), most)
+            if backward in memory.additions:
+                peak = max(peak, memory.adding_bytes(backward, rank))
             kind = self._kind("transient", operator, None, "workspace of backward")
             hold(device, kind, peak, backward)
 
-    def _gradient_storages(
-        self, rank: Sequence[int], room: Mapping[int, int]
-    ) -> tuple[list[_GradientStorage], dict[tuple[int, int], _GradientStorage]]:
-        """Return all storages of gradients; and for each tensor and device, the storage of its gradient when
-        all readers there have added to it.
+    def _gradient_memory(self, rank: Sequence[int], room: Mapping[int, int]) -> _GradientMemory:
+        """Return the memory of all gradients.
 
         A first share becomes the gradient as it is, and may lie in another gradient. A second one makes a
         separate sum, to which later ones are added; each is alive while it is made (``Tape.add``). Those of
@@ -561,6 +612,9 @@ class _StepSimulation:
         problem, place = self.problem, self.placement
         storages: list[_GradientStorage] = []
         sums: dict[tuple[int, int], _GradientStorage] = {}
+        given = Counter[int]()
+        summed: dict[int, list[tuple[_GradientStorage, ...]]] = defaultdict(list)
+        additions: dict[int, list[_Addition]] = defaultdict(list)
         # The task that a device runs before each of its backwards.
         before: dict[int, int] = {}
         for forwards, order in zip(place.forward, place.backward_orders, strict=True):
@@ -589,6 +643,7 @@ class _StepSimulation:
                 lies_in = sums.get((target, device)) if of_reader else share(target, reader)
                 if lies_in is not None:
                     return lies_in
+            given[self.backward[reader]] += size
             return new(number, device, size, self.backward[reader])
 
         # A reader's results come after its operands, so that their gradients are known first.
@@ -619,7 +674,13 @@ class _StepSimulation:
                         task if n < shares_there else before.get(end, end) for n, (task, _) in enumerate(made)
                     ]
                     gradient.users.append(added[1])
+                    first_share = made[0][1] if shares_there == 1 else None
                     gradient = new(number, device, tensor.bytes, made[1][0])
+                    if shares_there > 1:
+                        summed[made[1][0]].append((made[0][1], made[1][1], gradient))
+                    if len(made) > shares_there:
+                        messages_bytes = tensor.bytes * (len(made) - shares_there)
+                        additions[end].append(_Addition(messages_bytes, first_share, gradient))
                     for task, (_, storage) in zip(added[1:], made[1:], strict=True):
                         storage.users.append(task)
                     for _, storage in made[shares_there:]:
@@ -627,4 +688,4 @@ class _StepSimulation:
                             storage.bytes = 0
                 gradient.users.append(end)
                 sums[number, device] = gradient
-        return storages, sums
+        return _GradientMemory(storages, sums, given, summed, additions)

@@ -21,8 +21,8 @@ class PlanKind:
         first_axes: the axis along which its stages lie; operators are split along the others.
         placed: whether each operator lies on one device.
         key: what of its stages tells it apart, as :mod:`tensoropt.plan.keys` names it.
-        rows: what the rows of its detail are.
-        computing: the heading of their seconds.
+        rows: what the seconds of its operators' rows are, if not those of every device; "" if they are.
+        lanes: what the rows of its timeline are, in that case.
         place: what a peak of its memory is given for.
         mesh_words: what stands before the sizes of its mesh.
         strategies: what has a strategy of its own, or a device, where no strategy on one mesh says all.
@@ -36,16 +36,14 @@ class PlanKind:
             device and host; "" if they are a figure of their own.
         overlap: what is assumed to overlap what.
         owners: what is not known of the owners of its memory; "" if all is.
-        gaps: what is not known of single operators, with what else the timeline's bars hold (``{host}``); ""
-            if all is known.
     """
 
     name: str
     first_axes: tuple[str, ...] = ()
     placed: bool = False
     key: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rows: str = "operators that take longest"
-    computing: str = "compute"
+    rows: str = ""
+    lanes: str = ""
     place: str = "device"
     mesh_words: str = ""
     strategies: str = ""
@@ -58,7 +56,6 @@ class PlanKind:
     host: str = ""
     overlap: str = ""
     owners: str = ""
-    gaps: str = ""
 
     def lies_on(self, axes: tuple[str, ...], *, placed: bool) -> bool:
         """Return whether such plans lie on a mesh with these axes."""
@@ -71,8 +68,9 @@ _BUSIEST = "what the busiest device computes: no schedule of this plan takes les
 PIPELINED = PlanKind(
     "pipeline",
     first_axes=(STAGE_AXIS,),
-    rows="stages; seconds in the schedule, waits included",
-    computing="in all",
+    rows="seconds of a rank of the operator's stage, in all micro-batches",
+    lanes="a stage's row has its actions with their waits, between which it is idle; its device's and links' "
+    "have the work in them",
     bound=_BUSIEST,
     key={"pipeline": ("schedule", "again", "stages", "kinds")},
     place="place",
@@ -82,10 +80,6 @@ PIPELINED = PlanKind(
     host_wait="idle, or waiting for the host",
     overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
     owners="of each micro-batch of a stage, the largest tensors are named",
-    gaps="A pipeline is simulated stage by stage: the table has no figures of single operators; what its "
-    "busiest place computes is summed by module and kind under “Why not faster?”. The rows below the "
-    "operators are the places of the stages. A bar of the timeline is a stage's work with its waits: for "
-    "collectives{host}.",
 )
 """Stages of several operators, through which micro-batches pass by a schedule."""
 PLACED = PlanKind(

@@ -118,7 +118,7 @@ def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tu
     spent = time.perf_counter() - start
     best, notes = points[-1].point, points[-1].notes
     row = Compared(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, None, notes)
-    return row, [point.whole() for point in points]
+    return row, [each.point for each in points]
 
 
 def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float) -> Compared:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.evaluation.evaluate import CHUNK, Evaluator
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.placement import SimulatedPlacement, simulate_placement
-from tensoropt.placement.points import placed_point, placed_record
+from tensoropt.placement.points import placed_point
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point, reduce_points
-from tensoropt.plan.point_records import StagesRecord
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer
 from tensoropt.planners.placed.common.units import PlacedAnswer
@@ -27,20 +25,10 @@ _NOTABLE = 0.05
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point, with its planner's notes.
-
-    Attributes:
-        record: makes the whole record of the point from the one it has; that of a placed point has only its
-            plan, as most points are not kept.
-    """
+    """A simulated point, with its planner's notes."""
 
     point: Point
     notes: tuple[str, ...]
-    record: Callable[[StagesRecord], StagesRecord] = lambda record: record
-
-    def whole(self) -> Point:
-        """Return the point with its whole record."""
-        return replace(self.point, record=self.record(self.point.record))
 
 
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
@@ -132,8 +120,8 @@ def simulated_answer(
     simulated = simulate_placement(graph.problem, answer.placement)
     notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
     space = task.placed_space(simulated.micro_batches)
-    point = placed_point(graph, simulated, planner=planner, space=space)
-    return SimulatedPoint(point, notes, lambda _: placed_record(graph, simulated, notes))
+    point = placed_point(graph, simulated, planner=planner, space=space, notes=notes)
+    return SimulatedPoint(point, notes)
 
 
 def best_placements(

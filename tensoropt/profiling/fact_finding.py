@@ -513,7 +513,7 @@ class _Probe:
                 made.
         """
         # Imported only here, as importing PyTorch's distributed part takes a while.
-        from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+        from torch.distributed.pipelining._backward import stage_backward_input
 
         learning = [(self.tensors[n], role) for n, spec, role in self.work.inputs if spec.requires_grad]
         reads, parameters = ([t for t, role in learning if role == of] for of in ("read", "parameter"))
@@ -551,10 +551,9 @@ class _Probe:
             return facts
         live.restart()
         with live:
-            stage_backward_weight(iter(cast("list[Any]", parameters)), groups)
+            add_weight_gradients(groups)
         self.peaks.close(ended=True)
         most = self.peaks.take().above(kept + waiting)
-        groups.clear()
         for parameter in parameters:
             parameter.grad = None
         kept_reads = {name for name, _, role in self.work.inputs if role == "read"} & self.touched.keys()
@@ -684,6 +683,19 @@ class _Probe:
             else:
                 first[key] = name
         return _Gradients(hands_on, extents)
+
+
+def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
+    """Make the gradients of parameters that the first part of a backward left, and add them to the leaves.
+
+    PyTorch's own loop over the groups holds the gradients of one until it has made those of the next.
+    """
+    # Imported only here, as importing PyTorch's distributed part takes a while.
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    while groups:
+        group = groups.pop(0)
+        stage_backward_weight(iter([node.variable for node in group["params"]]), [group])
 
 
 def _gradients_of(groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:

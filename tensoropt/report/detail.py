@@ -1,42 +1,30 @@
 """The reasons for a point's costs: operators, reshardings, the timeline and the memory curve of its step.
 
 This works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs
-that were saved with it, and simulated anew.
-
-The detail of a placed or pipelined point, which has no indices, comes from its record.
+that were saved with it, and simulated anew, whatever the kind of the plan.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
-from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
 from tensoropt.errors import TensorOptError
-from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.ops.layouts import layout_names
-from tensoropt.pipeline.evaluate import stage_works
-from tensoropt.plan.kinds import SHARDED, STAGE_AXIS
-from tensoropt.plan.point_records import StagesRecord
+from tensoropt.pipeline.evaluate import PipelineEvaluation
+from tensoropt.pipeline.stages import is_crossing
+from tensoropt.pipeline.timeline import TimedStage
+from tensoropt.pipeline.timing import NO_MICRO_BATCH, WORKING
+from tensoropt.placement.points import events_of, fullest, operator_rows, owned_on
+from tensoropt.placement.simulate import SimulatedPlacement, device_name
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS
 from tensoropt.plan.recorded import Recorded
-from tensoropt.plan.spent import (
-    COPIES,
-    NOTHING,
-    OPTIMIZER_TITLE,
-    RECOMPUTATION,
-    Spent,
-    beside_groups,
-    spent_by_group,
-)
+from tensoropt.plan.spent import COPIES, NOTHING, Spent, beside_groups, spent_by_group
 from tensoropt.report.rebuilt import rebuilt
-from tensoropt.report.step_parts import Computed, Detail, Share, kind_of, step_parts
-from tensoropt.sharding.groups import Group
-from tensoropt.sharding.storage import stored_words
-from tensoropt.sharding.strategy import Edge, Strategy
-from tensoropt.simulate.batch import Batch
-from tensoropt.simulate.clock import TimedStep
+from tensoropt.report.stage_rows import StageRows
+from tensoropt.report.step_parts import Computed, Detail, Share, step_parts
 from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recording import (
     COMPUTE,
@@ -44,119 +32,13 @@ from tensoropt.simulate.recording import (
     EdgeRow,
     MemoryAt,
     OperatorRow,
+    Owned,
     OwnerRow,
     TimelineEvent,
 )
 
 Owners = tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]
 """The memory curve, and the owners of the bytes at a point of it, by its number."""
-
-
-@dataclass(frozen=True)
-class _RecordedStep:
-    """The step of a placed or pipelined point, from its record."""
-
-    exploration: Exploration
-    index: int
-
-    @property
-    def record(self) -> StagesRecord:
-        return self.exploration.all_points[self.index].record
-
-    def detail(self) -> Detail:
-        record, point = self.record, self.exploration.all_points[self.index]
-        if record.loads is None or record.computed is None:
-            raise self._older(f"what its {record.kind.place}s compute")
-        rows, timeline = record.recording.operator_rows(), record.recording.timeline()
-        computed = _computed(self.exploration, record.computed)
-        others = {RECOMPUTATION: record.again_s, OPTIMIZER_TITLE: record.optimizer_s}
-        known_s = sum(others.values()) + sum(group.seconds for group in computed)
-        # This includes the slow-down of computation during communication.
-        others[COPIES] = max(point.compute_s - known_s, 0.0)
-        return Detail(
-            point=self.index,
-            operators=tuple(rows),
-            edges=(),
-            timeline=timeline,
-            memory_curve=record.recording.memory_curve(),
-            step=point,
-            overlap=record.kind.overlap,
-            sources=point.sources,
-            parts=step_parts(self.exploration, self.index, computed, others, timeline),
-            places=tuple(_places(record, record.loads, rows, point.memory_bytes)),
-        )
-
-    def owners(self) -> Owners:
-        owned = self.record.recording.owners
-        if owned is None:
-            raise self._older("the owners of its memory")
-        curve = self.record.recording.memory_curve()
-        times = [*(at.time_s for at in curve), curve[-1].time_s]
-
-        def rows_at(number: int) -> list[OwnerRow]:
-            rows = []
-            for operator, tensor, what, kind, size, first, end, since, until in owned:
-                if first <= number < end:
-                    alive = times[first], times[end] if until else None
-                    rows.append(OwnerRow(operator, tensor, what, kind, size, *alive, since, until))
-            return rows
-
-        return curve, rows_at
-
-    def _older(self, what: str) -> TensorOptError:
-        return TensorOptError(
-            f"point {self.index + 1} was saved without {what} (by an older version); explore again"
-        )
-
-
-def _computed(exploration: Exploration, groups: Sequence[tuple[str, str, str, float]]) -> list[Computed]:
-    """Return what groups of operators compute, each named after its anchor if the graph was saved."""
-    of = exploration.recorded.grouped.group_of if exploration.recorded is not None else {}
-    return [
-        Computed(module, kind_of(of[name].anchor.target if name in of else name), seconds)
-        for _, module, name, seconds in groups
-    ]
-
-
-def _places(
-    record: StagesRecord,
-    loads: Sequence[tuple[float, float]],
-    rows: Sequence[OperatorRow],
-    memory_bytes: float,
-) -> Iterator[Share]:
-    """Yield the peak and the seconds of a rank of each place.
-
-    Args:
-        memory_bytes: what the fullest place needs, with what a process takes beside its tensors.
-    """
-    stages: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        for place in (row.configuration[axis] for axis in row.configuration if axis == STAGE_AXIS):
-            stages[place].append(row.group.removeprefix("stage "))
-    beside_bytes = memory_bytes - max(record.info.peak_bytes, default=0.0)
-    for number, (peak, seconds) in enumerate(zip(record.info.peak_bytes, loads, strict=True)):
-        own = stages[str(number)]
-        words = f", stage{'s' if len(own) > 1 else ''} {', '.join(own)}" if own else ""
-        yield Share(f"{record.kind.place} {number}{words}", peak + beside_bytes, *seconds)
-
-
-_COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
-"""The moments of a step whose work moves something to where it is used."""
-
-
-def step_of(exploration: Exploration, index: int) -> _RecordedStep | _SimulatedStep:
-    """Return the step of point ``index`` of ``exploration.all_points``, also for one loaded from disk: as it
-    was recorded when it was found, or simulated again.
-
-    Raises:
-        TensorOptError: there is no such point, or the exploration was saved without its costs.
-    """
-    points = exploration.all_points
-    if not 0 <= index < len(points):
-        raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
-    if points[index].kind is SHARDED:
-        return _SimulatedStep(exploration, index, recorded_of(exploration))
-    return _RecordedStep(exploration, index)
 
 
 def detail(exploration: Exploration, index: int) -> Detail:
@@ -166,6 +48,18 @@ def detail(exploration: Exploration, index: int) -> Detail:
         TensorOptError: there is no such point, or the exploration was saved without what this needs.
     """
     return step_of(exploration, index).detail()
+
+
+def step_of(exploration: Exploration, index: int) -> _SimulatedStep:
+    """Return the step of point ``index`` of ``exploration.all_points``, simulated again.
+
+    Raises:
+        TensorOptError: there is no such point, or the exploration was saved without its costs.
+    """
+    points = exploration.all_points
+    if not 0 <= index < len(points):
+        raise TensorOptError(f"there is no point {index + 1}; there are points 1 to {len(points)}")
+    return _STEPS[points[index].kind.name](exploration, index)
 
 
 def recorded_of(exploration: Exploration) -> Recorded:
@@ -183,125 +77,268 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 
 class _SimulatedStep:
-    """The step of a sharded point, simulated again from its rebuilt strategy at its prices."""
+    """The step of a point, simulated again from its rebuilt strategy at its prices: that of a sharded plan's
+    only stage. A subclass for each other kind of plan knows what differs."""
 
-    def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
+    evaluated: Any
+
+    def __init__(self, exploration: Exploration, index: int):
         self.exploration, self.index = exploration, index
-        point = exploration.all_points[index]
-        self.point, self.space = point, exploration.spaces[point.space]
-        self.rebuilt = rebuilt(exploration, index, recorded)
-        self.plan, self.costs = self.rebuilt.plan, self.rebuilt.costs()
-        self.strategy: Strategy = self.plan.strategy
-        (self.works,) = stage_works(self.strategy)
-        self.prices, self.overlap = self.plan.prices(self.costs), self.plan.overlap(self.costs)
-
-    def _step(self) -> tuple[Evaluation, TimedStep, tuple[MemoryAt, ...]]:
-        """Return the step, timed, and its memory curve."""
-        evaluated = self.plan.evaluated(self.costs)
-        timed = evaluated.timed()
-        lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
-        curve = tuple(MemoryAt(time_s, **kinds) for time_s, kinds in timed.memory_at(lasting))
-        return evaluated, timed, curve
-
-    def owners(self) -> Owners:
-        evaluated, timed, curve = self._step()
-        return curve, StepOwners(evaluated.batch, timed).at
+        self.point = exploration.all_points[index]
+        self.axes = exploration.spaces[self.point.space].mesh.names
+        again = rebuilt(exploration, index, recorded_of(exploration))
+        self.costs, self.strategy = again.costs(), again.plan.strategy
+        self.evaluated = again.plan.evaluated(self.costs)
 
     def detail(self) -> Detail:
-        evaluated, timed, curve = self._step()
-        names = self.space.mesh.names
-        groups = self.strategy.graph.group_of
-        events = tuple(
-            TimelineEvent(
-                event.name,
-                COMPUTE if event.axes is None else "link " + "+".join(names[i] for i in event.axes),
-                event.start_s,
-                event.duration_s,
-                event.phase,
-                event.group,
-                copies=event.axes is None and event.kind in _COPYING,
-            )
-            for event in timed.events
-        )
-        spent = spent_by_group(events, groups)
-        anchors = {name: groups[name].anchor for name in spent}
-        computed = [
-            Computed(anchors[name].module, kind_of(anchors[name].target), took.forward_s + took.backward_s)
-            for name, took in spent.items()
-        ]
+        computed, beside = self.computed()
         return Detail(
             point=self.index,
-            operators=self._operators(spent, evaluated.batch),
-            edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
-            timeline=events,
-            parts=step_parts(self.exploration, self.index, computed, beside_groups(events, spent), events),
-            memory_curve=curve,
+            operators=self.operators(),
+            edges=self.edges(),
+            timeline=self.timeline,
+            memory_curve=self.memory_curve(),
             step=self.point,
-            overlap=self.overlap.words,
+            overlap=self.point.kind.overlap or self.evaluated.batch.overlap.words,
             sources=dict(self.point.sources),
+            parts=step_parts(self.exploration, self.index, computed, beside, self.waited()),
+            places=self.places(),
         )
 
-    def _operators(self, spent: Mapping[str, Spent], batch: Batch) -> tuple[OperatorRow, ...]:
-        counted: set[str] = set()
+    @cached_property
+    def _timed(self) -> Any:
+        return self.evaluated.timed()
+
+    @cached_property
+    def _rows(self) -> tuple[StageRows, ...]:
+        """The rows of each stage."""
+        names = {name: name for name in self.strategy.graph.group_of}
+        return (StageRows(self.strategy, self.evaluated, self._timed.events, self.axes, {}, names),)
+
+    @property
+    def _busiest(self) -> Sequence[StageRows]:
+        """The rows of the stages at the busiest place."""
+        return self._rows
+
+    def operators(self) -> tuple[OperatorRow, ...]:
+        # Of what only represents a received or sent tensor, that which takes time.
+        return tuple(
+            row
+            for stage in self._rows
+            for group, row in zip(stage.strategy.graph.groups, stage.operators(), strict=True)
+            if not is_crossing(group) or row.compute_s or row.communication_s
+        )
+
+    def edges(self) -> tuple[EdgeRow, ...]:
+        """Return the reshardings."""
+        return tuple(row for stage in self._rows for row in stage.edges())
+
+    @cached_property
+    def timeline(self) -> tuple[TimelineEvent, ...]:
+        return self._rows[0].timeline
+
+    def waited(self) -> Sequence[TimelineEvent]:
+        """Return what the busiest device does, with lanes that say over which axes its links send."""
+        return self.timeline
+
+    def computed(self) -> tuple[list[Computed], dict[str, float]]:
+        """Return what the groups of operators compute on the busiest device, and the seconds that it computes
+        beside them, by title."""
+        beside: dict[str, float] = {}
+        for rows in self._busiest:
+            beside = {title: seconds + beside.get(title, 0.0) for title, seconds in rows.beside().items()}
+        return [computed for rows in self._busiest for computed in rows.computed()], beside
+
+    def places(self) -> tuple[Share, ...]:
+        """Return the peak and the seconds of a rank of each place, if they differ."""
+        return ()
+
+    def memory_curve(self) -> tuple[MemoryAt, ...]:
+        lasting = dict(zip(MEMORY_KINDS, map(float, self.evaluated.metrics.memory[0, :3]), strict=False))
+        return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in self._timed.memory_at(lasting))
+
+    def owners(self) -> Owners:
+        return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
+
+    def _place(self, number: int, words: str, *seconds: float) -> Share:
+        """Return the figures of a place; ``seconds`` as in a share."""
+        peaks = self.point.stages.peak_bytes
+        beside_bytes = self.point.memory_bytes - max(peaks)
+        return Share(f"{self.point.kind.place} {number}{words}", peaks[number] + beside_bytes, *seconds)
+
+
+def _owners(curve: Sequence[MemoryAt], owned: Sequence[Owned]) -> Owners:
+    times = [*(at.time_s for at in curve), curve[-1].time_s]
+
+    def rows_at(number: int) -> list[OwnerRow]:
         rows = []
-        for group in self.strategy.graph.groups:
-            own = [n for n in (*group.parameters, *group.shared) if n not in counted]
-            counted.update(own)
-            rows.append(self._operator(group, spent.get(group.name, NOTHING), own, batch))
+        for operator, tensor, what, kind, size, first, end, since, until in owned:
+            if first <= number < end:
+                alive = times[first], times[end] if until else None
+                rows.append(OwnerRow(operator, tensor, what, kind, size, *alive, since, until))
+        return rows
+
+    return curve, rows_at
+
+
+_PHASES = {
+    "F": "forward",
+    **dict.fromkeys("BIW", "backward"),
+    "S": "send forward",
+    "R": "send backward",
+    "P": "parameters",
+    "G": "gradients",
+    "O": "optimizer",
+}
+
+
+class _PipelinedStep(_SimulatedStep):
+    """The step of a pipeline: those of its stages, and the schedule that runs them."""
+
+    evaluated: PipelineEvaluation
+
+    @cached_property
+    def _timed(self) -> tuple[TimedStage, ...]:
+        return tuple(map(TimedStage, self.evaluated.stages))
+
+    @cached_property
+    def _rows(self) -> tuple[StageRows, ...]:
+        """The rows of each stage; a group that several stages have is named after the first of them that has
+        it."""
+        rows, taken = [], set[str]()
+        for number, (strategy, timed) in enumerate(zip(self.strategy.stages, self._timed, strict=True)):
+            own, stage = strategy.graph.group_of, {STAGE_AXIS: str(number)}
+            names = {name: f"{name} in stage {number}" if name in taken else name for name in own}
+            taken.update(own)
+            events = tuple(timed.whole())
+            rows.append(StageRows(strategy, timed.evaluation, events, self.axes[1:], stage, names))
         return tuple(rows)
 
-    def _operator(self, group: Group, spent: Spent, own: Sequence[str], batch: Batch) -> OperatorRow:
-        """Return one row, with the parameters ``own``: a tied parameter counts with the first group that uses
-        it."""
-        facts = self.costs.facts.of(self.works[group.name])
-        owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]
-        effects = [owner.effects.at(0) for owner in owners]
-        labels = [str(s.label) for s in self.strategy.configurations[group.name].strategies[1:]]
-        stored = (f"{n}: {', '.join(stored_words(layout_names(self.strategy.stored[n])))}" for n in own)
-        learning = self.strategy.graph.atoms.graph.training
-        recomputed = self.strategy.forwards(group.name) > 1
-        return OperatorRow(
-            group=group.name,
-            members=tuple(op.name for op in group.operators),
-            module=group.anchor.module,
-            configuration=dict(zip(self.space.mesh.names, labels, strict=True)),
-            options=tuple(stored) if labels else (),
-            parameters_bytes=sum(effect.parameters for effect in effects),
-            gradients_bytes=sum(effect.gradients for effect in effects),
-            state_bytes=sum(effect.optimizer for effect in effects),
-            kept_bytes=facts.kept_bytes if learning and not recomputed else 0,
-            transient_bytes=max(facts.forward_peak_bytes, facts.backward_peak_bytes),
-            forward_s=spent.forward_s,
-            backward_s=spent.backward_s,
-            copies_s=spent.copies_s,
-            communication_s=spent.communication_s,
-            source=self.prices.compute.source_of(self.works[group.name]),
-            recomputed=recomputed,
+    @cached_property
+    def timeline(self) -> tuple[TimelineEvent, ...]:
+        return tuple(self._timeline())
+
+    def _timeline(self) -> Iterator[TimelineEvent]:
+        """Yield all actions, each with the events of its stage's own step within it, all messages, and what
+        follows when all are done."""
+        times = self.evaluated.times
+        for event in times.happenings:
+            phase, stage, place = _PHASES[event.kind], f"stage {event.stage}", event.place
+            number = "" if event.micro_batch == NO_MICRO_BATCH else f"micro-batch {event.micro_batch}, "
+            lane = stage if event.kind in WORKING else f"link {place}"
+            lane += " parameters" if event.kind in "PG" else ""
+            lasts_s = event.end_s - event.start_s
+            yield TimelineEvent(f"{phase} of {number}{stage}", lane, event.start_s, lasts_s, phase, stage)
+            if event.kind in WORKING:
+                rows, share = self._rows[event.stage], times.stages[event.stage].share(event.kind)
+                for each in self._timed[event.stage].within(event, share):
+                    yield rows.shown(each, f"device {place}", f"link {place}")
+        after_s = self.evaluated.time_s - times.total_s
+        if after_s > 0:
+            name, lane = "results to all ranks, gradients of tied parameters", f"link {self.axes[0]}"
+            yield TimelineEvent(name, lane, times.total_s, after_s, "communication", "")
+
+    def waited(self) -> Sequence[TimelineEvent]:
+        place, along = self.evaluated.busiest_place, f"link {self.axes[0]}"
+        lanes, own = {f"device {place}": COMPUTE, along: along}, f"link {place}"
+        lanes |= {e.lane: e.lane.replace(own, "link") for e in self.timeline if e.lane.startswith(f"{own} ")}
+        if self.evaluated.times.sending_s[place]:  # it stands still for its messages
+            lanes[own] = along
+        return [replace(e, lane=lanes[e.lane]) for e in self.timeline if e.lane in lanes]
+
+    @property
+    def _busiest(self) -> list[StageRows]:
+        place = self.evaluated.busiest_place
+        return [rows for number, rows in enumerate(self._rows) if self.strategy.place_of(number) == place]
+
+    def computed(self) -> tuple[list[Computed], dict[str, float]]:
+        computed, beside = super().computed()
+        # Computation is slower while another stage's gradients go to their shards.
+        known_s = sum(beside.values()) + sum(group.seconds for group in computed)
+        return computed, {**beside, COPIES: beside[COPIES] + self.point.compute_s - known_s}
+
+    def places(self) -> tuple[Share, ...]:
+        idle_s = self.evaluated.times.idle_s
+        return tuple(
+            self._place(place, self._stages_at(place), load.compute_s, load.communication_s, idle_s(place))
+            for place, load in enumerate(self.evaluated.loads)
         )
 
-    def _edge(self, edge: Edge) -> EdgeRow | None:
-        """Return a resharding with its effects summed."""
-        effects = MoveEffects(self.prices)
-        forward, backward = self.strategy.steps(edge)
-        if not forward and not backward:
-            return None
-        ways = [effects.stepped(READ, edge.tensor, forward)] * self.strategy.forwards_of(edge)
-        ways.append(effects.stepped(READ_BACK, edge.tensor, backward))
-        times = self.strategy.times(edge)
-        maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)
-        words = [
-            f"{way.when.phase} {s.kind} over {'+'.join(self.space.mesh.names[a] for a in s.axes)}"
-            for way in dict.fromkeys(ways)
-            for s in way.sends
+    def _stages_at(self, place: int) -> str:
+        own = list(map(str, self.strategy.stages_at(place)))
+        return f", stage{'s' if len(own) > 1 else ''} {', '.join(own)}"
+
+    def memory_curve(self) -> tuple[MemoryAt, ...]:
+        curve = self.evaluated.memory_curve()
+        return tuple(MemoryAt(start_s, *kinds.tolist()) for start_s, kinds in curve)
+
+    def owners(self) -> Owners:
+        return _owners(self.memory_curve(), self.evaluated.owners())
+
+
+class _PlacedStep(_SimulatedStep):
+    """The step of a placed plan: the tasks of its devices, and the messages between them."""
+
+    evaluated: SimulatedPlacement
+
+    @cached_property
+    def timeline(self) -> tuple[TimelineEvent, ...]:
+        return tuple(events_of(self.evaluated))
+
+    @cached_property
+    def _loads(self) -> list[list[float]]:
+        """The seconds (computing, communicating) of each device."""
+        where = dict(zip(self._spent, self.strategy.placement.device, strict=True))
+        loads = [[0.0, 0.0] for _ in range(self.strategy.devices)]
+        for event in self.timeline:
+            if event.is_computing:
+                loads[int(event.lane.removeprefix("device "))][0] += event.duration_s
+            elif event.group in where:
+                loads[where[event.group]][1] += event.duration_s
+        return loads
+
+    @cached_property
+    def _spent(self) -> dict[str, Spent]:
+        operators = [op.name for op in self.strategy.placed_graph.operators]
+        spent = spent_by_group(self.timeline, set(operators))
+        return {name: spent.get(name, NOTHING) for name in operators}
+
+    def operators(self) -> tuple[OperatorRow, ...]:
+        computes = [self.costs.compute_on(kind) for kind in self.costs.cluster.devices]
+        return operator_rows(self.strategy.placed_graph, self.evaluated, self._spent, computes)
+
+    def edges(self) -> tuple[EdgeRow, ...]:
+        return ()
+
+    def computed(self) -> tuple[list[Computed], dict[str, float]]:
+        busiest = max(range(self.strategy.devices), key=lambda device: self._loads[device][0])
+        own = [event for event in self.timeline if event.lane == device_name(busiest)]
+        spent = spent_by_group(own, self._spent)
+        computed = [
+            Computed.of(op.group, took)
+            for op in self.strategy.placed_graph.operators
+            if op.group is not None and (took := spent.get(op.name))
         ]
-        return EdgeRow(
-            tensor=edge.tensor,
-            kind=edge.kind,
-            producer=self.strategy.graph.group_of[maker.name].name if maker else "",
-            consumer=edge.reader,
-            source=layout_names(edge.source)[1:],
-            target=layout_names(edge.target)[1:],
-            collectives=tuple(words),
-            bytes=sum(s.bytes for way in ways for s in way.sends) * times,
-            seconds=sum(self.prices.amid_work(way.local_s, way.sends) for way in ways) * times,
+        return computed, beside_groups(own, spent)
+
+    def places(self) -> tuple[Share, ...]:
+        return tuple(
+            self._place(device, "", *seconds, self.point.time_s - seconds[0])
+            for device, seconds in enumerate(self._loads)
         )
+
+    def memory_curve(self) -> tuple[MemoryAt, ...]:
+        curve = self.evaluated.timeline.memory(device_name(fullest(self.evaluated)))
+        return tuple(
+            MemoryAt(time_s, *(sizes.get(kind, 0.0) for kind in MEMORY_KINDS)) for time_s, sizes in curve
+        )
+
+    def owners(self) -> Owners:
+        return _owners(self.memory_curve(), owned_on(self.evaluated, fullest(self.evaluated)))
+
+
+_STEPS: Mapping[str, type[_SimulatedStep]] = {
+    SHARDED.name: _SimulatedStep,
+    PIPELINED.name: _PipelinedStep,
+    PLACED.name: _PlacedStep,
+}

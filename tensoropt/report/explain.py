@@ -29,8 +29,8 @@ def detail_lines(detail: Detail, top: int) -> list[str]:
     ]
     operators = sorted(detail.operators, key=_seconds, reverse=True)
     lines += ["", "what the step goes into", parts_table(detail.parts)]
-    shown = _operators(operators[:top], step.kind.computing)
-    lines += ["", _counted(step.kind.rows, top, len(operators)), shown]
+    title = "; ".join(filter(None, ("operators that take longest", step.kind.rows)))
+    lines += ["", _counted(title, top, len(operators)), _operators(operators[:top])]
     if detail.places:
         lines += ["", f"each {step.kind.place}", _table(detail.places)]
     else:
@@ -55,8 +55,8 @@ def _seconds(row: OperatorRow) -> float:
     return row.compute_s + row.communication_s
 
 
-def _operators(rows: Sequence[OperatorRow], computing: str) -> str:
-    head = ["group", "module", "split by", computing, "forward", "backward", "copies", "comm."]
+def _operators(rows: Sequence[OperatorRow]) -> str:
+    head = ["group", "module", "split by", "compute", "forward", "backward", "copies", "comm."]
     table = [[*head, "parameters", "kept", "figures"]]
     for r in rows:
         split = ", ".join(f"{axis}: {label}" for axis, label in r.configuration.items())
@@ -93,6 +93,8 @@ def _table(shares: Sequence[Share]) -> str:
     for share in shares:
         memory, compute_s, sent_s = _figures(share)
         table.append([share.title, format_bytes(memory), format_seconds(compute_s), format_seconds(sent_s)])
+        if share.idle_s is not None:
+            table[0][4:], table[-1][4:] = ["idle"], [format_seconds(share.idle_s)]
     return columns(table, left=(0,))
 
 

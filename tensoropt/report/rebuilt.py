@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensoropt.cluster import Cluster, DeviceKind, Mesh
-from tensoropt.costs.prices import ClusterCosts, LinkCosts, Prices
+from tensoropt.costs.prices import ClusterCosts, LinkCosts
 from tensoropt.costs.source import real_shape
 from tensoropt.errors import ClusterError
-from tensoropt.evaluation.evaluate import Evaluation, evaluate_on
+from tensoropt.evaluation.evaluate import evaluate_on
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.costs import job_meshes, kinds_at
-from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
+from tensoropt.pipeline.evaluate import PipelineEvaluation, evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.placement.simulate import simulate_placement
+from tensoropt.placement.simulate import SimulatedPlacement, simulate_placement
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED
 from tensoropt.plan.plan import Plan
@@ -36,7 +36,6 @@ from tensoropt.profiling.workload import Workload, workload
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.candidates import Overlap, overlap_of
 from tensoropt.units import counted
 
 
@@ -104,17 +103,10 @@ class StrategyOnMesh:
         metrics = self.evaluated(costs).metrics
         return SimulatedStep(float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
 
-    def evaluated(self, costs: ClusterCosts) -> Evaluation:
-        """Return everything about a step of a sharded strategy."""
+    def evaluated(self, costs: ClusterCosts) -> Any:
+        """Return everything about a step, simulated at these costs: for a sharded strategy an
+        :class:`Evaluation`."""
         return evaluate_on(self.strategy, self.mesh, costs)
-
-    def prices(self, costs: ClusterCosts) -> Prices:
-        """Return the prices of a sharded strategy."""
-        return Prices.of(costs, self.strategy.graph, self.strategy.mesh, self.mesh)
-
-    def overlap(self, costs: ClusterCosts) -> Overlap:
-        """Return what overlaps what on the mesh."""
-        return overlap_of(costs.cluster, self.mesh, beside=costs.beside)
 
     def record(self, recorder: CostRecorder) -> None:
         """Record all costs that a simulated step depends on."""
@@ -139,8 +131,11 @@ class _PipelineOnMesh(StrategyOnMesh):
             return ()
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
-        evaluated = evaluate_pipeline_on(self.strategy, self.mesh, costs)
+        evaluated = self.evaluated(costs)
         return SimulatedStep(evaluated.memory_bytes, evaluated.time_s)
+
+    def evaluated(self, costs: ClusterCosts) -> PipelineEvaluation:
+        return evaluate_pipeline_on(self.strategy, self.mesh, costs)
 
 
 class _PlacementOnDevices(StrategyOnMesh):
@@ -163,11 +158,15 @@ class _PlacementOnDevices(StrategyOnMesh):
         return costs.compute_on(kinds[0])
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
+        placement = self.evaluated(costs)
+        beside_bytes = sum(placement.problem.devices.terms.values())
+        return SimulatedStep(placement.memory_bytes + beside_bytes, placement.time_s)
+
+    def evaluated(self, costs: ClusterCosts) -> SimulatedPlacement:
         graph = self.strategy.placed_graph
         prices = PlacedPrices(self.strategy.graph, costs.cluster, costs)
         problem = prices.price(graph.splits, graph.micro_batches).problem
-        placement = simulate_placement(problem, self.strategy.placement)
-        return SimulatedStep(placement.memory_bytes + sum(problem.devices.terms.values()), placement.time_s)
+        return simulate_placement(problem, self.strategy.placement)
 
     def record(self, recorder: CostRecorder) -> None:
         recorder.add_links(self.mesh)

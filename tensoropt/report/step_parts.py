@@ -28,7 +28,8 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
-from tensoropt.plan.spent import AGAIN, COPIES, OPTIMIZER, RECOMPUTATION, is_of_group
+from tensoropt.plan.spent import AGAIN, COPIES, OPTIMIZER, RECOMPUTATION, Spent, is_of_group
+from tensoropt.sharding.groups import Group
 from tensoropt.simulate.candidates import link_levels
 from tensoropt.simulate.recording import (
     COMPUTE,
@@ -93,6 +94,12 @@ class Computed:
     module: str
     kind: str
     seconds: float
+
+    @classmethod
+    def of(cls, group: Group, spent: Spent) -> Computed:
+        """Return what a group computes, without copies."""
+        anchor = group.anchor
+        return cls(anchor.module, kind_of(anchor.target), spent.forward_s + spent.backward_s)
 
 
 def kind_of(target: str) -> str:
@@ -363,12 +370,14 @@ class Share:
     Attributes:
         memory_bytes: bytes at the peak; for an operator, what lasts: parameters, gradients, optimizer state.
         compute_s, communication_s: seconds of one step; without recomputation, which is a share of its own.
+        idle_s: the seconds in which a place waits for others; None for all else.
     """
 
     title: str
     memory_bytes: float
     compute_s: float
     communication_s: float
+    idle_s: float | None = None
 
 
 @dataclass(frozen=True, repr=False)

@@ -53,11 +53,6 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         found, tried = _asked(session, task, entries)
         proven = certified(searched.spaces, [each.point for each in found])
         points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
-        # Only now, as most of what is found does not come in.
-        records = {each.point.identity: each.record for each in found}
-        points = tuple(
-            replace(p, record=records[p.identity](p.record)) if p.identity in records else p for p in points
-        )
     points = unbeaten(points)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tensoropt.graph import Operator, iter_refs
 from tensoropt.ops.calls import LocalCall
@@ -20,7 +21,8 @@ from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import evaluated
-from tensoropt.sharding.groups import Group, GroupGraph, LinearProduct
+from tensoropt.sharding.configurations import AxisSizes
+from tensoropt.sharding.groups import Group, LinearProduct
 from tensoropt.sharding.reshard.steps import ReshardingStep
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
 
@@ -82,6 +84,7 @@ class Slice(Node):
     """The rank's shard of a tensor that every rank has whole."""
 
     layout: Layout
+    mesh: AxisSizes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -153,7 +156,8 @@ class ForwardProgram:
     Attributes:
         nodes: in the order in which they are made; each reads earlier ones only.
         parameters, buffers: the names of its arguments after the model's inputs.
-        outputs: the names of the model's outputs, and of what departs for the next stage of a pipeline.
+        outputs: the names of the model's outputs, and of what departs for the next stage of a pipeline; of a
+            placed plan those of all results.
         results: for each output, then each changed buffer, the tensor and the node that provides it.
         ahead: for each block, its parameters that are gathered ahead, in its forward's order.
     """
@@ -164,6 +168,18 @@ class ForwardProgram:
     outputs: tuple[str, ...]
     results: tuple[tuple[str, Node], ...]
     ahead: Mapping[int, Sequence[EdgeSteps]]
+
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether it gathers or casts parameters outside of recomputed regions, which keep nothing anyway."""
+        moves = (node for node in self.nodes if isinstance(node, Move) and node.region is None)
+        return any(node.edge.kind == "parameter" for node in moves)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the targets of a mean loss are counted by several parts of it."""
+        calls = (node.call for node in self.nodes if isinstance(node, Compute))
+        return any(collective.count for call in calls for collective in call.collectives)
 
     def units(self) -> Iterator[tuple[Node, ...]]:
         """Yield each node, and those of each recomputed region together, after everything that any of them
@@ -200,19 +216,22 @@ def lower_program(
         place: the rank's coordinate on the mesh, micro-batch first; by default that of the largest shards.
         evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
     """
-    return _Lowering(strategy, place, evaluating).program()
+    return Lowering(strategy, place, evaluating).program()
 
 
 _WHOLE = (REPLICATE, PARTIAL_GRAD)
 """Placements of an axis along which every rank has the value whole; only their gradients differ."""
 
 
-class _Lowering:
-    """One lowering of a strategy.
+class Lowering:
+    """One lowering of a strategy, or of some of its operators for devices of their own.
 
     Attributes:
         nodes: those added so far.
         region: the recomputed region of the operator that is being lowered.
+        arguments: what the rank has before the step, by tensor.
+        made: results as their operators return them, by tensor.
+        brought: what was brought to a group, by the group's name and the tensor.
     """
 
     def __init__(self, strategy: Strategy, place: tuple[int, ...] | None, evaluating: bool):
@@ -221,75 +240,91 @@ class _Lowering:
         self.place, self.evaluating = place, evaluating
         self.nodes: list[Node] = []
         self.region: str | None = None
-        # By tensor: what the rank has before the step; results as their operators return them; results put
-        # where several readers find them.
-        self._arguments: dict[str, Node] = {}
-        self._made: dict[str, Node] = {}
+        self.arguments: dict[str, Node] = {}
+        self.made: dict[str, Node] = {}
+        self.brought: dict[tuple[str, str], Node] = {}
+        # Results put where several readers find them.
         self._hubs: dict[str, Node] = {}
-        # What all groups can share, as slicing what every rank has is free; what one group has brought.
+        # What all groups can share, as slicing what every rank has is free.
         self._slices: dict[tuple[str, Layout], Node] = {}
-        self._brought: dict[tuple[str, str], Node] = {}
-        self._views = _left_as_views(strategy.graph)
-        self._reduced_beside = {} if evaluating else strategy.reduced_beside
-        self._products = {product.operator: product for product, _ in self._reduced_beside.values()}
+        self._views: dict[str, Mapping[str, Sequence[str]]] = {}
+        self._reduced_beside: Mapping[str, tuple[LinearProduct, Edge]] = {}
+        self._products: dict[str, LinearProduct] = {}
         # The parameters that are gathered ahead: by block, and by reader.
         self._ahead: dict[int, list[EdgeSteps]] = {}
         self._ahead_of: dict[tuple[str, str], EdgeSteps] = {}
-        # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
-        self._blocks = {edge.block for edge in strategy.unsharded.values()}
         self._begun = -1
 
     def program(self) -> ForwardProgram:
         """Return the whole program."""
-        source = self.source
-        parameters = tuple(t.name for t in source.parameters)
-        buffers = tuple(t.name for t in source.tensors.values() if t.kind == "buffer")
+        source, strategy = self.source, self.strategy
         # All of them, used or not, as the signature does not depend on the strategy.
-        for name in (*source.inputs, *parameters, *buffers):
-            self._arguments[name] = self._add(Argument(name=name))
+        parameters = tuple(t.name for t in source.parameters)
+        buffers = self.add_arguments(parameters)
+        self._reduced_beside = {} if self.evaluating else strategy.reduced_beside
+        self._products = {product.operator: product for product, _ in self._reduced_beside.values()}
+        # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
+        self._blocks = {edge.block for edge in strategy.unsharded.values()}
         self._gather_ahead()
         for op in source.operators:
             group = self.graph.group_of[op.name]
             region = self.strategy.region_of.get(group.name)
             self._begin(self.strategy.blocks.of[group.name])
             self.region = None if region is None else region.name
-            self._operator(op, group)
+            self.operator(op, group)
             self._begin_backward(op, group)
         self.region = None
         departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
         outputs, changed = (*source.outputs, *departing), tuple(source.mutations.values())
         leaving = {name: self._output(name) for name in dict.fromkeys((*source.outputs, *changed))}
         # Departing tensors keep their layout: the next stage takes them over as they are.
-        leaving |= {name: self._made[name] for name in departing}
+        leaving |= {name: self.made[name] for name in departing}
         results = tuple((name, leaving[name]) for name in (*outputs, *changed))
         return ForwardProgram(tuple(self.nodes), parameters, buffers, outputs, results, self._ahead)
 
-    def _add(self, node: Node) -> Node:
+    def add(self, node: Node) -> Node:
+        """Add a node, and return it."""
         self.nodes.append(node)
         return node
 
+    def add_arguments(self, parameters: tuple[str, ...]) -> tuple[str, ...]:
+        """Add the model's inputs, these parameters and all buffers; return the names of the buffers."""
+        buffers = tuple(t.name for t in self.source.tensors.values() if t.kind == "buffer")
+        for name in (*self.source.inputs, *parameters, *buffers):
+            self.argument(name)
+        return buffers
+
+    def argument(self, name: str) -> Node:
+        """Return what provides an input, a parameter, a buffer or a constant."""
+        if name not in self.arguments:
+            self.arguments[name] = self.add(Argument(name=name))
+        return self.arguments[name]
+
     # -- operators ----------------------------------------------------------------------------------
 
-    def _operator(self, op: Operator, group: Group) -> None:
+    def operator(self, op: Operator, group: Group) -> None:
+        """Add an operator, what brings its operands, and what becomes of its results."""
         configuration = self.strategy.configurations[group.name]
         if op.target == ARRIVE:
             # It is received in its layout here, whatever the layout of the whole.
-            made = {op.outputs[0]: self._arguments[op.inputs()[0]]}
+            made = {op.outputs[0]: self.arguments[op.inputs()[0]]}
         else:
             made = dict.fromkeys(op.outputs, self._compute(op, group))
         if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
             name, before, after = configuration.resolved
-            made[name] = self._move(made[name], Edge(name, before, after, group.name, "resolve"))
-        for name in self._views.get(op.name, ()):
-            gathered = self._brought[group.name, name]
-            if gathered is not self._arguments[name]:
-                self._add(KeepViews(reads={name: gathered}, region=self.region))
+            made[name] = self.move(made[name], Edge(name, before, after, group.name, "resolve"))
+        if group.name not in self._views:
+            self._views[group.name] = _left_as_views(group)
+        for name in self._views[group.name].get(op.name, ()):
+            gathered = self.brought[group.name, name]
+            if isinstance(gathered, Move):
+                self.add(KeepViews(reads={name: gathered}, region=self.region))
         for name, node in made.items():
-            self._made[name] = node
+            self.made[name] = node
             if name in self.strategy.hubs:
                 # At once, where it is made: every reader then starts from this one copy, as priced.
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
-                self._hubs[name] = self._move(node, edge)
+                self._hubs[name] = self.move(node, edge)
 
     def _compute(self, op: Operator, group: Group) -> Node:
         configuration = self.strategy.configurations[group.name]
@@ -301,7 +336,7 @@ class _Lowering:
         reads = {name: self._operand(name, configuration.layout(name), group) for name in names}
         product = self._products.get(op.name)
         hub = product.read if product is not None and product.read in self._hubs else ""
-        node = self._add(
+        node = self.add(
             Compute(op=op, call=call, product=product, passes_on=hub, reads=reads, region=self.region)
         )
         if hub:
@@ -339,9 +374,9 @@ class _Lowering:
             following = tuple(self._ahead.get(number + 1, ()))
             if {number, number + 1} & self._blocks:
                 names = (steps.edge.tensor for steps in (*own, *following))
-                shards = {name: self._arguments[name] for name in names}
+                shards = {name: self.arguments[name] for name in names}
                 # In no recomputed region, as the second forward must not gather ahead.
-                self._add(BeginBlock(block=number, own=own, following=following, reads=shards))
+                self.add(BeginBlock(block=number, own=own, following=following, reads=shards))
         self._begun = max(self._begun, block)
 
     def _begin_backward(self, op: Operator, group: Group) -> None:
@@ -352,8 +387,8 @@ class _Lowering:
             return
         if not {block - 1, block, block + 1, block + 2} & self._blocks:
             return
-        reads = {name: self._made[name] for name in op.outputs}
-        self._add(BeginBlockBackward(block=block, reads=reads, region=self.region))
+        reads = {name: self.made[name] for name in op.outputs}
+        self.add(BeginBlockBackward(block=block, reads=reads, region=self.region))
 
     # -- operands -----------------------------------------------------------------------------------
 
@@ -361,31 +396,29 @@ class _Lowering:
         kind = self.source.tensors[name].kind
         # Made inside the group, which passes it on unchanged.
         if kind == "activation" and name not in group.reads:
-            return self._made[name]
+            return self.made[name]
         if kind not in ("activation", "parameter"):
             return self._slice(name, layout)
         # One copy per group: its operators share the values moved for the first of them.
         key = group.name, name
-        if key not in self._brought:
+        if key not in self.brought:
             if kind == "parameter":
-                self._brought[key] = self._parameter(name, group)
+                self.brought[key] = self._parameter(name, group)
             else:
                 edge = Edge(name, self.strategy.source_layout(name), layout, group.name, "activation")
-                self._brought[key] = self._move(self._source(name), edge)
-        return self._brought[key]
+                self.brought[key] = self.move(self._source(name), edge)
+        return self.brought[key]
 
     def _parameter(self, name: str, group: Group) -> Node:
-        origin = self._arguments[name]
+        origin = self.arguments[name]
         if self.source.training and not self.graph.learns(name, group.name):
             # It may be trained elsewhere: here autograd would keep tensors for which no gradient comes back.
-            origin = self._add(Detach(reads={name: origin}, region=self.region))
-        return self._move(origin, self.strategy.use(name, group))
+            origin = self.add(Detach(reads={name: origin}, region=self.region))
+        return self.move(origin, self.strategy.use(name, group))
 
     def _slice(self, name: str, layout: Layout) -> Node:
         """Return what provides the shard of something that every rank has whole."""
-        if name not in self._arguments:
-            self._arguments[name] = self._add(Argument(name=name))
-        argument = self._arguments[name]
+        argument = self.argument(name)
         whole = all(self.strategy.mesh[a] == 1 or code in _WHOLE for a, code in enumerate(layout))
         # A constant may be kept at a reduced shape and expanded to the graph's; a slice does both.
         kept = self.source.constants.get(name)
@@ -393,16 +426,18 @@ class _Lowering:
         if whole and not expanded:
             return argument
         if (name, layout) not in self._slices:
-            self._slices[name, layout] = self._add(Slice(layout=layout, reads={name: argument}))
+            self._slices[name, layout] = self.add(
+                Slice(layout=layout, mesh=self.strategy.mesh, reads={name: argument})
+            )
         return self._slices[name, layout]
 
     def _source(self, name: str) -> Node:
         """Return what provides an activation to its readers."""
-        return self._hubs.get(name, self._made[name])
+        return self._hubs.get(name, self.made[name])
 
     # -- edges --------------------------------------------------------------------------------------
 
-    def _move(self, origin: Node, edge: Edge) -> Node:
+    def move(self, origin: Node, edge: Edge) -> Node:
         """Return what provides a tensor behind an edge; an edge that does nothing is no node."""
         _, of_product = self._reduced_beside.get(edge.tensor, (None, None))
         steps = self._ahead_of.get((edge.tensor, edge.reader)) or EdgeSteps.of(self.strategy, edge)
@@ -410,28 +445,27 @@ class _Lowering:
         if not does:
             return origin
         reads, product = {edge.tensor: origin}, edge == of_product
-        return self._add(Move(edge=edge, steps=steps, product=product, reads=reads, region=self.region))
+        return self.add(Move(edge=edge, steps=steps, product=product, reads=reads, region=self.region))
 
     def _output(self, name: str) -> Node:
         """Return what provides a result of the model, or a buffer's new value, whole on every rank."""
         if self.source.tensors[name].kind != "activation":
             return self._slice(name, (REPLICATE,) * len(self.strategy.mesh))
         source = self.strategy.source_layout(name)
-        return self._move(self._source(name), Edge(name, source, output_layout(source), "", "output"))
+        return self.move(self._source(name), Edge(name, source, output_layout(source), "", "output"))
 
 
-def _left_as_views(graph: GroupGraph) -> Mapping[str, Sequence[str]]:
-    """Return, for each operator, the parameters that its group has then finished reading but whose parts
-    (split, transposed) it leaves to other groups."""
+def _left_as_views(group: Group) -> Mapping[str, Sequence[str]]:
+    """Return, for each operator of a group, the parameters that the group has then finished reading but whose
+    parts (split, transposed) it leaves to other groups."""
     views: dict[str, list[str]] = {}
-    for group in graph.groups:
-        for name in (*group.parameters, *group.shared):
-            made, last = {name}, None
-            for op in group.operators:
-                if made.intersection(op.inputs()):
-                    last = op.name
-                    if made.issuperset(op.inputs()):
-                        made.update(op.outputs)
-            if last is not None and made.intersection(group.writes):
-                views.setdefault(last, []).append(name)
+    for name in (*group.parameters, *group.shared):
+        made, last = {name}, None
+        for op in group.operators:
+            if made.intersection(op.inputs()):
+                last = op.name
+                if made.issuperset(op.inputs()):
+                    made.update(op.outputs)
+        if last is not None and made.intersection(group.writes):
+            views.setdefault(last, []).append(name)
     return views

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -42,15 +41,6 @@ class StepEvent:
     def end_s(self) -> float:
         """Seconds from the start of the step to the end of the event."""
         return self.start_s + self.duration_s
-
-
-class MicroBatchSeconds(NamedTuple):
-    """The device's seconds of a micro-batch; ``scattering``: those that backward waits at its very end for
-    gradients on their way to their shards."""
-
-    forward: float
-    backward: float
-    scattering: float
 
 
 class _MemoryCurve:
@@ -126,8 +116,11 @@ class TimedStep:
             of that work.
         device_s, host_s: seconds that the step takes on the device alone, and on the host alone.
         compute_s, communication_s: seconds of computing, and of all collectives.
-        micro_batches: those of each micro-batch on the device.
-        closing_s: those after the last of them, ``reducing_s`` of which are spent waiting for buckets.
+        turns: (number of the first event, time on the device alone) when the forward and the backward of each
+            micro-batch begin, and after these when the end of the step begins, and when it is over.
+        scattering: seconds that the backward of each micro-batch waits at its very end for gradients on their
+            way to their shards.
+        reducing_s: seconds that the end of the step waits for buckets.
     """
 
     def __init__(self, step: Step, communication: CommunicationCosts, overlap: Overlap):
@@ -136,7 +129,8 @@ class TimedStep:
         self.moment_times: list[float] = []
         self.waits: list[int] = []
         self.together: dict[int, int] = {}
-        self.micro_batches: list[MicroBatchSeconds] = []
+        self.turns: list[tuple[int, float]] = []
+        self.scattering: list[float] = []
         self.compute_s = self.communication_s = self.reducing_s = self.host_s = 0.0
         self._host: list[float] = []  # the host's seconds to issue each moment
         self._memory = _MemoryCurve()
@@ -179,7 +173,7 @@ class TimedStep:
         step = self.step
         for number in range(step.micro_batches):
             self._run_micro_batch(first=number == 0, last=number == step.micro_batches - 1)
-        backward_end_s = self._now_s
+        self._turn()
         for position in range(step.last, len(step.instructions)):
             if step.instructions[position].moment.kind == "step":
                 self._wait_for_buckets()
@@ -187,7 +181,7 @@ class TimedStep:
         self._slow_down_work()
         self._memory.finish(self._now_s)
         self.end_s = self.device_s = self._now_s
-        self.closing_s = self._now_s - backward_end_s
+        self._turn()
         self.curve, self.states = self._memory.points, self._memory.states
         self._wait_for_host()
 
@@ -196,19 +190,23 @@ class TimedStep:
         self._worked_s, self._sent = 0.0, Counter()
         # What is left of collectives counts from here, as in the simulator, which repeats micro-batches.
         self._since_s, self._since_computed_s = self._now_s, self.compute_s
-        began_s, turned_s = self._now_s, None
-        for position in range(self.step.last):
-            if turned_s is None and self.step.instructions[position].moment.phase != "forward":
-                turned_s = self._now_s
+        self._turn()
+        phases = [now.moment.phase for now in self.step.instructions[: self.step.last]]
+        forward_end = next((i for i, phase in enumerate(phases) if phase != "forward"), self.step.last)
+        for position in range(forward_end):
             self._run_instruction(position)
-        turned_s = self._now_s if turned_s is None else turned_s
+        self._turn()
+        for position in range(forward_end, self.step.last):
+            self._run_instruction(position)
         # The work after the last collective is counted before the micro-batch is over, so that every one
         # pays for it.
         self._slow_down_work()
-        seconds = MicroBatchSeconds(turned_s - began_s, self._now_s - turned_s, self._scattering_s)
-        self.micro_batches.append(seconds)
+        self.scattering.append(self._scattering_s)
         if not last:
             self._memory.finish(self._now_s)
+
+    def _turn(self) -> None:
+        self.turns.append((len(self.events), self._now_s))
 
     def _run_instruction(self, position: int) -> None:
         now, begun_s = self.step.instructions[position], self._now_s
@@ -297,6 +295,8 @@ class TimedStep:
         self._slow_down_beside()
         before_s = self._now_s
         self._now_s = max([self._now_s, *self._busy.values()])
+        # Nothing is under way any longer that could slow down the optimizer.
+        self._flying_s = 0.0
         self.reducing_s = self._now_s - before_s
 
     def _send(self, sends: Sends, product: int | None) -> None:

@@ -5,9 +5,9 @@ All of it is plain data, in bytes of one rank and seconds of one step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 ALLOCATOR = ("requested", "allocated", "reserved", "reserved_expandable")
@@ -69,8 +69,11 @@ class EdgeRow:
 @dataclass(frozen=True)
 class TimelineEvent:
     """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective; in a
-    placed plan, ``device`` and its number, or ``link`` and the links that a message occupies. ``copies``: it
-    brings something to where it is used, and is not an operator of the model."""
+    placed plan, ``device`` and its number, or ``link`` and the links that a message occupies. In a pipeline
+    ``stage`` and its number has its actions, with their waits; ``device`` and the number of a place has the
+    work within them, ``link`` and that number its messages, or with axes behind it its collectives, and
+    ``link`` and the axis of stages what is sent when all are done.
+    ``copies``: it brings something to where it is used, and is not an operator of the model."""
 
     name: str
     lane: str
@@ -131,60 +134,7 @@ class OwnerRow:
 
 Owned = tuple[str, str, str, str, float, int, int, str, str]
 """(operator, tensor, what, kind, bytes, the first point of the curve with them, the first later point without
-them, since, until): an :class:`OwnerRow` in the form that a placed or pipelined point stores."""
-
-
-@dataclass(frozen=True)
-class Recording:
-    """The recorded step of a placed or pipelined point, as plain rows, which are read when looked at.
-
-    Attributes:
-        rows: the fields of each :class:`OperatorRow`, by name.
-        events: the fields of each :class:`TimelineEvent`, up to ``group``.
-        curve: the fields of each :class:`MemoryAt`.
-        owners: the owners of the bytes of this curve (:data:`Owned`); None if an older version saved it.
-    """
-
-    rows: Sequence[Mapping[str, Any]] = ()
-    events: Sequence[Sequence[Any]] = ()
-    curve: Sequence[Sequence[float]] = ()
-    owners: Sequence[Sequence[Any]] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        rows: Iterable[OperatorRow],
-        events: Iterable[Sequence[Any]],
-        curve: Iterable[Sequence[float]],
-        owners: Iterable[Owned],
-    ) -> Recording:
-        """Return the recording of these rows."""
-        plain = [{**asdict(row), "members": list(row.members), "options": list(row.options)} for row in rows]
-        return cls(plain, *(list(map(list, each)) for each in (events, curve, owners)))
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Recording:
-        """Return the recording that :meth:`to_data` wrote, maybe among other things."""
-        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the recording as plain data; nothing of an empty one."""
-        return {name: rows for name, rows in vars(self).items() if rows is not None} if self.rows else {}
-
-    def operator_rows(self) -> list[OperatorRow]:
-        """Return the rows of operators, or of stages."""
-        return [
-            OperatorRow(**{**row, "members": tuple(row["members"]), "options": tuple(row["options"])})
-            for row in self.rows
-        ]
-
-    def timeline(self) -> tuple[TimelineEvent, ...]:
-        """Return the events of the step."""
-        return tuple(TimelineEvent(*event) for event in self.events)
-
-    def memory_curve(self) -> tuple[MemoryAt, ...]:
-        """Return the memory of the fullest device or rank."""
-        return tuple(MemoryAt(*at) for at in self.curve)
+them, since, until): what an :class:`OwnerRow` says at one of these points."""
 
 
 class TwoQueues(Protocol):

@@ -357,6 +357,8 @@ class StepSimulator:
         before_buckets = self.time
         for busy in self.busy.values():
             self.waited = np.where(busy > self.time, busy - self.worked, self.waited)
+        # Nothing is under way any longer that could slow down the optimizer.
+        self.flying = np.zeros(batch.count)
         reducing = self.time - before_buckets
         self._advance(range(step, moments))
         self._count_slower_work(done)

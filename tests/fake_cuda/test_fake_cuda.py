@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[2]
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}
 """Recurrent layers come apart into cells without cuDNN, which send and keep alive other things."""
 WITHIN, PLACED = 0.01, 0.015
-"""How far memory may be from what is predicted; of a placed plan, whose gradients from other devices are
-added up when their maker runs, and not, as simulated, when they come."""
+"""How far memory may be from what is predicted; of a placed plan, where values from other devices lie in
+another memory order than those made on the device, for which an operator was observed: attention on such
+values copies its result."""
 
 
 def case(model: str, dtype: str = "float32", kind: str = "sharded", seed: int = 0) -> dict[str, Any]:

@@ -398,6 +398,28 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
     assert 0.0 <= found.busiest.exposed_s <= found.busiest.communication_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule", "seed"),
+    [
+        # Groups whose gradients wait in one storage, in an order that is not that of forward.
+        ("zoo:llama-tiny", "zero_bubble", 1),
+        # A gradient that an operator shares between its reads, and another reader's is added to.
+        ("tests.simulate.held_out:convnext", "zero_bubble", 0),
+        # Two stages of one place: what the first gave is kept by both; the second's parameters come later.
+        ("tests.pipeline.models:deep", "zbv", 2),
+        # Gradients of two tensors that come from the second in one storage.
+        ("tests.pipeline.models:deep", "zbv", 4),
+    ],
+)
+def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
+    name: str, schedule: str, seed: int
+) -> None:
+    loaded = load_model(ModelSpec(name))
+    strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
+    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.003)
+
+
 def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
     # The last place of 1F1B has its peak there: Adam's temporaries of two layers.
     loaded = load_model(ModelSpec("tests.costs.models:four"))

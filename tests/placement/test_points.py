@@ -23,15 +23,14 @@ from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.exploration.frontier_table import split_words
 from tensoropt.placement import Placement, simulate_placement
-from tensoropt.placement.points import placed_strategy, plan_part
+from tensoropt.placement.points import events_of, operator_rows, placed_strategy, plan_part
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
+from tensoropt.plan.spent import NOTHING, spent_by_group
 from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.results import simulated_answer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
-from tensoropt.report.detail import detail
-from tensoropt.report.explain import detail_lines
 from tests.planners.problems import frontier, small
 
 
@@ -136,7 +135,7 @@ def explored() -> Exploration:
     graph = question.placing()
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
     found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
-    point = found.whole()
+    point = found.point
     other = point.changed(planner="somebody else", memory_bytes=1.0, time_s=1e9)
     return replace(question.base, points=(other, *frontier("gpt2")), others=(point, other))
 
@@ -169,69 +168,35 @@ def test_its_figures_are_the_simulators(explored):
 
 def test_its_figures_are_those_of_all_micro_batches():
     question = small("gpt2", ((2,),), (1, 2))
-    points = {}
+    points, tables = {}, {}
     for count in (1, 2):
         graph = question.placing(count)
         size = graph.problem.size
         half = Placement.in_order([2 * i // size for i in range(size)], 2)
-        points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).whole()
+        points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).point
         plan = question.base.plan_of(points[count])
         assert plan.micro_batches == count
         strategy = placed_strategy(Plan.model_validate_json(plan.to_json()), question.prepared.graph)
         assert (strategy.micro_batches, strategy.placement.device) == (count, half.device)
         sent = sum(n for *_, n in points[count].collectives)
         assert sent == count * len(strategy.transfers)
-        table = points[count].record.recording.rows
-        once = float(graph.problem.forward_s[0, 0])
-        assert table[0]["forward_s"] == pytest.approx(count * once)
+        simulated = simulate_placement(graph.problem, half)
+        names = [op.name for op in graph.graph.operators]
+        spent = spent_by_group(events_of(simulated), set(names))
+        every = {name: spent.get(name, NOTHING) for name in names}
+        tables[count] = operator_rows(graph.graph, simulated, every, 2 * graph.prices.compute())
+        assert tables[count][0].forward_s == pytest.approx(count * float(graph.problem.forward_s[0, 0]))
     assert points[1].space != points[2].space
     assert points[1].identity != points[2].identity
-    kept = [sum(row["kept_bytes"] for row in points[count].record.recording.rows) for count in (1, 2)]
+    kept = [sum(row.kept_bytes for row in tables[count]) for count in (1, 2)]
     # Values that do not follow the batch, such as those of positions, are there once for each.
     assert kept[0] <= kept[1] < 1.2 * kept[0]
-    names = {event[0] for event in points[2].record.recording.events if event[4] == "forward"}
+    names = {event.name for event in events_of(simulated) if event.phase == "forward"}
     assert {name.rsplit(" ", 1)[1] for name in names} == {"0", "1"}
 
 
-def test_its_parts_are_what_the_busiest_device_computes(explored):
-    """Summed by hand from the tasks that the simulation ran on that device."""
-    point, question = explored.others[0], small("gpt2")
-    strategy = placed_strategy(explored.plan_of(point), question.prepared.graph)
-    simulated = simulate_placement(question.placing().problem, strategy.placement)
-    busiest = max(range(2), key=lambda device: simulated.busy_s[device])
-    loaded = explored.all_points.index(point)
-    told = detail(explored, loaded)
-    assert sum(part.seconds for part in told.parts) == pytest.approx(point.time_s)
-    groups, seconds = question.prepared.graph.group_of, {}
-    for event in simulated.timeline.events:
-        if event.task.duration_s and event.task.resources[0] == f"device {busiest}":
-            group = groups.get(event.task.group)
-            kind = group.anchor.target if group is not None else event.task.phase
-            seconds[kind] = seconds.get(kind, 0.0) + event.task.duration_s
-    linear = sum(part.seconds for part in told.parts if part.title.startswith("linear "))
-    assert linear == pytest.approx(
-        seconds.get("aten.addmm.default", 0) + seconds.get("aten.linear.default", 0)
-    )
-    optimizer = sum(part.seconds for part in told.parts if part.title == "the optimizer")
-    assert optimizer == pytest.approx(seconds.get("optimizer", 0.0))
-    # The rows of the table are the timeline's, too.
-    for row in told.operators:
-        own = [e for e in told.timeline if e.group == row.group and e.is_computing]
-        assert row.compute_s == pytest.approx(sum(e.duration_s for e in own), abs=1e-15)
-
-
-def test_it_is_explained(explored):
-    index = len(explored.all_points) - 1
-    told = detail(explored, index)
-    text = "\n".join(detail_lines(told, 5))
-    assert "device: 0" in text
-    assert told.peak.total == explored.others[0].tensor_bytes
-    assert {e.lane for e in told.timeline if not e.lane.startswith("link ")} == {"device 0", "device 1"}
-    assert told.trace()["traceEvents"]
-    assert split_words(explored, index) == "placed on 2 devices"
-
-
 def test_it_is_exported(explored, tmp_path):
+    assert split_words(explored, len(explored.all_points) - 1) == "placed on 2 devices"
     write_frontier_csv(explored, tmp_path / "frontier.csv")
     write_strategies_csv(explored, tmp_path / "strategies.csv")
     with open(tmp_path / "frontier.csv", newline="") as file:

@@ -6,6 +6,7 @@ Constraints reach the placed problem, or are refused by name.
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ import torch
 from tensoropt.capture import capture
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.costs.source import CostSource
+from tensoropt.engine.models import ModelSpec
+from tensoropt.engine.models import load_model as load_captured
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph, lanes
@@ -28,6 +31,7 @@ from tensoropt.question.settings import Settings
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.verify.random_strategies import random_splits
 
 TWO_KINDS = {
     "devices": [{"kind": "H100-80GB", "count": 1}, {"kind": "V100-16GB", "count": 1}],
@@ -168,6 +172,26 @@ def test_data_parallel_pieces_share_the_work(priced: PricedGraph) -> None:
     assert simulated.peak_bytes[2:] == (0,) * 6
     pieces = [i for i, op in enumerate(both.graph.operators) if op.kind == "piece" and op.index == 1]
     assert both.problem.stored_bytes[pieces].sum() == 0  # parameters stay with their variables
+
+
+def test_the_pieces_of_a_gradient_are_gone_before_it_is_cast(tmp_path: Path) -> None:
+    loaded = load_captured(ModelSpec("zoo:mlp", compute_dtype="bfloat16"))
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        costs = CostSource(load_cluster("cpu:2"), store, Settings(measure="never"), None)
+        graph = PlacedPrices(loaded.graph, costs.cluster, costs).price(
+            random_splits(loaded.graph, 2, random.Random(0), 1.0)
+        )
+    tensors, seen = loaded.graph.atoms.graph.tensors, set()
+    for number, op in enumerate(graph.graph.operators):
+        cuts = {(v.code, v.count) for v in op.writes if v.code is not None}
+        if op.kind == "variable" and len(cuts) <= 1:
+            # bfloat16 as it is read, float32 as it is stored. One piece after another is joined; where others
+            # hold the pieces, they are there beside both.
+            elements = tensors[op.parameters[0]].elements
+            assert graph.problem.backward_peak_bytes[number] == 4 * elements
+            assert graph.problem.handed_peak_bytes[number] == (6 if cuts else 4) * elements
+            seen.add(len(cuts))
+    assert seen == {0, 1}
 
 
 def test_splits_add_up(priced: PricedGraph) -> None:

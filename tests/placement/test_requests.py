@@ -31,9 +31,9 @@ def test_devices_by_hand() -> None:
     # The copy of a, c; both are done with when c is sent. Then c's gradient comes, and makes that of a.
     assert signed_bytes([*other.step, *other.end]) == [10, 30, -10, -30, 30, 10, -30, -10]
     # a, and what b saves, stay for backward; b; c, once it is asked for. d makes b's gradient and c's, and b
-    # its share of a's; the other share comes last.
+    # its share of a's. The other share comes last: for a moment both, 20 bytes, are there beside their sum.
     assert signed_bytes([*own.step, *own.end]) == [
-        10, 5, 20, 30, -20, -30, 30, 20, 10, -5, -10, -20, -10, -30, 10, -10
+        10, 5, 20, 30, -20, -30, 30, 20, 10, -5, -10, -20, -10, -30, 10, 20, -10, -20
     ]  # fmt: skip
     assert own.replay().requested == simulated.peak_bytes[0]
 

@@ -118,7 +118,8 @@ def test_a_sum_hands_its_gradient_to_its_operands() -> None:
     in the gradient of s, and with their sum, which is new."""
     assert alive(residual()) == {"d": 10, "c": 10, "b": 30, "a": 10}
     own = tuple(replace(t, gradients_in={}) for t in residual().tensors)
-    assert alive(residual(tensors=own)) == {"d": 10, "c": 30, "b": 40, "a": 10}
+    # b's share is new, but b's gradient is gone when the sum is made.
+    assert alive(residual(tensors=own)) == {"d": 10, "c": 30, "b": 30, "a": 10}
 
 
 def test_a_share_may_lie_in_a_larger_storage_or_not_exist() -> None:
@@ -170,21 +171,36 @@ def test_without_an_order_a_message_needs_no_place_in_it() -> None:
         assert max(simulated.peak_bytes) >= 10
 
 
-def test_gradients_that_all_come_from_other_devices_are_one_sum_when_they_are_needed() -> None:
-    """a is read on two other devices only: its backward has their sum alive, and neither message."""
-    a, b, s = residual().tensors
-    tensors = (replace(a, gradients_in={}), replace(b, gradients_in={}), replace(s, gradients_in={}))
-    placement = Placement.in_order((0, 1, 2, 2), 3)
+@pytest.mark.parametrize(
+    ("devices", "given", "most"),
+    [
+        # Two messages and their sum, before the backward that has only the sum.
+        ((0, 1, 2, 2), 0, 30),
+        # The share of a reader on the same device, the message, their sum.
+        ((0, 0, 1, 1), 0, 30),
+        # One message is the gradient.
+        ((0, 1, 1, 1), 0, 10),
+        # What the backward itself has alive comes later.
+        ((0, 1, 2, 2), 15, 30),
+        ((0, 1, 2, 2), 50, 60),
+    ],
+)
+def test_gradients_from_other_devices_are_added_before_the_backward_that_needs_them(
+    devices: tuple[int, ...], given: float, most: float
+) -> None:
+    """Of a, which b and c read."""
+    tensors = tuple(replace(tensor, gradients_in={}) for tensor in residual().tensors)
     per_byte = np.where(np.eye(3, dtype=bool), 0.0, 0.1)
-    devices = DeviceSet(
+    links = DeviceSet(
         capacity_bytes=np.full(3, 1e3), latency_s=np.zeros((3, 3)), seconds_per_byte=per_byte, lanes={}
     )
     seconds = {name: np.ones((4, 3)) for name in ("forward_s", "backward_s")} | {"update_s": np.zeros((4, 3))}
-    problem = residual(tensors=tensors, devices=devices, **seconds)
-    timeline = simulate_placement(problem, placement).timeline
+    peaks = np.array([given, 0, 0, 0])
+    problem = residual(tensors=tensors, devices=links, backward_peak_bytes=peaks, **seconds)
+    timeline = simulate_placement(problem, Placement.in_order(devices, 3)).timeline
     last = next(e for e in timeline.events if e.task.phase == "backward" and e.task.name == "a")
     running = [kinds for at, kinds in timeline.memory("device 0") if at <= last.start_s]
-    assert sum(running[-1].values()) == 10
+    assert sum(running[-1].values()) == most
 
 
 def test_a_view_takes_nothing_more_where_it_is_made() -> None:

@@ -79,16 +79,10 @@ def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path:
     assert [point.kind for point in found.others] == [PLACED, PIPELINED, PLACED, PLACED]
     assert found.keys[6:9] == ("651940bd85417f03", "53dee8fe3aaaea02", "6f738a24fe87810d")
     assert found.names[7:9] == ("16 micro-batches · PP 2 GPipe", "placed on 2 devices · 4 operators cut")
-    pipeline, placed = detail(found, 7), detail(found, 8)
-    assert [(row.title, row.memory_bytes, row.compute_s, row.communication_s) for row in placed.places] == [
-        ("device 0", 13193280.0, 0.0002640372935814045, 5.421782624837239e-05),
-        ("device 1", 31023424.0, 0.00026414917432561794, 0.0001464267249723037),
-    ]
-    assert [row.title for row in pipeline.places] == ["place 0, stage 0", "place 1, stage 1"]
-    first = [(part.title, part.seconds) for part in (pipeline.parts[1], placed.parts[0])]
-    assert first == [
-        ("linear layers.* (2 ×)", 0.000377846967744075), ("linear layers.* (3 ×)", 0.00017500000000000003),
-    ]  # fmt: skip
+    # Its costs do not include those of plans without indices.
+    for index in (7, 8):
+        with pytest.raises(TensorOptError, match="not saved, or are of another version; explore again"):
+            detail(found, index)
     found.save(tmp_path)
     assert load_exploration(tmp_path).others == found.others
 

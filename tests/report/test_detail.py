@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
 
 import tensoropt
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import load_exploration
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.plan.kinds import PIPELINED, PLACED, PlanKind
+from tensoropt.plan.spent import is_of_group
 from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.explain import detail_lines
 from tensoropt.report.rebuilt import rebuilt
-from tensoropt.report.step_parts import Detail, write_trace
+from tensoropt.report.step_parts import COMPUTING, Detail, write_trace
 from tensoropt.simulate.recording import COMPUTE
 from tests.costs.models import gates
 from tests.plan.explorations import small_exploration
@@ -189,3 +191,60 @@ def test_operators_and_what_is_beside_them_add_up_to_the_headline(loaded, detail
         assert sum(s.memory_bytes for s in every) == pytest.approx(sum(point.memory), rel=1e-12)
         assert "total" in "\n".join(detail_lines(told, 3))
     assert any(share.compute_s for _, told in details for share in told.shares()[1])
+
+
+@pytest.mark.parametrize("kind", [PIPELINED, PLACED], ids=lambda kind: kind.name)
+def test_plans_of_stages_are_shown_operator_by_operator(
+    staged: dict[str, Exploration], kind: PlanKind
+) -> None:
+    """All parts add up to the step of the busiest place, and each place's work is that of its lane."""
+    found = staged[kind.name]
+    indices = [index for index, point in enumerate(found.points) if point.kind is kind]
+    assert indices
+    for index in indices:
+        told, point = detail(found, index), found.points[index]
+        assert sum(part.seconds for part in told.parts) == pytest.approx(point.time_s)
+        computing = [part for part in told.parts if part.key == COMPUTING]
+        assert sum(part.seconds for part in computing) == pytest.approx(point.compute_s)
+        assert told.peak.total == pytest.approx(point.memory_bytes - sum(point.terms.values()), rel=1e-9)
+        rows = {row.group: row for row in told.operators}
+        assert len(rows) == len(told.operators)
+        assert {*found.plan(index).operators} <= {*rows}
+        work, own = Counter(), Counter()
+        for event in told.timeline:
+            if event.is_computing:
+                work[event.lane] += event.duration_s
+                if is_of_group(event, rows):
+                    own[event.group] += event.duration_s
+        # What copies before the first forward, while parameters are gathered, is not in the lane.
+        assert [work[f"device {i}"] for i in range(len(told.places))] == pytest.approx(
+            [place.compute_s for place in told.places], rel=0.01
+        )
+        for row in told.operators:
+            assert row.source
+            assert row.compute_s - row.copies_s <= own[row.group] * (1 + 1e-9)
+        ends = [event.start_s + event.duration_s for event in told.timeline]
+        assert max(ends) == pytest.approx(point.time_s)
+        assert told.trace()["traceEvents"]
+
+
+def test_the_parts_of_a_placed_plan_are_what_its_busiest_device_computes(
+    staged: dict[str, Exploration],
+) -> None:
+    """Summed by hand from the tasks that the simulation ran on that device."""
+    found = staged[PLACED.name]
+    index = next(index for index, point in enumerate(found.points) if point.kind is PLACED)
+    again, told = rebuilt(found, index, recorded_of(found)), detail(found, index)
+    simulated = again.plan.evaluated(again.costs())
+    busiest = max(range(2), key=lambda device: simulated.busy_s[device])
+    groups, seconds = recorded_of(found).grouped.group_of, Counter()
+    for event in simulated.timeline.events:
+        if event.task.duration_s and event.task.resources[0] == f"device {busiest}":
+            group = groups.get(event.task.group)
+            kind = group.anchor.target if group is not None else event.task.phase
+            seconds[kind] += event.task.duration_s
+    linear = sum(part.seconds for part in told.parts if part.title.startswith("linear "))
+    assert linear == pytest.approx(seconds["aten.addmm.default"] + seconds["aten.linear.default"])
+    optimizer = sum(part.seconds for part in told.parts if part.title == "the optimizer")
+    assert optimizer == pytest.approx(seconds["optimizer"])
+    assert "device: 0" in "\n".join(detail_lines(told, 5))

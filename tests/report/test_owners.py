@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,7 @@ from tensoropt.report.detail import detail
 from tensoropt.report.owners import PointOwners, point_owners, until_words
 from tensoropt.saved import owners
 from tensoropt.units import format_bytes, format_seconds
-from tests.pipeline.test_points import explored as pipelined
-from tests.pipeline.test_points import found
-from tests.placement.test_points import explored as placed
 
-__all__ = ["found", "pipelined", "placed"]
 SHIPPED = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
 
 
@@ -59,7 +54,8 @@ def test_at_the_peak_by_default(shipped, of_shipped):
     assert owners(SHIPPED, 0) == at
 
 
-def test_of_a_placed_plan_too(placed):
+def test_of_a_placed_plan_too(staged):
+    placed = staged[PLACED.name]
     carrying = [i for i, point in enumerate(placed.all_points) if point.kind is PLACED]
     told = point_owners(placed, carrying[0])
     assert told.curve == detail(placed, carrying[0]).memory_curve
@@ -74,10 +70,10 @@ def test_of_a_placed_plan_too(placed):
     } <= whats
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_of_a_pipeline_by_stage_and_micro_batch(pipelined, tmp_path, index):
-    pipelined.save(tmp_path)
-    told = point_owners(load_exploration(tmp_path), index)
+def test_of_a_pipeline_by_stage_and_micro_batch(staged):
+    pipelines = staged[PIPELINED.name]
+    index = max(range(len(pipelines.points)), key=lambda i: pipelines.plan(i).micro_batches)
+    told = point_owners(pipelines, index)
     check(told)
     assert told.note == PIPELINED.owners
     rows = [row for number in range(len(told.curve)) for row in told.at(number).rows]
@@ -86,14 +82,6 @@ def test_of_a_pipeline_by_stage_and_micro_batch(pipelined, tmp_path, index):
     assert {"micro-batch 0", "micro-batch 3"} <= micro_batches
     assert {"saved inside for backward", "workspace"} <= {row.what for row in rows}
     assert all(row.operator.startswith("stage ") or row.tensor == "messages" for row in rows)
-
-
-def test_a_point_saved_before_there_were_owners_says_so(pipelined):
-    point = pipelined.points[0]
-    old = replace(point.record, recording=replace(point.record.recording, owners=None))
-    earlier = replace(pipelined, points=(point.changed(record=old),))
-    with pytest.raises(TensorOptError, match=r"point 1 was saved without the owners .* explore again"):
-        point_owners(earlier, 0)
 
 
 def test_a_time_finds_the_moment_that_holds_then(of_shipped):

@@ -11,9 +11,10 @@ from tensoropt.cluster import load_cluster
 from tensoropt.errors import ClusterError, TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.kinds import PIPELINED, PLACED, PlanKind
+from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.rebuilt import rebuilt, strategy_on
-from tests.report.conftest import Explored
+from tests.report.conftest import Explored, gpt2
 
 STAGED = pytest.mark.parametrize("kind", [PIPELINED, PLACED], ids=lambda kind: kind.name)
 
@@ -32,6 +33,14 @@ def test_saved_costs_give_the_figures_of_the_points(staged: dict[str, Exploratio
 
 def test_saved_costs_give_the_figures_of_sharded_points(gpus: Explored) -> None:
     check_figures(replace(gpus.found, points=gpus.found.points[::40]))
+
+
+def test_blocks_that_might_be_recomputed_take_no_memory_of_a_split_backward() -> None:
+    """The search knows how to recompute either of two equal blocks; the saved plan recomputes none."""
+    pin = {"pipeline": {"stages": 2, "schedule": "zero_bubble"}}
+    how = {"measure": "never", "placements": "never", "micro_batches": [2], "constraints": pin}
+    with ProfileStore(":memory:") as store:
+        check_figures(tensoropt.explore(*gpt2(n_layer=3), cluster="cpu:2", store=store, **how))
 
 
 @STAGED

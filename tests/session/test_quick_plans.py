@@ -17,11 +17,9 @@ from tensoropt.api import _evaluated, _model_info, _prepared, compare, recost
 from tensoropt.cluster import load_cluster
 from tensoropt.execute import parallelize
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.placement.points import placed_record
 from tensoropt.plan import kinds
 from tensoropt.plan.plan import load_plan
 from tensoropt.plan.point import SAME, Point
-from tensoropt.planners import results
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.quick import (
     FEW_GROUPS,
@@ -190,24 +188,6 @@ def test_recosting_and_comparing_keep_them(found: Exploration, store: ProfileSto
     (row, *_) = beside.comparison
     last = beside.points[-1]
     assert (row["points"], row["time_s"], row["gap"]) == (len(beside.points), last.time_s, 0.0)
-
-
-def test_only_what_comes_in_is_recorded(
-    found: Exploration, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whose the memory is at each moment takes as long to find out as the simulation, for plans of which most
-    are not among the points."""
-    made = []
-
-    def recorded(*args: Any) -> dict[str, Any]:
-        made.append(args)
-        return placed_record(*args)
-
-    monkeypatch.setattr(results, "placed_record", recorded)
-    again = explored(store)
-    simulated = sum(row["points"] for name, row in again.report["tried"].items() if name in ALL_PLACED)
-    assert 0 < len(made) == len(placed(again)) < simulated
-    assert again.points == found.points
 
 
 # -- what may not ---------------------------------------------------------------------------------

@@ -462,8 +462,12 @@ def test_every_edge_is_moved_along_once_and_gathered_once_for_its_readers(build,
 
 def test_units_are_a_region_behind_what_it_reads_in_order() -> None:
     x = Argument(name="x")
-    first, between, second = Slice(reads={"x": x}, layout=(0,), region="r"), Detach(reads={"x": x}), Detach()
-    last = Slice(reads={"y": between, "z": second, "x": first}, layout=(0,), region="r")
+    first, between, second = (
+        Slice(reads={"x": x}, layout=(0,), mesh=(1, 2), region="r"),
+        Detach(reads={"x": x}),
+        Detach(),
+    )
+    last = Slice(reads={"y": between, "z": second, "x": first}, layout=(0,), mesh=(1, 2), region="r")
     program = ForwardProgram((x, first, between, second, last), (), (), (), (), {})
     assert list(program.units()) == [(x,), (between,), (second,), (first, last)]
 

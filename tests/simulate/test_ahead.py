@@ -166,6 +166,28 @@ def test_computing_is_as_slow_in_every_micro_batch(micro: int) -> None:
     assert figures(evaluated)[1] == pytest.approx(micro * (15.0 + 6 * 0.08))
 
 
+def test_nothing_slows_down_an_optimizer_that_has_waited_for_all() -> None:
+    """Copies of weights that lie on two axes are gathered behind the optimizer, which comes behind all
+    buckets: it computes beside nothing."""
+    graph = problem(four).graph
+    whole, sharded = ["R", "R/P", "R/P"], ["held", "S(0)", "S(1)"]
+    names = [tensor.name for tensor in graph.atoms.graph.parameters]
+    data = {
+        "mesh": [1, 2, 2],
+        "groups": {group.name: ["none", "d0", "d0"] for group in graph.groups},
+        "hubs": {},
+        "stored": dict(zip(names, (whole, sharded, sharded, whole), strict=True)),
+    }
+    found, stepping = Strategy.from_data(data, graph), Hand()
+    stepping.optimizer_s_per_element = 1e-3
+    optimizer_s = []
+    for overlap in (BLOCKING, replace(BESIDE, slower=0.25)):
+        some, none = (evaluated_at(found, each, PerByte(1.5 / W), overlap) for each in (stepping, Hand()))
+        optimizer_s.append(figures(some)[1] - figures(none)[1])
+        assert some.timed().compute_s == pytest.approx(figures(some)[1])
+    assert optimizer_s[1] == pytest.approx(optimizer_s[0]) != 0.0
+
+
 def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
     """Autograd adds the embedding's and the head's in bfloat16; only micro-batches add up in float32."""
     loaded = load_model(ModelSpec("zoo:gpt2-tiny", compute_dtype="bfloat16"))

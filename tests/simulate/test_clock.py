@@ -40,12 +40,13 @@ def assert_figures_are_the_simulators(evaluated: Evaluation) -> None:
     assert timed.exposed_s == pytest.approx(of.exposed_s[row], **exact)
     assert timed.host_s == pytest.approx(of.host_s[row], **exact)
     assert timed.time_s - timed.device_s == pytest.approx(of.idle_s[row], **exact)
-    parts, done = of.parts, timed.micro_batches
+    *turns, end_s = np.diff([time_s for _, time_s in timed.turns])
+    parts, done = of.parts, list(zip(turns[::2], turns[1::2], timed.scattering, strict=True))
     slower = max(timed.host_s / timed.device_s, 1.0)
     chosen = np.array([done[0], done[min(1, len(done) - 1)], done[-1]]) * slower
     for number, seconds in enumerate((parts.forward_s, parts.backward_s, parts.scattering_s)):
         assert chosen[:, number].tolist() == pytest.approx(seconds[row].tolist(), **exact)
-    assert timed.closing_s * slower == pytest.approx(parts.end_s[row], **exact)
+    assert end_s * slower == pytest.approx(parts.end_s[row], **exact)
     assert timed.reducing_s * slower == pytest.approx(parts.reducing_s[row], **exact)
     # Memory is counted in whole bytes.
     step, memory = timed.step, timed.step.memory

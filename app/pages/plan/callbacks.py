@@ -7,6 +7,7 @@ from typing import Any
 from dash import html, no_update
 
 from tensoropt.plan.facts_table import named
+from tensoropt.plan.kinds import PlanKind
 
 from ...context import Context
 from ...figures.timeline import memory_figure, timeline_figure
@@ -60,7 +61,7 @@ def _words(context: Context, pick: Any) -> Any:
         _headline(context, data, view, detail),
         [*_bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
         _bar(step_bar(data, view.point)),
-        note(missing(data, view.point, why)),
+        note(about_rows(data.exploration.all_points[view.point].kind, why)),
         difference(data, view),
     )
 
@@ -82,13 +83,11 @@ def _figures(context: Context, pick: Any, scheme: Any, kept: Any, page: Any) -> 
     return *overlaid(context, data, detail, kept, curve, timeline, str(scheme)), {}
 
 
-def missing(data: FrontierData, point: int, why: str) -> str:
-    """Say what the page does not show of a plan; "" if everything is there."""
+def about_rows(kind: PlanKind, why: str) -> str:
+    """Say why costs of single operators are not shown, or whose they are; "" if they are every device's."""
     if why:
         return f"Timelines and the costs of single operators are not shown: {why}"
-    of_point = data.exploration.all_points[point]
-    host = ", and for its host, which is slower than the device" if of_point.host_bound else ""
-    return of_point.kind.gaps.format(host=host)
+    return kind.rows and f"Operators: {kind.rows}; below them, the {kind.place}s. Timeline: {kind.lanes}."
 
 
 def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:

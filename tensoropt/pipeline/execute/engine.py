@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import (
 
 from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gradients import Pending
-from tensoropt.engine.lower import LoweredStrategy
+from tensoropt.engine.lower import Lowered
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.pipeline.execute.stage import (
@@ -41,7 +41,7 @@ _SEVERAL: dict[str, type[PipelineScheduleMulti]] = {
 """PyTorch's schedules for one stage per rank, and for several."""
 
 
-class PipelinedEngine(Engine[LoweredStrategy, Pending]):
+class PipelinedEngine(Engine[Pending]):
     """Runs the stages of a pipelined plan that lie on this rank.
 
     The loss comes from the last stage; every rank gets it. A buffer that a step changes is up to date on the
@@ -117,7 +117,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     # -- modules ------------------------------------------------------------------------------------------
 
-    def _lower(self, *, evaluating: bool) -> LoweredStrategy:
+    def _lower(self, *, evaluating: bool) -> Lowered:
         raise AssertionError("a pipeline has a lowered module for each of its stages")
 
     @property

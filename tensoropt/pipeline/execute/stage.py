@@ -30,6 +30,7 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.layouts import local_shape
 from tensoropt.pipeline.stages import Stage, arriving_group, departing_group
 from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.profiling.fact_finding import add_weight_gradients
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead
 from tensoropt.sharding.strategy import Strategy
 
@@ -544,13 +545,26 @@ class RunningStage(PipelineStage):
         if not self.is_last:
             # The schedule holds these until backward is over, but only needs their nodes.
             self._empty(self.fwd_cache[bwd_chunk_id][0])
+        arrived = self.fwd_cache[bwd_chunk_id][1]
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.engine.end_backward_of()
         if not full_backward and not self.is_first:
+            # The graph keeps what arrived for the gradients of parameters; its own gradient goes back.
+            for value in arrived:
+                value.grad = None
             # Parameters need only the groups; the rest would keep the messages received and sent alive.
             _, groups, _, _ = self.backward_state[bwd_chunk_id]
             self.backward_state[bwd_chunk_id] = (), groups, (), None
+
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Run a backward, or a part of one."""
+        if backward_type != "weight":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        add_weight_gradients(bwd_kwargs["param_groups"])
+        return (), None
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run the rest of a micro-batch's backward: the gradients of parameters."""

@@ -8,25 +8,24 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.engine.engine import Engine, TargetCounts, device_of
+from tensoropt.engine.lower import Lowered
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.lower import (
     LocalDevices,
-    LoweredPart,
-    Place,
     PlacedParameters,
     StepContext,
     Tape,
     TapedStep,
-    lower_part,
+    lower_placed,
 )
 from tensoropt.placement.execute.operators import Cut
-from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transfer, Transport, schedule_of
-from tensoropt.placement.graph import Value
+from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transport
+from tensoropt.placement.program import schedule_of
 from tensoropt.placement.strategy import PlacedStrategy
 
 
-class PlacedEngine(Engine[LoweredPart, TapedStep]):
+class PlacedEngine(Engine[TapedStep]):
     """Runs a placed plan in one process per device, or in one process with all devices.
 
     With several micro-batches, the forwards run one after another in the model's call, and the backwards in
@@ -77,24 +76,22 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         elif devices is None and dist.is_initialized():
             runtime = Runtime((1, count), seed=seed, device=base)
             self.local = LocalDevices((runtime.rank,), (base,) * count)
-            self.transport = Job() if runtime.distributed else Alone()
+            self.transport = Job() if runtime.distributed else Alone(self.local.devices)
         else:
             where = _all_devices(strategy, base) if devices is None else tuple(map(torch.device, devices))
             if len(where) != count:
                 raise PlanError(f"the plan is for {count} devices, but {len(where)} are given")
             self.local = LocalDevices(tuple(range(count)), where)
-            runtime, self.transport = Runtime((1,), seed=seed, device=self.local.first), Alone()
+            runtime, self.transport = Runtime((1,), seed=seed, device=self.local.first), Alone(where)
         super().__init__(strategy, values, runtime)
-        self.context = StepContext(self.transport, self.regathered)
+        self.context = StepContext(strategy, self.local, self.transport)
         self.shards = PlacedParameters(strategy, self.local, runtime, self.transport, values)
         # The losses of micro-batches, or of pieces, divide by what counts in the whole batch.
-        whole_counts = TargetCounts(strategy.graph, runtime.device) if self.lowered.counts else None
+        whole_counts = TargetCounts(strategy.graph, runtime.device) if self.lowered.program.counts else None
         self.counts = whole_counts or self._make_counts()
 
-    def _lower(self, *, evaluating: bool) -> LoweredPart:
-        return lower_part(
-            self.strategy, self.schedule, self.local, self.runtime, self.context, evaluating=evaluating
-        )
+    def _lower(self, *, evaluating: bool) -> Lowered:
+        return lower_placed(self.schedule.forward, self.runtime, self.context, evaluating=evaluating)
 
     # -- forward ----------------------------------------------------------------------------------
 
@@ -103,16 +100,17 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     ) -> tuple[torch.Tensor, ...]:
         count = self.strategy.micro_batches
         tapes = [Tape(self._anchor) for _ in range(count)] if training else []
-        made: list[dict[Value, torch.Tensor]] = []
+        made: list[dict[str, torch.Tensor]] = []
         for index in range(count):
             self._begin(index)
             # Nodes find the tape in the context. A call that fails must not leave it to the next one.
             self.context.tape = tapes[index] if training else None
             try:
-                results = self._run_lowered(inputs, self.shards.leaves, evaluating=evaluating)
+                with torch.set_grad_enabled(training):
+                    results = self._run_lowered(inputs, self.shards.leaves, evaluating=evaluating)
             finally:
                 self.context.tape = None
-            made.append(dict(zip(self._lowered_for(evaluating).results, results, strict=True)))
+            made.append(dict(zip(self.lowered.program.outputs, results, strict=True)))
         # Every micro-batch has read the old values and made the same new ones (`micro_batch_strategies`).
         if not evaluating:
             self._mutate(made[-1])
@@ -129,19 +127,20 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
     def _begin(self, micro_batch: int) -> None:
         """Set the runtime to this micro-batch, forward or backward."""
         self.runtime.micro_batch = micro_batch
-        self.context.numbered = micro_batch * self.schedule.transfers
+        self.context.begin(micro_batch)
 
-    def _mutate(self, made: Mapping[Value, torch.Tensor]) -> None:
+    def _mutate(self, made: Mapping[str, torch.Tensor]) -> None:
         """Give buffers their new values, or the parts of them that are made here. Backward may still need the
         old values, so they are not overwritten."""
+        values = [self.strategy.placed_graph.values[name] for name in made]
         for name, new in self.source.mutations.items():
-            for value in (v for v in made if v.tensor == new):
+            for value in (v for v in values if v.tensor == new):
                 if value.code is None:
-                    self.buffers[name] = made[value].detach().clone()
+                    self.buffers[name] = made[new].detach().clone()
                     continue
                 changed = self.buffers[name].clone(memory_format=torch.contiguous_format)
                 atoms = self.strategy.graph.atoms.atoms[new]
-                Cut(atoms, value.code, value.count).put(changed, value.index, made[value])
+                Cut(atoms, value.code, value.count).put(changed, value.index, made[value.name])
                 self.buffers[name] = changed
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
@@ -156,7 +155,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
             self._send_buffer(name, device)
 
     def _output(
-        self, name: str, made: Sequence[Mapping[Value, torch.Tensor]], inputs: Sequence[torch.Tensor]
+        self, name: str, made: Sequence[Mapping[str, torch.Tensor]], inputs: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """Return a result of the model, from the parts of it that the micro-batches have made on this
         process.
@@ -164,7 +163,7 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         tensor = self.source.tensors[name]
         if tensor.kind != "activation":
             return self._whole_input(name, inputs)
-        parts = [results[Value(name)] for results in made if Value(name) in results]
+        parts = [results[name] for results in made if name in results]
         own = None
         if parts:
             own = (parts[0] if len(parts) == 1 else self._of_batch(parts)).to(self.runtime.device)
@@ -203,46 +202,35 @@ class PlacedEngine(Engine[LoweredPart, TapedStep]):
         loss = self.source.outputs[0]
         where = self.strategy.maker(loss)
         if where is not None and where in self.local.own:
-            tape.add((Value(loss), where), gradient.to(self.local.devices[where]))
-        arriving: dict[Value, list[tuple[Place, Arriving]]] = {}
-        device, own = self.strategy.placement.device, self.local.own
-        for instruction in self.schedule.backward:
-            if isinstance(instruction, Transfer):
-                self._return(tape, instruction, arriving)
-            elif device[instruction] in own:
+            tape.add((loss, where), gradient.to(self.local.devices[where]))
+        arriving: dict[str, list[Arriving]] = {}
+        for is_operator, number in self.schedule.backward:
+            if not is_operator:
+                self._return(tape, number, arriving)
+            elif (device := self.strategy.placement.device[number]) in self.local.own:
                 # Waited for as late as possible, in front of the operator whose backward needs them, so that
                 # messages travel meanwhile.
-                for value in self.strategy.placed_graph.operators[instruction].writes:
-                    _take_in(tape, arriving.pop(value, ()))
-                tape.backward(instruction)
+                for value in self.strategy.placed_graph.operators[number].writes:
+                    messages = arriving.pop(value.name, [])
+                    while messages:  # so that nothing here refers to a gradient any longer
+                        tape.add((value.name, device), messages.pop(0)())
+                tape.backward(number)
 
-    def _return(
-        self, tape: Tape, transfer: Transfer, arriving: dict[Value, list[tuple[Place, Arriving]]]
-    ) -> None:
+    def _return(self, tape: Tape, number: int, arriving: dict[str, list[Arriving]]) -> None:
         """Send a gradient back to the device that made the value."""
-        value, own = transfer.value, self.local.own
-        starts, ends = transfer.source in own, transfer.target in own
-        shape = self.strategy.placed_graph.shape(value)
-        dtype = getattr(torch, self.source.tensors[value.tensor].dtype)
-        if starts:
-            gradient = tape.take((value, transfer.source))
+        name, source, target, _ = self.strategy.transfers[number]
+        if source in self.local.own:
+            gradient = tape.take((name, source))
             if gradient is None:  # it is waited for all the same
-                gradient = torch.zeros(shape, dtype=dtype, device=self.local.devices[transfer.source])
-            if ends:
-                moved = self.context.move(gradient, self.local.devices[transfer.target])
-                tape.add((value, transfer.target), moved)
+                shape, dtype = self.context.form(name)
+                gradient = torch.zeros(shape, dtype=dtype, device=self.local.devices[source])
+            self.context.send(number, gradient)
+        if target in self.local.own:
+            message = self.context.receive(number)
+            if source in self.local.own:
+                tape.add((name, target), message())
             else:
-                self.context.send(transfer, gradient)
-        elif ends:
-            where = self.local.devices[transfer.target]
-            message = self.context.receive(transfer, shape, dtype, where)
-            arriving.setdefault(value, []).append(((value, transfer.target), message))
-
-
-def _take_in(tape: Tape, messages: Sequence[tuple[Place, Arriving]]) -> None:
-    """Wait for gradients and put them on the tape, so that nothing here refers to them any longer."""
-    for place, message in messages:
-        tape.add(place, message.wait())
+                arriving.setdefault(name, []).append(message)
 
 
 def _all_devices(strategy: PlacedStrategy, like: torch.device) -> tuple[torch.device, ...]:

@@ -1,46 +1,51 @@
-"""Lowering of placed plans: the graph cut by device, with nodes that move values between the parts.
+"""Lowering of placed plans: what the nodes of a placed program add to those of other plans.
 
-This follows NetSplit's Algorithm 2. A process gets the part of the devices it runs: its operators in the
-plan's order, one node each, and for every value that crosses a border a ``move`` node if it runs both ends,
-otherwise a ``send`` or a ``receive`` node. The wait for a received value comes just before the operator that
-reads it first, not where it is requested.
+Messages go through a transport. Backward runs one placed operator at a time.
 
-Backward runs one placed operator at a time.
-
-Every operator runs under autograd on its own: the values that it reads pass through :class:`_Entry`, whose
-backward hands the gradient to the tape instead of to the maker of the value. An operator's backward is then a
-separate call, made when the plan says. In between, only what autograd saved and the gradients that wait on
-the tape are alive.
+Every operator has a graph of autograd on its own: the values that it reads pass through :class:`_Entry`,
+whose backward hands the gradient to the tape instead of to the maker of the value. An operator's backward is
+then a separate call, made when the plan says. In between, only what autograd saved and the gradients that
+wait on the tape are alive.
 
 The parameters of a placed plan are whole, each on the device of the operator to which it belongs.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from tensoropt.engine.gradients import DeferredStep, Gradients
-from tensoropt.engine.lower import Lowered, add_constant, add_function
+from tensoropt.engine.lower import Interpretation, Lowered
 from tensoropt.engine.parameters import LocalParameters, local_leaves, replicated
-from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
-from tensoropt.placement.execute.operators import Body, body_of
-from tensoropt.placement.execute.transport import Arriving, PlacedSchedule, Transfer, Transport
-from tensoropt.placement.graph import PlacedOperator, Value
+from tensoropt.placement.execute.operators import Cut, Piece, join, split
+from tensoropt.placement.execute.transport import Arriving, Transport
+from tensoropt.placement.graph import Value
+from tensoropt.placement.program import (
+    BeginOperator,
+    EndOperator,
+    Enter,
+    JoinPieces,
+    OnDevice,
+    Place,
+    PlacedLowering,
+    PlacedOrder,
+    ReceiveValue,
+    SendValue,
+    SplitTensor,
+    WaitForValue,
+    Zeros,
+)
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.sharding.buckets import Bucket
-
-Place = tuple[Value, int]
-"""A value as it is on a device."""
+from tensoropt.sharding.program import Node
+from tensoropt.sharding.strategy import Strategy
 
 
 class _Entry(torch.autograd.Function):
@@ -226,238 +231,117 @@ class PlacedParameters(LocalParameters):
 
 
 class StepContext:
-    """The state that the nodes of a lowered part share while they run.
+    """The state that the nodes of a lowered plan share while they run.
 
     Attributes:
-        transport: carries values to other processes.
-        regathered: keeps autograd from saving cast parameters.
+        transport: carries values to other devices.
         tape: the tape of the running micro-batch; None if no backward follows.
-        numbered: the number of transfers before those of the running micro-batch.
     """
 
-    def __init__(self, transport: Transport, regathered: RegatheredParameters):
-        self.transport = transport
-        self.regathered = regathered
+    def __init__(self, strategy: PlacedStrategy, local: LocalDevices, transport: Transport):
+        self.strategy, self.local, self.transport = strategy, local, transport
         self.tape: Tape | None = None
-        self.numbered = 0
+        self._earlier = 0
 
-    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
+    def begin(self, micro_batch: int) -> None:
+        """Set the numbers of messages to those of a micro-batch."""
+        self._earlier = micro_batch * len(self.strategy.transfers)
+
+    def send(self, number: int, value: torch.Tensor) -> None:
         """Begin to send a value, or a gradient, of the running micro-batch."""
-        self.transport.send(transfer.later(self.numbered), value)
+        target = self.strategy.transfers[number].target
+        self.transport.send(self._earlier + number, target, value)
 
-    def receive(
-        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Arriving:
+    def receive(self, number: int) -> Arriving:
         """Begin to receive a value, or a gradient, of the running micro-batch."""
-        return self.transport.receive(transfer.later(self.numbered), shape, dtype, device)
+        name, source, target, _ = self.strategy.transfers[number]
+        where = self.local.devices[target]
+        return self.transport.receive(self._earlier + number, source, *self.form(name), where)
 
-    def move(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a copy on another device."""
-        # Always a copy, also where two devices of a plan are one (all are the CPU): what a plan sends is a
-        # tensor of its own on the other side.
-        return value.detach().to(device, copy=True)
+    def form(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Return the shape and the type of a value, in one micro-batch."""
+        graph = self.strategy.placed_graph
+        value = graph.values[name]
+        dtype = graph.groups.atoms.graph.tensors[value.tensor].dtype
+        return graph.shape(value), getattr(torch, dtype)
 
+    def enter(self, place: Place, value: torch.Tensor) -> torch.Tensor:
+        """Return a value as an operator reads it."""
+        return value if self.tape is None else self.tape.enter(place, value)
 
-class OperatorCall(nn.Module):
-    """One placed operator: its body, run under autograd on its own.
-
-    Args:
-        number: the operator's position in the placed graph.
-        device: the device where it is placed.
-        learns: for each value that it reads, whether a gradient goes back to it.
-        casts: whether its body casts master weights, which backward casts once more.
-    """
-
-    def __init__(
-        self,
-        context: StepContext,
-        number: int,
-        operator: PlacedOperator,
-        device: int,
-        learns: tuple[bool, ...],
-        body: Body,
-        casts: bool,
-    ):
-        super().__init__()
-        self.body = body.module
-        self.context, self.number, self.casts = context, number, casts
-        self.reads = tuple(((v, device), g) for v, g in zip(operator.reads, learns, strict=True))
-        self.writes: tuple[Place, ...] = tuple((v, device) for v in operator.writes)
-
-    def forward(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        tape = self.context.tape
-        if tape is None:
-            with torch.no_grad():
-                return self.body.forward(*operands)
-        rest = operands[len(self.reads) :]
-        values = [
-            tape.enter(place, value) if learns else value
-            for (place, learns), value in zip(self.reads, operands, strict=False)
-        ]
-        with torch.enable_grad():
-            with self.context.regathered.hooks() if self.casts else nullcontext():
-                made = self.body.forward(*values, *rest)
-            tape.record(self.number, list(zip(self.writes, made, strict=True)))
-        # Readers get the values without history: each operator has a graph of its own.
+    def end(self, number: int, places: tuple[Place, ...], *made: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return an operator's results as others read them."""
+        if self.tape is None:
+            return made
+        self.tape.record(number, list(zip(places, made, strict=True)))
+        # Without history: each operator has a graph of its own.
         return tuple(value.detach() for value in made)
 
 
-@dataclass
-class LoweredPart(Lowered):
-    """The part of a placed plan's forward that one process runs.
-
-    Attributes:
-        results: the values in the order in which the module returns them: those outputs of the model and new
-            values of buffers that are made here.
-        counts: whether any operator needs the counts of mean losses beforehand.
-    """
-
-    results: tuple[Value, ...]
-    counts: bool
-
-
 def _wait_for(arriving: Arriving) -> torch.Tensor:
-    return arriving.wait()
+    return arriving()
 
 
-class _Lowering:
-    def __init__(
-        self,
-        strategy: PlacedStrategy,
-        schedule: PlacedSchedule,
-        local: LocalDevices,
-        runtime: Runtime,
-        context: StepContext,
-        evaluating: bool,
-    ):
-        self.strategy, self.schedule, self.local = strategy, schedule, local
-        self.runtime, self.context, self.evaluating = runtime, context, evaluating
-        self.groups = strategy.graph
-        self.source = self.groups.atoms.graph
-        self.graph = fx.Graph()
-        self.root = nn.Module()
-        self.places: dict[str, fx.Node] = {}
-        self.free: dict[tuple[str, int], fx.Node] = {}
-        self.values: dict[Place, fx.Node] = {}
-        self.arriving: dict[Place, fx.Node] = {}
-        self.counts = False
+class _Interpretation(Interpretation):
+    """The reading of a placed plan's program."""
 
-    def lowered(self) -> LoweredPart:
-        """Return the part of this process."""
-        placement = self.strategy.placement
-        own = {o for o, d in enumerate(placement.device) if d in self.local.own}
-        parameters = tuple(p for o in sorted(own) for p in self.strategy.placed_graph.operators[o].parameters)
-        buffers = tuple(t.name for t in self.source.tensors.values() if t.kind == "buffer")
-        for name in (*self.source.inputs, *parameters, *buffers):
-            self.places[name] = self.graph.placeholder(name)
-        for instruction in self.schedule.forward:
-            if isinstance(instruction, Transfer):
-                self._transfer(instruction)
-            elif instruction in own:
-                self._operator(instruction)
-        results = [
-            value
-            for number in sorted(own)
-            for value in self.strategy.placed_graph.operators[number].writes
-            if self._leaves(value)
-        ]
-        device = placement.device
-        makers = {v: o for o in own for v in self.strategy.placed_graph.operators[o].writes}
-        self.graph.output(tuple(self.values[v, device[makers[v]]] for v in results))
-        self.graph.lint()
-        module = fx.GraphModule(self.root, self.graph, class_name="PlacedPart")
-        return LoweredPart(module, parameters, buffers, tuple(results), self.counts)
+    def __init__(self, strategy: Strategy, runtime: Runtime, step: StepContext):
+        super().__init__(strategy, runtime)
+        self.step, self.placed = step, step.strategy.placed_graph
 
-    def _leaves(self, value: Value) -> bool:
-        """Return whether the step needs a value after forward: an output, or a part of a buffer's new
-        value.
-        """
-        if value.tensor in self.source.mutations.values():
-            return True
-        return value.code is None and value.tensor in self.source.outputs
+    def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
+        """Add what a node of the program does; return its tensor, or several results by name."""
+        match node:
+            case SendValue():
+                return self.function(self.step.send, "send", reads.values(), node.number)
+            case ReceiveValue():
+                return self.function(self.step.receive, "receive", reads.values(), node.number)
+            case WaitForValue():
+                return self.function(_wait_for, "wait", reads.values())
+            case OnDevice():
+                return self._on_device(node, *reads.values())
+            case BeginOperator():
+                device = self.step.local.devices[self.step.strategy.placement.device[node.number]]
+                self.context = Piece(self.runtime, self.placed.operators[node.number], device)
+                return None
+            case Enter(learns=False):
+                return next(iter(reads.values()))
+            case Enter():
+                return self.function(self.step.enter, "enter", reads.values(), node.place)
+            case EndOperator():
+                made = self.function(self.step.end, "end", reads.values(), node.number, node.places)
+                names = (name for name, _ in node.places)
+                return {name: self.item(made, index) for index, name in enumerate(names)}
+            case Zeros():
+                tensor = self.source.tensors[node.tensor]
+                options = {"dtype": getattr(torch, tensor.dtype), "device": self.context.device}
+                return self.graph.call_function(torch.zeros, (tensor.shape,), options)
+            case SplitTensor():
+                pieces = self.function(split, "split", reads.values(), self._cut(node.piece))
+                names = (replace(node.piece, index=index).name for index in range(node.piece.count))
+                return {name: self.item(pieces, index) for index, name in enumerate(names)}
+            case JoinPieces():
+                return self.function(join, "join", reads.values(), self._cut(node.piece))
+        return super().node(node, reads)
 
-    # -- operators --------------------------------------------------------------------------------
-
-    def _operator(self, number: int) -> None:
-        op = self.strategy.placed_graph.operators[number]
-        device = self.strategy.placement.device[number]
-        where = self.local.devices[device]
-        body = body_of(op, self.groups, self.runtime, where, evaluating=self.evaluating)
-        self.counts |= body.counts
-        tensors = self.source.tensors
-        learns = tuple(tensors[v.tensor].requires_grad for v in op.reads)
-        casts = any(tensors[p].master_dtype is not None for p in op.parameters) and op.kind != "variable"
-        name = f"operator_{number}"
-        self.root.add_module(name, OperatorCall(self.context, number, op, device, learns, body, casts))
-        args = [self._value(v, device) for v in op.reads]
-        args += [self.places[p] for p in op.parameters]
-        args += [self._whole(f, device) for f in body.free]
-        node = self.graph.create_node("call_module", name, tuple(args), name=op.name)
-        node.meta["placed"] = op.name
-        for index, value in enumerate(op.writes):
-            self.values[value, device] = self.graph.call_function(operator.getitem, (node, index))
-
-    def _value(self, value: Value, device: int) -> fx.Node:
-        place = (value, device)
-        if place in self.arriving:
-            self.values[place] = self.graph.call_function(_wait_for, (self.arriving.pop(place),))
-        return self.values[place]
-
-    def _whole(self, name: str, device: int) -> fx.Node:
-        """Return an input, constant or buffer, which every process has, on a device."""
-        if name not in self.places:
-            self.places[name] = add_constant(self.graph, self.root, self.source, name)
+    def _on_device(self, node: OnDevice, value: fx.Node) -> fx.Node:
+        devices = self.step.local.devices
         # All devices of this process are the same, so nothing has to be copied.
-        if len({self.local.devices[d] for d in self.local.own}) == 1:
-            return self.places[name]
-        if (name, device) not in self.free:
-            where = self.local.devices[device]
-            self.free[name, device] = self.graph.call_method("to", (self.places[name], where))
-        return self.free[name, device]
+        if len({devices[device] for device in self.step.local.own}) == 1:
+            return value
+        return self.graph.call_method("to", (value, devices[node.device]))
 
-    # -- borders ----------------------------------------------------------------------------------
-
-    def _transfer(self, transfer: Transfer) -> None:
-        own = self.local.own
-        starts, ends = transfer.source in own, transfer.target in own
-        place = (transfer.value, transfer.target)
-        if starts and ends:
-            move = functools.partial(self.context.move, device=self.local.devices[transfer.target])
-            self.values[place] = self._border(move, "move", transfer)
-        elif starts:
-            self._border(functools.partial(self.context.send, transfer), "send", transfer)
-        elif ends:
-            receive = functools.partial(
-                self.context.receive,
-                transfer,
-                self.strategy.placed_graph.shape(transfer.value),
-                getattr(torch, self.source.tensors[transfer.value.tensor].dtype),
-                self.local.devices[transfer.target],
-            )
-            node = add_function(self.graph, receive, "receive", ())
-            node.meta["transfer"] = transfer
-            # Not a value yet: the wait is put before its first reader.
-            self.arriving[place] = node
-
-    def _border(self, function: functools.partial[Any], name: str, transfer: Transfer) -> fx.Node:
-        value = self._value(transfer.value, transfer.source)
-        node = add_function(self.graph, function, name, (value,))
-        node.meta["transfer"] = transfer
-        return node
+    def _cut(self, piece: Value) -> Cut:
+        assert piece.code is not None
+        return Cut(self.strategy.atoms(piece.tensor), piece.code, piece.count)
 
 
-def lower_part(
-    strategy: PlacedStrategy,
-    schedule: PlacedSchedule,
-    local: LocalDevices,
-    runtime: Runtime,
-    context: StepContext,
-    *,
-    evaluating: bool = False,
-) -> LoweredPart:
-    """Return the forward graph of the devices that this process runs.
+def lower_placed(order: PlacedOrder, runtime: Runtime, step: StepContext, *, evaluating: bool) -> Lowered:
+    """Return the forward of the devices that this process runs.
 
     Args:
+        order: the order of forward.
         evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
     """
-    return _Lowering(strategy, schedule, local, runtime, context, evaluating).lowered()
+    lowering = PlacedLowering(step.strategy, order, step.local.own, evaluating)
+    return _Interpretation(lowering.strategy, runtime, step).lowered(lowering.program())

@@ -1,4 +1,4 @@
-"""The computation of a placed operator: an fx graph of plain calls on tensors of one device.
+"""What placed operators compute otherwise than shards: cuts of tensors, joins of pieces, counts of targets.
 
 ``split`` operators cut a tensor along an atom, and ``join`` operators join its pieces.
 
@@ -7,25 +7,16 @@ Pieces are copies: a view would keep the whole tensor alive for as long as any p
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
-from torch import fx
 
-from tensoropt.engine.lower import add_call, add_function, add_results
 from tensoropt.engine.runtime import Runtime
-from tensoropt.graph import Operator
-from tensoropt.ops.layouts import PARTIAL, REPLICATE, Atoms, chunk, local_shape
-from tensoropt.ops.localise import localise
-from tensoropt.ops.registry import evaluated
-from tensoropt.placement.graph import PlacedOperator, Value
-from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take_shard
+from tensoropt.ops.layouts import PARTIAL, Atoms, chunk, local_shape
+from tensoropt.placement.graph import PlacedOperator
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,7 @@ def join(cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
     return _Join.apply(cut, *pieces)
 
 
-class _Piece:
+class Piece:
     """The piece of an operator that runs in the running micro-batch; the
     :class:`~tensoropt.ops.kernels.ShardContext` of its kernels. Pieces do not communicate while they run.
     """
@@ -167,166 +158,3 @@ class _Piece:
             return value
         # Counted once per process, which may run several devices.
         return self.runtime.counts[name].to(value.device)
-
-
-@dataclass(frozen=True)
-class Body:
-    """A placed operator's computation.
-
-    Attributes:
-        module: takes the values that it reads, its parameters, then the tensors of ``free`` that it reads;
-        returns its values as a tuple. free: the inputs, constants and buffers that it takes whole. counts:
-        whether it needs the counts of mean losses beforehand.
-    """
-
-    module: fx.GraphModule
-    free: tuple[str, ...]
-    counts: bool = False
-
-
-def body_of(
-    op: PlacedOperator,
-    groups: GroupGraph,
-    runtime: Runtime,
-    device: torch.device,
-    *,
-    evaluating: bool = False,
-) -> Body:
-    """Return the computation of a placed operator on ``device``."""
-    building = _Building(op, groups, runtime, device, evaluating)
-    if op.kind == "variable":
-        return building.variable()
-    if op.kind in ("split", "join"):
-        return building.copies()
-    return building.calls()
-
-
-class _Building:
-    def __init__(
-        self, op: PlacedOperator, groups: GroupGraph, runtime: Runtime, device: torch.device, evaluating: bool
-    ):
-        self.op, self.groups, self.runtime = op, groups, runtime
-        self.device, self.evaluating = device, evaluating
-        self.tensors = groups.atoms.graph.tensors
-        self.atoms = groups.atoms.atoms
-        self.context = _Piece(runtime, op, device)
-        self.graph = fx.Graph()
-        self.known: dict[str, fx.Node] = {}
-        self.counts = False
-
-    def _finish(self, results: list[fx.Node], free: tuple[str, ...] = ()) -> Body:
-        self.graph.output(tuple(results))
-        self.graph.lint()
-        return Body(fx.GraphModule(torch.nn.Module(), self.graph, "PlacedBody"), free, self.counts)
-
-    def _cut(self, value: Value, count: int) -> Cut:
-        assert value.code is not None
-        return Cut(self.atoms[value.tensor], value.code, count)
-
-    # -- cutting, joining, handing out -------------------------------------------------------------
-
-    def copies(self) -> Body:
-        """Return the body of a cut or a join."""
-        placeholders = [self.graph.placeholder(f"given_{i}") for i in range(len(self.op.reads))]
-        if self.op.kind == "join":
-            cut = self._cut(self.op.reads[0], self.op.count)
-            return self._finish(
-                [add_function(self.graph, functools.partial(join, cut), "join", tuple(placeholders))]
-            )
-        cut = self._cut(self.op.writes[0], self.op.count)
-        pieces = add_function(self.graph, functools.partial(split, cut), "split", tuple(placeholders))
-        return self._finish(
-            [self.graph.call_function(operator.getitem, (pieces, v.index)) for v in self.op.writes]
-        )
-
-    def variable(self) -> Body:
-        """Return the body of a variable, which hands out a parameter with several readers, whole or in
-        pieces.
-        """
-        (name,) = self.op.parameters
-        parameter = self.graph.placeholder("parameter")
-        tensor = self.tensors[name]
-        if tensor.master_dtype is not None:
-            dtype = getattr(torch, tensor.dtype)
-            parameter = self.graph.call_method("to", (parameter, dtype))
-        pieces: dict[tuple[int, int], fx.Node] = {}
-        results = []
-        for value in self.op.writes:
-            if value.code is None:
-                results.append(parameter)
-                continue
-            key = (value.code, value.count)
-            if key not in pieces:
-                cut = self._cut(value, value.count)
-                pieces[key] = add_function(self.graph, functools.partial(split, cut), "split", (parameter,))
-            results.append(self.graph.call_function(operator.getitem, (pieces[key], value.index)))
-        return self._finish(results)
-
-    # -- groups and their pieces --------------------------------------------------------------------
-
-    def calls(self) -> Body:
-        """Return the body of a group, or of a piece of one."""
-        op, group = self.op, self.op.group
-        assert group is not None
-        for number, value in enumerate(op.reads):
-            self.known[value.tensor] = self.graph.placeholder(f"given_{number}")
-        # Placeholders come in the order in which OperatorCall gives its arguments: values, parameters, free.
-        for name in op.parameters:
-            self.known[name] = self.graph.placeholder(name)
-        free = {name: self.graph.placeholder(f"free_{i}") for i, name in enumerate(group.free)}
-        for name in op.parameters:
-            self.known[name] = self._cast(name, self.known[name])
-        for name, node in free.items():
-            self.known[name] = self._part(name, node)
-        # A tensor without a value here is a term of a sum, see placement.graph's _read.
-        for name in (*group.reads, *group.parameters, *group.shared):
-            if name not in self.known:
-                self.known[name] = self._zeros(name)
-        for each in group.operators:
-            self._call(each)
-        return self._finish([self.known[v.tensor] for v in op.writes], tuple(group.free))
-
-    def _cast(self, name: str, parameter: fx.Node) -> fx.Node:
-        """Return a parameter as operators read it; backward repeats the cast of a master weight."""
-        tensor = self.tensors[name]
-        if tensor.master_dtype is None:
-            return parameter
-        whole = (REPLICATE,)
-        dtype = getattr(torch, tensor.dtype)
-        # The edge of a sharded plan on a mesh of one device: no collective, but the same cast, which
-        # RegatheredParameters makes again in backward instead of keeping it.
-        spec = EdgeSpec(name, self.atoms[name], (1,), whole, whole, (), (), parameter=True, dtype=dtype)
-        return add_function(
-            self.graph, functools.partial(redistribute, self.runtime, spec), "cast", (parameter,)
-        )
-
-    def _part(self, name: str, whole: fx.Node) -> fx.Node:
-        """Return this piece's part of a tensor that every device has whole; constants are kept at reduced
-        shape.
-        """
-        assert self.op.configuration is not None
-        layout = self.op.configuration.layout(name)
-        tensor = self.tensors[name]
-        if self.op.mesh == (1, 1) and tensor.kind != "constant":
-            return whole
-        spec = EdgeSpec(name, self.atoms[name], self.op.mesh, layout, layout, (), ())
-        return add_function(
-            self.graph, functools.partial(take_shard, self.context, spec), "take_shard", (whole,)
-        )
-
-    def _zeros(self, name: str) -> fx.Node:
-        """Return zeros in place of a term that the first piece adds."""
-        tensor = self.tensors[name]
-        dtype = getattr(torch, tensor.dtype)
-        return self.graph.call_function(torch.zeros, (tensor.shape,), {"dtype": dtype, "device": self.device})
-
-    def _call(self, each: Operator) -> None:
-        assert self.op.configuration is not None
-        placed = self.op.configuration.placed(each.name, self.groups.atoms, self.op.mesh, self.context.place)
-        call = localise(placed)
-        # A whole operator sees all targets and counts them itself.
-        self.counts |= self.op.count > 1 and any(inner.count for inner in call.collectives)
-        if self.evaluating:
-            call = evaluated(each, call)
-        node = add_call(self.graph, each, call, self.known.__getitem__, self.context, self.device)
-        self.known |= add_results(self.graph, each, node)

@@ -1,4 +1,4 @@
-"""The ways in which values get from one process to another, and the record of each message.
+"""The ways in which values get from one device to another.
 
 All operators and transfers of a placed plan have one order (:mod:`tensoropt.placement.order`), and each
 process runs its part of it.
@@ -8,127 +8,31 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from tensoropt.engine import runtime
-from tensoropt.errors import PlanError
-from tensoropt.placement.graph import Value
-from tensoropt.placement.order import Flow, TensorTransfer, ordered
-from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_routes
 
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A value, or with ``backward`` its gradient, sent from one device to another.
-
-    Attributes:
-        number: its position among all transfers of a step, the same on every rank; those of the first
-            micro-batch come first.
-    """
-
-    number: int
-    value: Value
-    source: int
-    target: int
-    backward: bool
-
-    def later(self, transfers: int) -> Transfer:
-        """Return the same transfer in a later micro-batch, after ``transfers`` others."""
-        return replace(self, number=self.number + transfers) if transfers else self
-
-
-_Instruction = int | Transfer
-"""An operator's position in the graph, or a transfer."""
-
-
-@dataclass(frozen=True)
-class PlacedSchedule:
-    """A step: its instructions in an order that all devices can follow.
-
-    With several micro-batches they follow ``forward`` once for each, then ``backward`` once for each. That,
-    too, is a single order, so that no device waits forever.
-
-    Attributes:
-        transfers: the number of transfers in one micro-batch, forward and backward.
-    """
-
-    forward: tuple[_Instruction, ...]
-    backward: tuple[_Instruction, ...]
-    transfers: int = 0
-
-
-def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
-    """Return the order of a step.
-
-    Raises:
-        PlanError: the plan's transfers are not those its placement needs, or its orders wait for each other.
-    """
-    routes, graph = tuple(strategy.transfers), strategy.placed_graph
-    _check(strategy, routes)
-    values = {value.name: value for op in graph.operators for value in op.writes}
-    number, tensors = {name: n for n, name in enumerate(values)}, graph.groups.atoms.graph.tensors
-    makers = {value.name: n for n, op in enumerate(graph.operators) for value in op.writes}
-    flow = Flow(
-        [op.name for op in graph.operators],
-        [[number[value.name] for value in op.reads] for op in graph.operators],
-        [makers[name] for name in values],
-        [tensors[value.tensor].requires_grad for value in values.values()],
-    )
-    transfers = [
-        Transfer(i, values[name], source, target, back)
-        for i, (name, source, target, back) in enumerate(routes)
-    ]
-
-    def of(*, backward: bool) -> tuple[_Instruction, ...]:
-        own = [transfer for transfer in transfers if transfer.backward is backward]
-        ways = [TensorTransfer(number[t.value.name], t.source, t.target, backward) for t in own]
-        order = ordered(flow, strategy.placement, ways, backward=backward)
-        return tuple(n if is_operator else own[n] for is_operator, n in order)
-
-    training = graph.groups.atoms.graph.training
-    return PlacedSchedule(of(backward=False), of(backward=True) if training else (), len(transfers))
-
-
-def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None:
-    needed = needed_routes(strategy.placed_graph, strategy.placement)
-    missing, more = set(needed) - set(transfers), set(transfers) - set(needed)
-    for routes, words in ((missing, "lacks"), (more, "has a needless")):
-        for name, source, target, back in sorted(routes):
-            label = f"gradient of {name}" if back else name
-            raise PlanError(
-                f"the plan {words} transfer of the {label} from device {source} to device {target}; "
-                "make the plan again"
-            )
-    if len(transfers) != len(needed):
-        raise PlanError("the plan lists a transfer twice; make the plan again")
-
-
-class Arriving(Protocol):
-    """A message in flight."""
-
-    def wait(self) -> torch.Tensor:
-        """Return the tensor, once it has arrived."""
-        ...
+Arriving = Callable[[], torch.Tensor]
+"""A message in flight: waits for the tensor, and returns it."""
 
 
 class Transport(Protocol):
-    """The communication between an engine and other processes. All take part in the same transfers in the
-    same order.
+    """The communication between devices. All processes take part in the same messages in the same order; the
+    number of a message is its place in the step, those of the first micro-batch come first.
     """
 
-    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        """Begin to send; the value is kept until it is sent."""
+    def send(self, number: int, target: int, value: torch.Tensor) -> None:
+        """Begin to send to a device of the plan; the value is kept until it is sent."""
         ...
 
     def receive(
-        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+        self, number: int, source: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Arriving:
-        """Begin to receive."""
+        """Begin to receive from a device of the plan."""
         ...
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
@@ -145,30 +49,27 @@ class Transport(Protocol):
 
 
 class Alone:
-    """The transport of one process that runs all devices: nothing leaves it."""
+    """The transport of one process that runs all devices, given the PyTorch device of each."""
 
-    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        raise AssertionError("a process that runs all devices sends nothing")
+    def __init__(self, devices: Sequence[torch.device]):
+        self.devices = devices
+        self._sent: dict[int, torch.Tensor] = {}
+
+    def send(self, number: int, target: int, value: torch.Tensor) -> None:
+        # Always a copy, also where two devices of a plan are one (all are the CPU): what a plan sends is a
+        # tensor of its own on the other side.
+        self._sent[number] = value.detach().to(self.devices[target], copy=True)
 
     def receive(
-        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+        self, number: int, source: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Arriving:
-        raise AssertionError("a process that runs all devices receives nothing")
+        return lambda: self._sent.pop(number)
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
         return value
 
     def finish(self) -> None:
         return
-
-
-class _Received:
-    def __init__(self, work: Any, value: torch.Tensor, device: torch.device):
-        self.work, self.value, self.device = work, value, device
-
-    def wait(self) -> torch.Tensor:
-        self.work.wait()
-        return self.value.to(self.device)
 
 
 class Job:
@@ -186,11 +87,11 @@ class Job:
         self._thread: threading.Thread | None = None
         self._on_gpu: list[Any] = []
 
-    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
+    def send(self, number: int, target: int, value: torch.Tensor) -> None:
         value = (value.cpu() if runtime.through_host(value.device) else value).contiguous()
         # The tag matches a send with its receive under gloo; NCCL ignores tags and matches by order, which is
         # the same on all ranks.
-        work = dist.isend(value, transfer.target, tag=transfer.number)
+        work = dist.isend(value, target, tag=number)
         assert work is not None, "every rank is a member of the job"
         if value.is_cuda:
             # NCCL's process group keeps the value until its message is gone. Kept here as well, it would be
@@ -198,6 +99,8 @@ class Job:
             self._on_gpu = [sent for sent in self._on_gpu if not sent.is_completed()]
             self._on_gpu.append(work)
             return
+        if dist.get_backend() == "fake":
+            return  # it is gone already; a thread would keep it for a while, by chance
         if self._thread is None or not self._thread.is_alive():
             # A daemon thread, so that a message that never arrives does not keep the process from ending.
             self._thread = threading.Thread(target=self._wait_for_all, daemon=True, name="sent messages")
@@ -220,11 +123,18 @@ class Job:
                 self._gone.notify_all()
 
     def receive(
-        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+        self, number: int, source: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Arriving:
         lies_on = torch.device("cpu") if runtime.through_host(device) else device
         value = torch.empty(tuple(shape), dtype=dtype, device=lies_on)
-        return _Received(dist.irecv(value, transfer.source, tag=transfer.number), value, device)
+        work = dist.irecv(value, source, tag=number)
+        assert work is not None, "every rank is a member of the job"
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return value.to(device)
+
+        return wait
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
         value = value.contiguous()

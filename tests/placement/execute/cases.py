@@ -13,7 +13,7 @@ from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, open_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.placement.execute.engine import PlacedEngine
-from tensoropt.placement.execute.lower import StepContext
+from tensoropt.placement.execute.transport import Alone
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.verify.reference import largest_of, named_difference
 from tests.execute.jobs import spec
@@ -57,11 +57,11 @@ def difference(found: Any, wanted: Any) -> float:
 def record_moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of every value and gradient that engines made from now on move inside this process."""
     moved: list[int] = []
-    move = StepContext.move
+    send = Alone.send
 
-    def recording(self: StepContext, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def recording(self: Alone, number: int, target: int, value: torch.Tensor) -> None:
         moved.append(value.numel() * value.element_size())
-        return move(self, value, device)
+        send(self, number, target, value)
 
-    monkeypatch.setattr(StepContext, "move", recording)
+    monkeypatch.setattr(Alone, "send", recording)
     return moved

@@ -6,7 +6,9 @@ Cases without a number of micro-batches run the whole batch at once.
 from __future__ import annotations
 
 import random
+import re
 import weakref
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,8 +18,7 @@ from tensoropt.errors import PlanError
 from tensoropt.execute.executable import strategy_from_data
 from tensoropt.placement import Placement
 from tensoropt.placement.execute.engine import PlacedEngine
-from tensoropt.placement.execute.lower import OperatorCall, Tape
-from tensoropt.placement.execute.transport import Transfer
+from tensoropt.placement.execute.lower import Tape
 from tensoropt.placement.graph import placed_graph, split_choices
 from tensoropt.verify.random_strategies import random_placement
 from tests.placement.execute.cases import (
@@ -98,17 +99,17 @@ def test_the_plans_orders_are_enforced(monkeypatch: pytest.MonkeyPatch, seed: in
     strategy = placed(loaded, seed, micro_batches=count)
     engine = in_one_process(loaded, strategy)
     ran: list[tuple[str, int, int]] = []
-    run, back = OperatorCall.forward, Tape.backward
+    run, back = Tape.record, Tape.backward
 
-    def forward(self: OperatorCall, *given: torch.Tensor) -> Any:
-        ran.append(("forward", engine.runtime.micro_batch, self.number))
-        return run(self, *given)
+    def forward(self: Tape, number: int, made: Any) -> None:
+        ran.append(("forward", engine.runtime.micro_batch, number))
+        run(self, number, made)
 
     def backward(self: Tape, number: int) -> None:
         ran.append(("backward", engine.runtime.micro_batch, number))
         back(self, number)
 
-    monkeypatch.setattr(OperatorCall, "forward", forward)
+    monkeypatch.setattr(Tape, "record", forward)
     monkeypatch.setattr(Tape, "backward", backward)
     step(engine, loaded)
     place = strategy.placement
@@ -132,9 +133,9 @@ def test_one_move_per_border_and_micro_batch(monkeypatch: pytest.MonkeyPatch, na
         v.name: strategy.placed_graph.bytes(v) for op in strategy.placed_graph.operators for v in op.writes
     }
     assert sorted(moved) == sorted([sizes[name] for name, *_ in strategy.transfers] * count)
-    nodes = [n for n in engine.module.graph.nodes if n.meta.get("transfer")]
-    assert len(nodes) == sum(not back for *_, back in strategy.transfers)
-    assert all(n.name.startswith("move") for n in nodes)
+    names = Counter(re.sub(r"_\d+$", "", node.name) for node in engine.module.graph.nodes)
+    sent = sum(not back for *_, back in strategy.transfers)
+    assert (names["send"], names["receive"], names["wait"]) == (sent, sent, sent)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_ranks_that_meet_for_every_message(name: str, count: int) -> None:
     loss = step(whole, loaded)
     strategy = placed(loaded, 7, micro_batches=count)
 
-    def work(rank: int, transport: Meeting) -> tuple[float, dict[str, torch.Tensor], list[Transfer]]:
+    def work(rank: int, transport: Meeting) -> tuple[float, dict[str, torch.Tensor], list[int]]:
         engine = PlacedEngine(strategy, loaded.values, transport=transport, rank=rank)
         found = step(engine, loaded)
         engine.sync_buffers()
@@ -161,7 +162,7 @@ def test_ranks_that_meet_for_every_message(name: str, count: int) -> None:
     assert sum(len(own) for _, own, _ in results) == len(gradients)  # each on one device
     assert difference(gradients, whole.shards.gradients) < (ROUNDING if count > 1 else 5e-4)
     assert all(found == pytest.approx(loss, rel=1e-6) for found, _, _ in results)
-    numbers = [[t.number for t in sent] for _, _, sent in results]
+    numbers = [sent for _, _, sent in results]
     assert sorted(number for row in numbers for number in row) == list(range(count * len(strategy.transfers)))
     assert count > 1 or all(row == sorted(row) for row in numbers)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tensoropt.placement.execute.transport import Transfer
+from tensoropt.placement.execute.transport import Arriving
 
 WAIT_S = 120.0
 
@@ -32,22 +32,30 @@ class Meeting:
 
     def __init__(self, board: Switchboard, rank: int):
         self.board, self.rank = board, rank
-        self.sent: list[Transfer] = []
+        self.sent: list[int] = []
 
-    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        self.sent.append(transfer)
+    def send(self, number: int, target: int, value: torch.Tensor) -> None:
+        self.sent.append(number)
         with self.board.changed:
-            self.board.given[transfer.number] = value.detach().clone()
+            self.board.given[number] = value.detach().clone()
             self.board.changed.notify_all()
-            self.board.wait_for(lambda: transfer.number in self.board.asked, f"a receiver of {transfer}")
+            self.board.wait_for(lambda: number in self.board.asked, f"a receiver of message {number}")
 
     def receive(
-        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Arrival:
+        self, number: int, source: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Arriving:
         with self.board.changed:
-            self.board.asked.add(transfer.number)
+            self.board.asked.add(number)
             self.board.changed.notify_all()
-        return Arrival(self.board, transfer, tuple(shape), dtype)
+
+        def arrived() -> torch.Tensor:
+            with self.board.changed:
+                self.board.wait_for(lambda: number in self.board.given, f"a sender of message {number}")
+                value = self.board.given.pop(number)
+            assert (value.shape, value.dtype) == (torch.Size(shape), dtype)
+            return value
+
+        return arrived
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
         if self.rank == source:
@@ -60,20 +68,6 @@ class Meeting:
 
     def finish(self) -> None:
         return
-
-
-class Arrival:
-    def __init__(self, board: Switchboard, transfer: Transfer, shape: tuple[int, ...], dtype: torch.dtype):
-        self.board, self.transfer, self.shape, self.dtype = board, transfer, shape, dtype
-
-    def wait(self) -> torch.Tensor:
-        number = self.transfer.number
-        with self.board.changed:
-            self.board.wait_for(lambda: number in self.board.given, f"a sender of {self.transfer}")
-            value = self.board.given.pop(number)
-        assert value.shape == self.shape
-        assert value.dtype == self.dtype
-        return value
 
 
 def on_threads(ranks: int, work: Callable[[int, Meeting], Any]) -> list[Any]:

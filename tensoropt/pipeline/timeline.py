@@ -1,0 +1,79 @@
+"""The work within a pipeline's actions: the events of each stage's step, at their times in the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tensoropt.evaluation.evaluate import Evaluation
+from tensoropt.pipeline.timing import ScheduledEvent
+from tensoropt.simulate.clock import StepEvent, TimedStep
+from tensoropt.simulate.step import Step, lower
+
+_MOST_TIMED = 3
+"""The micro-batches of a stage that are timed: the first, one between, the last; all between are alike."""
+
+
+@dataclass(frozen=True)
+class TimedStage:
+    """A stage's own step on a device, as if its micro-batches ran one after another."""
+
+    evaluation: Evaluation
+
+    @property
+    def micro_batches(self) -> int:
+        """Their number; no more than :data:`_MOST_TIMED` are timed."""
+        return self.evaluation.batch.mesh[0]
+
+    @cached_property
+    def _timed(self) -> TimedStep:
+        """The step of a device that does not wait for its host."""
+        batch = self.evaluation.batch
+        step = lower(batch)
+        instructions = tuple(replace(now, host_s=0.0) for now in step.instructions)
+        few = Step(instructions, step.last, min(self.micro_batches, _MOST_TIMED))
+        return TimedStep(few, batch.prices.communication, batch.overlap)
+
+    @property
+    def _slower(self) -> float:
+        """The factor by which everything begins later if the device waits for its host."""
+        metrics = self.evaluation.metrics
+        device_s = float(metrics.compute_s[0] + metrics.exposed_s[0])
+        return float(metrics.time_s[0]) / device_s if device_s else 1.0
+
+    def whole(self) -> Iterator[StepEvent]:
+        """Yield the events of the step, each for as long as it takes in all micro-batches."""
+        turns = self._timed.turns
+        between = range(turns[2][0], turns[4][0]) if self.micro_batches > _MOST_TIMED else ()
+        for number, event in enumerate(self._timed.events):
+            times = self.micro_batches - 2 if number in between else 1
+            yield replace(event, duration_s=times * event.duration_s)
+
+    def within(self, action: ScheduledEvent, share: float) -> Iterator[StepEvent]:
+        """Yield the events within an action, or within the stage's optimizer step, at their times in the
+        pipeline's step.
+
+        What goes on beside other work is cut where the action ends.
+
+        Args:
+            share: the share of a backward that the action is.
+        """
+        last, events = self._timed.step.micro_batches - 1, self._timed.events
+        if action.kind == "O":
+            turn = 2 * (last + 1)
+        elif action.kind == "F":  # what is gathered once per step is gathered before the first
+            turn = 2 * min(1, last)
+        else:
+            is_last = action.micro_batch == self.micro_batches - 1
+            turn = 2 * (last if is_last else min(action.micro_batch, 1)) + 1
+        (first, begin_s), (end, end_s) = self._timed.turns[turn : turn + 2]
+        factor = share * self._slower
+        if action.kind in "FO":  # what is waited for at their beginnings is not a part of them
+            begin_s = max(begin_s, end_s - (action.end_s - action.start_s) / factor)
+        for event in events[first:end]:
+            since_s = event.start_s - begin_s
+            start_s = action.start_s + max(since_s, 0.0) * factor
+            end_s = min(action.start_s + since_s * factor + event.duration_s * share, action.end_s)
+            if end_s > start_s:
+                yield replace(event, start_s=start_s, duration_s=end_s - start_s)

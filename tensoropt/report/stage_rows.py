@@ -1,0 +1,152 @@
+"""The rows of one stage of a plan: its operators and reshardings, and what each takes in a step.
+
+A sharded plan is one stage, a pipeline has several. The seconds are read off the stage's own step, timed
+event by event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tensoropt.costs.effects import READ, READ_BACK, MoveEffects
+from tensoropt.evaluation.evaluate import Evaluation
+from tensoropt.ops.layouts import layout_names
+from tensoropt.plan.spent import NOTHING, Spent, beside_groups, spent_by_group
+from tensoropt.report.step_parts import Computed
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.storage import stored_words
+from tensoropt.sharding.strategy import Edge, Strategy
+from tensoropt.simulate.clock import StepEvent
+from tensoropt.simulate.recording import COMPUTE, EdgeRow, OperatorRow, TimelineEvent
+
+_COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
+"""The moments of a step whose work moves something to where it is used."""
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """What is shown of a stage.
+
+    Attributes:
+        evaluation: the stage's simulated step.
+        events: what a rank does in it; what is repeated may be one event with the sum of the seconds.
+        axes: the names of the axes of its mesh.
+        stage: its number as a configuration's first axis; empty in a plan of one stage.
+        names: the name of each group's row.
+    """
+
+    strategy: Strategy
+    evaluation: Evaluation
+    events: Iterable[StepEvent]
+    axes: Sequence[str]
+    stage: Mapping[str, str]
+    names: Mapping[str, str]
+
+    def shown(self, event: StepEvent, device: str = COMPUTE, link: str = "link") -> TimelineEvent:
+        """Return an event as it is shown.
+
+        Args:
+            device, link: the lane of what the device computes, and the beginning of those of its links.
+        """
+        over = "" if event.axes is None else "+".join(self.axes[axis] for axis in event.axes)
+        return TimelineEvent(
+            event.name,
+            f"{link} {over}" if over else device,
+            event.start_s,
+            event.duration_s,
+            event.phase,
+            self.names.get(event.group, event.group),
+            copies=event.axes is None and event.kind in _COPYING,
+        )
+
+    @cached_property
+    def timeline(self) -> tuple[TimelineEvent, ...]:
+        """The events of the stage's own step."""
+        return tuple(map(self.shown, self.events))
+
+    @cached_property
+    def _spent(self) -> dict[str, Spent]:
+        return spent_by_group(self.timeline, set(self.names.values()))
+
+    def computed(self) -> list[Computed]:
+        """Return the seconds that each group computes."""
+        groups = {self.names[group.name]: group for group in self.strategy.graph.groups}
+        return [Computed.of(groups[name], took) for name, took in self._spent.items()]
+
+    def beside(self) -> dict[str, float]:
+        """Return the seconds that are computed beside groups' own operators, by title."""
+        return beside_groups(self.timeline, self._spent)
+
+    def operators(self) -> tuple[OperatorRow, ...]:
+        """Return a row for each group of operators."""
+        counted: set[str] = set()
+        rows = []
+        for group in self.strategy.graph.groups:
+            own = [n for n in (*group.parameters, *group.shared) if n not in counted]
+            counted.update(own)
+            rows.append(self._operator(group, own))
+        return tuple(rows)
+
+    def _operator(self, group: Group, own: Sequence[str]) -> OperatorRow:
+        """Return one row, with the parameters ``own``: a tied parameter counts with the first group that uses
+        it."""
+        batch, spent = self.evaluation.batch, self._spent.get(self.names[group.name], NOTHING)
+        (facts,), (work,) = batch.candidates.facts(group), batch.candidates.works(group)
+        owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]
+        effects = [owner.effects.at(0) for owner in owners]
+        labels = [str(s.label) for s in self.strategy.configurations[group.name].strategies[1:]]
+        stored = (f"{n}: {', '.join(stored_words(layout_names(self.strategy.stored[n])))}" for n in own)
+        learning = self.strategy.graph.atoms.graph.training
+        recomputed = self.strategy.forwards(group.name) > 1
+        return OperatorRow(
+            group=self.names[group.name],
+            members=tuple(op.name for op in group.operators),
+            module=group.anchor.module,
+            configuration={**self.stage, **dict(zip(self.axes, labels, strict=True))},
+            options=tuple(stored) if labels else (),
+            parameters_bytes=sum(effect.parameters for effect in effects),
+            gradients_bytes=sum(effect.gradients for effect in effects),
+            state_bytes=sum(effect.optimizer for effect in effects),
+            kept_bytes=facts.kept_bytes if learning and not recomputed else 0,
+            transient_bytes=max(facts.forward_peak_bytes, facts.backward_peak_bytes),
+            forward_s=spent.forward_s,
+            backward_s=spent.backward_s,
+            copies_s=spent.copies_s,
+            communication_s=spent.communication_s,
+            source=batch.prices.compute.source_of(work),
+            recomputed=recomputed,
+        )
+
+    def edges(self) -> tuple[EdgeRow, ...]:
+        """Return a row for each resharding."""
+        return tuple(row for edge in self.strategy.edges() if (row := self._edge(edge)))
+
+    def _edge(self, edge: Edge) -> EdgeRow | None:
+        """Return a resharding with its effects summed."""
+        prices = self.evaluation.batch.prices
+        effects = MoveEffects(prices)
+        forward, backward = self.strategy.steps(edge)
+        if not forward and not backward:
+            return None
+        ways = [effects.stepped(READ, edge.tensor, forward)] * self.strategy.forwards_of(edge)
+        ways.append(effects.stepped(READ_BACK, edge.tensor, backward))
+        times = self.strategy.times(edge)
+        maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)
+        words = [
+            f"{way.when.phase} {s.kind} over {'+'.join(self.axes[a] for a in s.axes)}"
+            for way in dict.fromkeys(ways)
+            for s in way.sends
+        ]
+        return EdgeRow(
+            tensor=edge.tensor,
+            kind=edge.kind,
+            producer=self.names[self.strategy.graph.group_of[maker.name].name] if maker else "",
+            consumer=self.names.get(edge.reader, edge.reader),
+            source=layout_names(edge.source)[1:],
+            target=layout_names(edge.target)[1:],
+            collectives=tuple(words),
+            bytes=sum(s.bytes for way in ways for s in way.sends) * times,
+            seconds=sum(prices.amid_work(way.local_s, way.sends) for way in ways) * times,
+        )

@@ -178,8 +178,8 @@ def answer(
     if captured is not None:
         return explore_captured(captured, **how)
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
-    beside = {"planners": question.planners, "planner_options": question.planner_options}
-    exploration = explore(loaded, **beside, limits=question.limits, **how)
+    how |= {"planners": question.planners, "planner_options": question.planner_options}
+    exploration = explore(loaded, limits=question.limits, **how)
     if source is not None and exploration.recorded is not None:
         captured = KeptCapture(exploration.model, exploration.recorded.graph, loaded.notes)
         with ProfileStore() as store:

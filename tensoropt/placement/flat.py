@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tensoropt.placement.problem import Placement, PlacementProblem, repeat_problem
+from tensoropt.placement.problem import Placement, PlacementProblem
 from tensoropt.types import Floats
 
 Integers = NDArray[np.int64]
@@ -56,7 +56,7 @@ class FlatProblem(NamedTuple):
     @classmethod
     def of(cls, problem: PlacementProblem) -> FlatProblem:
         """Return the arrays of a problem."""
-        step = repeat_problem(problem) if problem.micro_batches > 1 else problem
+        step = problem.repeated if problem.micro_batches > 1 else problem
         devices, count = step.devices, step.devices.count
         sizes = np.array([t.bytes for t in step.tensors], dtype=float)
         message_s = devices.latency_s + sizes[:, None, None] * devices.seconds_per_byte
@@ -103,7 +103,9 @@ def step_s(problem: FlatProblem, placement: Placement) -> float:
 
 
 @njit(cache=True, nogil=True)
-def flat_step(problem, device, ahead, back):
+def flat_step(
+    problem: tuple[Any, ...], device: Integers, ahead: Integers, back: Integers
+) -> tuple[float, Floats, Floats, Integers]:
     """Return (the seconds of a step, the starts of the forwards, the starts of the backwards, the critical
     operators), with (n,) starts of the first micro-batch; inf if the orders wait for each other.
 

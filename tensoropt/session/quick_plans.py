@@ -19,7 +19,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
 from tensoropt.planners.quick import placed_refusal, quick_planners
-from tensoropt.planners.registry import Entry
+from tensoropt.planners.registry import ENTRIES, Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
 from tensoropt.question.settings import Settings
@@ -48,8 +48,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         task = planning_task(session, searched, exploration, kinds, stack)
         if "placed" in kinds and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
-        quick = quick_planners(len(searched.problem.graph.groups))
-        entries = [entry for entry in quick if entry.kind in kinds]
+        names = quick_planners(len(searched.problem.graph.groups))
+        entries = [entry for name in names if (entry := ENTRIES[name]).kind in kinds]
         found, tried = _asked(session, task, entries)
         proven = certified(searched.spaces, [each.point for each in found])
         points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])

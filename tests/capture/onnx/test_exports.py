@@ -242,20 +242,12 @@ def gradients_by_value(module: nn.Module) -> dict[float, float]:
     return found
 
 
-LACKS = ("torchscript", "gpt2")
+EXPORTS = [(exporter, name) for exporter in ("dynamo", "torchscript") for name in MODELS]
+EXPORTS.remove(("torchscript", "gpt2"))
 """It has no ``aten::diff``, which the model's mask needs."""
-SLOW = [("dynamo", "vit"), ("dynamo", "mobile")]
-"""Whose layers other models have, and which the other exporter writes quickly."""
 
 
-@pytest.mark.parametrize(
-    ("exporter", "name"),
-    [
-        pytest.param(*way, marks=pytest.mark.slow if way in SLOW else ())
-        for way in itertools.product(("dynamo", "torchscript"), MODELS)
-        if way != LACKS
-    ],
-)
+@pytest.mark.parametrize(("exporter", "name"), EXPORTS)
 def test_outputs_and_gradients_are_those_of_the_original(exporter: str, name: str, tmp_path: Path) -> None:
     if (exporter, name) == ("torchscript", "bert"):
         pytest.importorskip("transformers", "5.9", "earlier ones index a size that is a scalar while traced")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tensoropt import zoo
 from tensoropt.capture import capture
 
-QUICK = ("gpt-mini", "mixtral-tiny", "unet-tiny")
+QUICK = ("mixtral-tiny", "lenet")
 LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
 
 

@@ -45,12 +45,13 @@ from tensoropt.verify.reference import largest_of, named_difference
 from tests.capture.onnx.models import LIGHT, perceptron
 
 MODELS = [
-    "bert-tiny",  # masks and position ids folded to constants
+    # Masks and position ids are folded to constants; also captured by test_forward_calls.py.
+    pytest.param("bert-tiny", marks=pytest.mark.slow),
     "gpt2-tiny",  # tied weights
     "llama-tiny",
     "mixtral-tiny",  # top-k, index_put
     "resnet-tiny",  # batch norm: buffers that are written
-    "unet-tiny",
+    pytest.param("unet-tiny", marks=pytest.mark.slow),  # also run by test_the_graph_is_the_model
 ]
 
 

@@ -76,7 +76,13 @@ def family(name, **inputs):
     return model, {"input_ids": ids, "labels": ids, **inputs}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+SLOW = ("Qwen3ForCausalLM", "OPTForCausalLM")
+"""Grouped queries as of Llama, and a causal mask as of GPT-2."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FAMILIES]
+)
 def test_attention_of_transformers_is_that_of_eager_mode(name):
     model, call = family(name)
     with Attention() as eager:

@@ -676,7 +676,7 @@ def test_a_program_keeps_its_stdout_to_the_end(talked: Path) -> None:
 
 def test_errors_of_a_model_that_prints_are_json_too(talked: Path, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
-    assert main(["verify", "talking.py:absent", "--random", "1", "--json"]) == 2
+    assert main(["verify", "talking.py:absent", "--random", "1", "--cluster", "two.yaml", "--json"]) == 2
     assert "has no function 'absent'" in strict(capfd.readouterr().out)["error"]
 
 
@@ -700,7 +700,7 @@ def test_in_python_stdout_is_left_alone(talked: Path, capfd: pytest.CaptureFixtu
 
 def test_another_question_about_a_zoo_model_needs_no_capture(run, place, monkeypatch) -> None:
     monkeypatch.setenv("TENSOROPT_CACHE", str(place / "graphs"))
-    alone = ("--placements", "never", "--pipelines", "never")
+    alone = ("--placements", "never", "--pipelines", "never", "--micro-batches", "1")
     asked = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--out", "asked", *alone)
     code, _, first = run(*asked)
     assert code == 0

@@ -49,7 +49,7 @@ def test_what_is_found_under_a_cap_keeps_to_it_and_is_never_better_in_sum(tables
     for cap in caps:
         under = track_frontier(tables.restricted(working.within(cap)), epsilon=0)
         assert len(under)
-        for i in range(len(under)):
+        for i in np.linspace(0, len(under) - 1, 20, dtype=int).tolist():
             choice, options = under.strategy(i), under.options(i)
             needed = (of[choice[g]][options.get(g, 0)] for g, of in working.of.items())
             assert max(needed) <= cap

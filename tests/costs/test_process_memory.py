@@ -181,7 +181,7 @@ def test_constants_are_counted_everywhere(tmp_path):
             return x.square().mean()
 
     for cluster, counted in (("cpu:2", False), ("dgx-h100[2]", False), ("dgx-h100[2]", True)):
-        settings = {"measure": "never", "process_memory": counted}
+        settings = {"measure": "never", "process_memory": counted, "micro_batches": [1]}
         found = tensoropt.explore(Added(), (torch.randn(8, 32, 16),), cluster=cluster, **settings)
         assert {point.terms[CONSTANTS] for point in found.points} == {32 * 16 * 4}
         point = found.points[0]

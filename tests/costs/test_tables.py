@@ -413,7 +413,7 @@ def test_data_parallelism_is_in_the_space(name, mesh):
     graph = prepared.graph.atoms.graph
     for tensor in graph.parameters:
         assert strategy.local_shape(tensor.name, strategy.stored[tensor.name]) == tensor.shape
-    if len(mesh) == 2 or name != "llama":
+    if len(mesh) == 2 or name not in ("gpt2", "llama"):  # which takes seconds
         frontier = track_frontier(tables, epsilon=0.0)
         assert frontier.lower_bound(memory) <= (compute + communication) * (1 + 1e-9)
 

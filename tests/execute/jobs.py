@@ -80,7 +80,8 @@ def captured_once(key: Hashable) -> Iterator[None]:
 def parallelize_alike(
     name: str, model: nn.Module, mesh: tuple[Any, ...], seed: int, args: Any, kwargs: Any, **more: Any
 ) -> nn.Module:
-    """Parallelize a model that is as ``spec(name)`` builds it."""
+    """Parallelize a model that is as ``spec(name)`` builds it, with the capture of its strategy."""
+    _captures.setdefault(name, replace(captured_model(name).captured, model=nn.Module()))
     with captured_once(name):
         return parallelize(model, strategy_of(captured_model(name), mesh, seed), args, kwargs, **more)
 

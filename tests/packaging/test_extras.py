@@ -14,11 +14,11 @@ THERE = ("--cluster", "dgx-h100[2]", "--out", "out")
 """Devices that are not here: for local ones ranks are started while the model is opened."""
 ASKED = {
     "app": [("dashboard",)],
-    "onnx": [("explore", "model.onnx", *THERE), ("verify", "model.onnx", "--random", "1")],
+    "onnx": [("explore", "model.onnx", *THERE), ("verify", "model.onnx", "--random", "1", *THERE[:2])],
     "solvers": [("compare", "zoo:mlp", *THERE, "--planners", "data_parallel,netsplit")],
     "zoo": [
         ("explore", "zoo:gpt2-tiny", *THERE),
-        ("verify", "zoo:bert-tiny", "--random", "1"),
+        ("verify", "zoo:bert-tiny", "--random", "1", *THERE[:2]),
         ("demo", "--out", "out/demo"),
     ],
 }

@@ -180,6 +180,7 @@ def test_a_mesh_of_three_axes_inside_one_level_comes_in(store, monkeypatch, name
         monkeypatch.setattr(refining, "MOST_COMBINATIONS", 1)
     model = ModelSpec(f"zoo:{name}", 0).build()
     asked = {"micro_batches": [1], "measure": "never", "recompute": "never", "store": store}
+    asked |= {"placements": "never", "pipelines": "never"}
     found = explore(*model, cluster="dgx-h100", epsilon=epsilon, max_points=50, **asked)
     assert "2x2x2" in {"x".join(map(str, space.mesh.shape)) for space in found.spaces}
     assert any(note.startswith("mesh 2x2x2, micro-batches 1: groups") for note in found.report["notes"])

@@ -210,7 +210,10 @@ def check_loops_and_atoms(graph: AtomGraph) -> None:
         assert local_shape(graph.atoms[tensor.name], (-1,), (1,)) == tensor.shape
 
 
-@pytest.mark.parametrize("name", [*CORE, "bart", "swin", "gemma2"])
+# Slow are an encoder with a decoder, as T5 of the core, and a decoder with capped logits.
+@pytest.mark.parametrize(
+    "name", [*CORE, "swin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", "gemma2"))]
+)
 def test_groups_are_a_partition_and_their_strategies_consistent(name):
     graph = grouped(name)
     check_loops_and_atoms(graph.atoms)

@@ -1,5 +1,5 @@
-"""Every model of the zoo: builds without memory, has the size that is said of it, trains where it is small,
-exports in train mode."""
+"""Every model of the zoo: builds without memory, has the size that is said of it, trains where it is small
+and exports in train mode where it is large; tests/capture captures the small ones."""
 
 from __future__ import annotations
 
@@ -82,13 +82,9 @@ def test_builds_on_the_meta_device_with_the_size_that_is_said_of_it(name: str) -
 
 @pytest.mark.parametrize("name", LAPTOP)
 @pytest.mark.usefixtures("_installed")
-def test_a_laptop_model_exports_gives_the_same_loss_and_trains(name: str) -> None:
+def test_a_laptop_model_trains(name: str) -> None:
     built = zoo.build(name)
-    program = torch.export.export(built.model, built.args, dict(built.kwargs))
-    torch.manual_seed(7)
     loss = built.model(*built.args, **built.kwargs)
-    torch.manual_seed(7)
-    torch.testing.assert_close(program.module()(*built.args, **built.kwargs), loss)
     assert loss.shape == ()
     assert torch.isfinite(loss)
     loss.backward()

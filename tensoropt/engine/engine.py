@@ -239,7 +239,7 @@ class Engine(ABC, Generic[S]):
         arguments = [parameters[name] for name in lowered.program.parameters]
         arguments += [self.buffers[name] for name in lowered.program.buffers]
         # Hooks cost time for every saved tensor: only where something is made again.
-        drops = lowered.program.gathers and torch.is_grad_enabled()
+        drops = lowered.gathers and torch.is_grad_enabled()
         with self.regathered.hooks() if drops else nullcontext():
             results: tuple[torch.Tensor, ...] = lowered.module(*inputs, *arguments)
         return results

@@ -57,11 +57,13 @@ class Lowered:
         program: what it does.
         ahead: for each block whose parameters are gathered ahead, the edges of those that backward gathers
             for groups that it recomputes, in forward's order.
+        gathers: whether backward gathers or casts parameters again. Found here once, as calls are compiled.
     """
 
     module: fx.GraphModule
     program: ForwardProgram
     ahead: dict[int, list[EdgeSpec]]
+    gathers: bool
 
 
 class _Position(ShardContext, Protocol):
@@ -134,6 +136,7 @@ class Interpretation:
                 block: [self._spec(steps) for steps in ahead if steps.recomputed]
                 for block, ahead in program.ahead.items()
             },
+            program.gathers,
         )
 
     def _value(self, name: str, provider: Node) -> fx.Node:

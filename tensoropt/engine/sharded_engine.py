@@ -50,6 +50,7 @@ class ShardedEngine(Engine[Pending]):
     ):
         job = runtime or Runtime(strategy.mesh, seed=seed, device=device or device_of(values))
         super().__init__(strategy, values, job)
+        self._lowered_for(False)  # now, as the first call may be one that is compiled
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
         self.shards.accumulated.delivered = strategy.scattered

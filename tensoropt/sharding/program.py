@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from tensoropt.graph import Operator, iter_refs
 from tensoropt.ops.calls import LocalCall
@@ -169,7 +168,7 @@ class ForwardProgram:
     results: tuple[tuple[str, Node], ...]
     ahead: Mapping[int, Sequence[EdgeSteps]]
 
-    @cached_property
+    @property
     def gathers(self) -> bool:
         """Whether it gathers or casts parameters outside of recomputed regions, which keep nothing anyway."""
         moves = (node for node in self.nodes if isinstance(node, Move) and node.region is None)

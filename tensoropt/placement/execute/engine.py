@@ -110,7 +110,7 @@ class PlacedEngine(Engine[TapedStep]):
                     results = self._run_lowered(inputs, self.shards.leaves, evaluating=evaluating)
             finally:
                 self.context.tape = None
-            made.append(dict(zip(self.lowered.program.outputs, results, strict=True)))
+            made.append(dict(zip(self._lowered_for(evaluating).program.outputs, results, strict=True)))
         # Every micro-batch has read the old values and made the same new ones (`micro_batch_strategies`).
         if not evaluating:
             self._mutate(made[-1])

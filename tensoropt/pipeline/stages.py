@@ -85,6 +85,12 @@ def crossing_tensor(group: Group) -> str:
     return op.outputs[0] if op.target == ARRIVE else op.inputs()[0]
 
 
+def crossing_words(group: Group) -> str:
+    """Return what a group brings into a stage or takes out of it, in words that the stage follows."""
+    way = "arriving in" if group.anchor.target == ARRIVE else "departing from"
+    return f"{crossing_tensor(group)} {way}"
+
+
 def is_crossing(group: Group) -> bool:
     """Return whether a group computes nothing, and only represents a received or sent tensor."""
     return group.anchor.target in (ARRIVE, DEPART)

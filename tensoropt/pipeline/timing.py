@@ -129,6 +129,9 @@ def _messages(strategy: PipelinedStrategy, stage: int, rank: int, inner: int) ->
     return messages
 
 
+_ROUNDING = 1e-9
+"""The share of an action below which seconds are rounding; an assumption."""
+
 _PhaseSeconds = tuple[float, float, float]
 """The seconds of the first micro-batch, of each one between, and of the last one."""
 
@@ -166,7 +169,10 @@ class StageSeconds:
         """
         first, forward, _ = self.forward
         return replace(
-            self, forward=(min(first, forward), forward, forward), begin_s=max(first - forward, 0.0)
+            self,
+            forward=(min(first, forward), forward, forward),
+            # Where nothing is gathered, rounding remains.
+            begin_s=first - forward if first - forward > _ROUNDING * first else 0.0,
         )
 
     def reducing_behind(self, scattering: _PhaseSeconds, buckets_s: float, slower: float) -> StageSeconds:

@@ -240,19 +240,24 @@ def fullest(simulated: SimulatedPlacement) -> int:
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
-def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
-    """Return the parts of the busiest device's step, as figures of a point."""
-    busiest = max(range(len(simulated.busy_s)), key=simulated.busy_s.__getitem__)
-    total, compute = simulated.time_s, simulated.busy_s[busiest]
+def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
+    """Return the seconds for which a device waits while some message is under way."""
     sending = joined(
         (e.start_s, e.end_s)
         for e in simulated.timeline.events
         if e.task.phase.startswith("send") and e.task.duration_s
     )
-    either = joined([*sending, *simulated.timeline.busy([device_name(busiest)])])
+    either = joined([*sending, *simulated.timeline.busy([device_name(device)])])
     # Sending beside computing is hidden; what the union has beyond computing is when the device waits for a
     # message.
-    exposed = max(length_s(either) - compute, 0.0)
+    return max(length_s(either) - simulated.busy_s[device], 0.0)
+
+
+def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
+    """Return the parts of the busiest device's step, as figures of a point."""
+    busiest = max(range(len(simulated.busy_s)), key=simulated.busy_s.__getitem__)
+    total, compute = simulated.time_s, simulated.busy_s[busiest]
+    exposed = exposed_on(simulated, busiest)
     hidden = max(simulated.communication_s - exposed, 0.0)
     return {
         "compute_s": compute,

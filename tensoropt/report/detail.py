@@ -14,10 +14,10 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.evaluate import PipelineEvaluation
-from tensoropt.pipeline.stages import is_crossing
+from tensoropt.pipeline.stages import crossing_words, is_crossing
 from tensoropt.pipeline.timeline import TimedStage
 from tensoropt.pipeline.timing import NO_MICRO_BATCH, WORKING
-from tensoropt.placement.points import events_of, fullest, operator_rows, owned_on
+from tensoropt.placement.points import events_of, exposed_on, fullest, operator_rows, owned_on
 from tensoropt.placement.simulate import SimulatedPlacement, device_name
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS
 from tensoropt.plan.recorded import Recorded
@@ -186,10 +186,15 @@ _PHASES = {
     **dict.fromkeys("BIW", "backward"),
     "S": "send forward",
     "R": "send backward",
-    "P": "parameters",
+    "P": "gathered parameters",
     "G": "gradients",
     "O": "optimizer",
 }
+
+
+_STORED = "PG"
+"""What goes between the ranks of a place on a lane of its own: parameters from their shards, and gradients to
+them."""
 
 
 class _PipelinedStep(_SimulatedStep):
@@ -209,6 +214,8 @@ class _PipelinedStep(_SimulatedStep):
         for number, (strategy, timed) in enumerate(zip(self.strategy.stages, self._timed, strict=True)):
             own, stage = strategy.graph.group_of, {STAGE_AXIS: str(number)}
             names = {name: f"{name} in stage {number}" if name in taken else name for name in own}
+            crossing = [group for group in strategy.graph.groups if is_crossing(group)]
+            names |= {group.name: f"{crossing_words(group)} stage {number}" for group in crossing}
             taken.update(own)
             events = tuple(timed.whole())
             rows.append(StageRows(strategy, timed.evaluation, events, self.axes[1:], stage, names))
@@ -226,7 +233,7 @@ class _PipelinedStep(_SimulatedStep):
             phase, stage, place = _PHASES[event.kind], f"stage {event.stage}", event.place
             number = "" if event.micro_batch == NO_MICRO_BATCH else f"micro-batch {event.micro_batch}, "
             lane = stage if event.kind in WORKING else f"link {place}"
-            lane += " parameters" if event.kind in "PG" else ""
+            lane += f" {phase}" if event.kind in _STORED else ""
             lasts_s = event.end_s - event.start_s
             yield TimelineEvent(f"{phase} of {number}{stage}", lane, event.start_s, lasts_s, phase, stage)
             if event.kind in WORKING:
@@ -242,6 +249,7 @@ class _PipelinedStep(_SimulatedStep):
         place, along = self.evaluated.busiest_place, f"link {self.axes[0]}"
         lanes, own = {f"device {place}": COMPUTE, along: along}, f"link {place}"
         lanes |= {e.lane: e.lane.replace(own, "link") for e in self.timeline if e.lane.startswith(f"{own} ")}
+        lanes |= {f"{own} {_PHASES[kind]}": "link " + "+".join(self.axes[1:]) for kind in _STORED}
         if self.evaluated.times.sending_s[place]:  # it stands still for its messages
             lanes[own] = along
         return [replace(e, lane=lanes[e.lane]) for e in self.timeline if e.lane in lanes]
@@ -258,9 +266,14 @@ class _PipelinedStep(_SimulatedStep):
         return computed, {**beside, COPIES: beside[COPIES] + self.point.compute_s - known_s}
 
     def places(self) -> tuple[Share, ...]:
-        idle_s = self.evaluated.times.idle_s
         return tuple(
-            self._place(place, self._stages_at(place), load.compute_s, load.communication_s, idle_s(place))
+            self._place(
+                place,
+                self._stages_at(place),
+                load.compute_s,
+                load.communication_s,
+                max(self.point.time_s - load.compute_s - load.exposed_s, 0.0),
+            )
             for place, load in enumerate(self.evaluated.loads)
         )
 
@@ -323,7 +336,12 @@ class _PlacedStep(_SimulatedStep):
 
     def places(self) -> tuple[Share, ...]:
         return tuple(
-            self._place(device, "", *seconds, self.point.time_s - seconds[0])
+            self._place(
+                device,
+                "",
+                *seconds,
+                max(self.point.time_s - seconds[0] - exposed_on(self.evaluated, device), 0.0),
+            )
             for device, seconds in enumerate(self._loads)
         )
 

@@ -370,7 +370,8 @@ class Share:
     Attributes:
         memory_bytes: bytes at the peak; for an operator, what lasts: parameters, gradients, optimizer state.
         compute_s, communication_s: seconds of one step; without recomputation, which is a share of its own.
-        idle_s: the seconds in which a place waits for others; None for all else.
+        idle_s: the seconds in which a place neither computes nor waits for a link, but for others or for its
+            host; None for all else.
     """
 
     title: str

@@ -71,7 +71,8 @@ class TimelineEvent:
     """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective; in a
     placed plan, ``device`` and its number, or ``link`` and the links that a message occupies. In a pipeline
     ``stage`` and its number has its actions, with their waits; ``device`` and the number of a place has the
-    work within them, ``link`` and that number its messages, or with axes behind it its collectives, and
+    work within them, ``link`` and that number its messages, or with axes behind it its collectives, or with
+    ``gathered parameters`` or ``gradients`` what goes to and from their shards beside the actions, and
     ``link`` and the axis of stages what is sent when all are done.
     ``copies``: it brings something to where it is used, and is not an operator of the model."""
 

@@ -49,6 +49,8 @@ def evaluated(
     cluster: Cluster | None = None,
     optimizer: str = "adam",
     overheads: Overheads | None = None,
+    *,
+    beside: bool = False,
 ) -> PipelineEvaluation:
     """At hand's prices on CPU ranks, every place a node."""
     cluster = cluster or make_cluster(strategy.places, strategy.devices_per_place)
@@ -60,7 +62,7 @@ def evaluated(
     facts = [{name: facts_of(work, training) for name, work in of_stage.items()} for of_stage in works]
     communication = CommunicationModel(cluster, mesh)
     overheads = overheads or Overheads()
-    prices = PipelinePrices(cluster, mesh, Hand(), communication, overheads, optimizer, beside=False)
+    prices = PipelinePrices(cluster, mesh, Hand(), communication, overheads, optimizer, beside=beside)
     return evaluate_pipeline(strategy, works, facts, prices)
 
 

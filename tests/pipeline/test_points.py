@@ -30,7 +30,7 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
-from tensoropt.report.step_parts import COMPUTING, Detail
+from tensoropt.report.step_parts import COMPUTING, WAITING, Detail
 from tensoropt.session.run_report import versions
 from tensoropt.sharding.groups import GroupGraph
 from tests.costs.models import four, problem, three
@@ -350,9 +350,11 @@ def test_it_is_explained_operator_by_operator(found: PipelineEvaluation, detail_
 def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, detail_of: Details) -> None:
     told = detail_of(found)
     point = told.step
-    assert [(place.title, place.idle_s) for place in told.places] == [
-        ("place 0, stage 0", found.times.idle_s(0)), ("place 1, stage 1", found.times.idle_s(1)),
-    ]  # fmt: skip
+    assert [place.title for place in told.places] == ["place 0, stage 0", "place 1, stage 1"]
+    assert [place.idle_s for place in told.places] == pytest.approx(
+        [point.time_s - load.compute_s - load.exposed_s for load in found.loads]
+    )
+    assert told.places[1].idle_s == pytest.approx(point.idle_s)
     assert max(place.memory_bytes for place in told.places) == point.memory_bytes
     assert [place.compute_s for place in told.places] == pytest.approx([4 * 9, 4 * 12])
     busiest = told.places[1]
@@ -462,3 +464,14 @@ def test_what_it_waits_for_by_hand(explored: Exploration) -> None:
     # The loss goes to both ranks of the other place over the one card.
     result = RESULT + 4 / 10e9
     assert point.exposed_s == pytest.approx(4 * (message + loss) + bucket + result, rel=1e-9)
+
+
+def test_gradients_are_waited_for_over_the_axes_of_their_place(detail_of: Details) -> None:
+    strategy = split_along_the_batch(problem(four).graph, (3,), (4, 2, 2))
+    told = detail_of(evaluated(strategy, load_cluster("dgx-a100[4]"), beside=True))
+    assert "link 0 gradients" in {event.lane for event in told.timeline}
+    waits = {part.title.split(" over ")[1]: part.seconds for part in told.parts if part.key == WAITING}
+    # Place 0 is the busiest; over the axis of the stages goes no more than its messages.
+    sent_s = sum(event.duration_s for event in told.timeline if event.lane in ("link 0", "link stage"))
+    assert waits.get("axis stage", 0.0) <= sent_s * (1 + 1e-9)
+    assert waits[f"axis {MESH.names[1]}"] > 0

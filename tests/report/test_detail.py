@@ -207,6 +207,8 @@ def test_plans_of_stages_are_shown_operator_by_operator(
         computing = [part for part in told.parts if part.key == COMPUTING]
         assert sum(part.seconds for part in computing) == pytest.approx(point.compute_s)
         assert told.peak.total == pytest.approx(point.memory_bytes - sum(point.terms.values()), rel=1e-9)
+        assert any(place.idle_s == pytest.approx(point.idle_s, abs=1e-12) for place in told.places)
+        assert all(event.duration_s > 1e-12 for event in told.timeline if event.lane.startswith("link"))
         rows = {row.group: row for row in told.operators}
         assert len(rows) == len(told.operators)
         assert {*found.plan(index).operators} <= {*rows}

@@ -362,7 +362,7 @@ class ParameterEffects:
 
     # -- between uses -----------------------------------------------------------------------------
 
-    def stored(self, name: str, stored: Layout, *, joins: bool = False, complete: When = ARRIVED) -> Effects:
+    def stored(self, name: str, stored: Layout, *, joins: int = 0, complete: When = ARRIVED) -> Effects:
         """Return the effects of a parameter between its uses: its bytes, its gradient's arrival, the
         optimizer's step.
 
@@ -370,7 +370,7 @@ class ParameterEffects:
         until then, the sum of those that have arrived waits.
 
         Args:
-            joins: gradients of several groups are added up.
+            joins: 1 if the gradient of one group waits for others, 2 if those of several groups are added up.
             complete: the moment when the gradient is where the parameter is stored
                 (:meth:`StoredUse.complete`).
         """
@@ -385,7 +385,8 @@ class ParameterEffects:
         if joins:
             summed = Allocation(_RETURNING, "sum", self.summed_bytes(name, stored))
             found.append(Effect(FIRST_ARRIVED, after=True, begins=allocations(summed)))
-            found.append(Effect(ARRIVED, ends=allocations(summed), workspace_bytes=summed.bytes))
+            sum_bytes = summed.bytes if joins > 1 else 0
+            found.append(Effect(ARRIVED, ends=allocations(summed), workspace_bytes=sum_bytes))
         optimizer, step = OPTIMIZERS[self.prices.optimizer], self._work(STEP, self.prices.step(elements))
         found.append(replace(step, workspace_bytes=size * optimizer.transient))
         found.append(self._work(REDUCE_LAST if waits else ARRIVED, arrival))

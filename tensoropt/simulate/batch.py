@@ -449,14 +449,14 @@ class Batch:
         first, last = self.schedule.users[name]
         shared, complete, tied = name in self.graph.shared, self._complete(name), self.tied.get(name)
         # Gradients that are handed over were already added up.
-        joins = np.full(self.count, first != last) if tied is None else tied.joins
+        joins = np.full(self.count, 2 * (first != last)) if tied is None else tied.joins
         neighbours = self.schedule.blocks.neighbours(self.schedule.first_users[name])
         whole = Use(whole_layout(tensor, self.mesh), 0, neighbours=neighbours)
 
         def make(row: int) -> Effects:
             layout, arrived = stored.at(row), COMPLETE[complete[row]]
             parameters = self._of_groups.parameters
-            own = parameters.stored(name, layout, joins=bool(joins[row]), complete=arrived)
+            own = parameters.stored(name, layout, joins=int(joins[row]), complete=arrived)
             if not shared:  # a copy that stays gathered belongs to a single group
                 return own
             return joined([own, parameters.unsharded(parameters.stored_use(name, layout, whole))])
@@ -466,7 +466,7 @@ class Batch:
             *("parameter", self.graph.atoms.atoms[name], *dtypes),
             *(tensor.requires_grad, shared, neighbours),
         )
-        columns = [stored.which, complete, joins.astype(np.int64)]
+        columns = [stored.which, complete, joins]
         return kind, _Chosen(("parameter", name), columns, make, self.schedule.of_parameter(name))
 
     def _tied(self, name: str) -> TiedParameter | None:

@@ -30,7 +30,7 @@ from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.storage import Storage, Turn, UsePlace, turns
 from tensoropt.simulate.candidates import Candidates
-from tensoropt.types import SOURCES, Flags, Floats, Indices
+from tensoropt.types import SOURCES, Floats, Indices
 
 Axes = tuple[int, ...]
 
@@ -418,12 +418,12 @@ class TiedParameter:
 
     Attributes:
         turns: for each group and strategy, what falls to its use.
-        joins: (strategies,) whether gradients of several uses come to the parameter by themselves, and are
-            added up there.
+        joins: (strategies,) how gradients of its uses come to the parameter by themselves: 0 if none waits
+            for another use, 1 if one does, 2 if several do and are added up there.
     """
 
     turns: Mapping[str, Column[Turn]]
-    joins: Flags
+    joins: Indices
 
 
 def tied_parameter(
@@ -465,7 +465,10 @@ def tied_parameter(
     for row in firsts.tolist():
         uses = [place(user, int(column[row]), stored.at(row)) for user, column in enumerate(chosen.values())]
         numbers.append([memo.turns.of(turn) for turn in turns(uses)])
-        joins.append(sum(use.learns and not use.behind for use in uses) > 1)
+        # Autograd waits for all uses, also for those whose gradients are handed over.
+        learning = [n for n, use in enumerate(uses) if use.learns]
+        direct = [n for n in learning if not uses[n].behind]
+        joins.append(min(len(direct), 2) if direct and direct[-1] > learning[0] else 0)
     table = np.array(numbers)[which]
     columns = {group: Column(table[:, user], memo.turns.values) for user, group in enumerate(chosen)}
     return TiedParameter(columns, np.array(joins)[which])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.ops.layouts import GATHERED_AHEAD
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.strategy import Strategy
@@ -15,6 +17,7 @@ from tensoropt.simulate.clock import AHEAD
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import facts_of, four, problem
 from tests.simulate.test_simulator import (
     BESIDE,
@@ -203,6 +206,19 @@ def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
         },
     }
     found = Strategy.from_data(data, graph)
+    facts = {n: facts_of(workload(graph, c, found.mesh)) for n, c in found.configurations.items()}
+    tracked = check_on_fake_ranks(loaded, found, "sgd").memory_tracked["peak"]
+    assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)
+
+
+def test_a_gradient_waits_for_uses_that_hand_theirs_over() -> None:
+    """The head's lies as the parameter is stored; autograd keeps it until the embedding has been passed."""
+    loaded = load_model(ModelSpec("zoo:gpt2-tiny", 3))
+    graph = loaded.graph
+    (tied,) = graph.shared
+    # Drawn, as the peak has to come between the two.
+    found = random_strategy(graph, (4, 2), micro_strategies(graph, 4), random.Random(101), 0.0)
+    assert found.stored[tied] == (GATHERED_AHEAD, 0)
     facts = {n: facts_of(workload(graph, c, found.mesh)) for n, c in found.configurations.items()}
     tracked = check_on_fake_ranks(loaded, found, "sgd").memory_tracked["peak"]
     assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)

@@ -243,3 +243,19 @@ class Thrice(nn.Module):
 
 def thrice() -> Recipe:
     return Thrice(), (torch.randn(64, 32), torch.randint(0, 40, (64,))), {}
+
+
+class Turned(nn.Module):
+    """A sum of two layers, transposed before the next one, so that their gradient is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(32, 48), nn.Linear(32, 48), nn.Linear(16, 40)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = (self.a(x) + self.b(x)).transpose(1, 2)
+        return F.cross_entropy(self.head(turned).mean(dim=1), y)
+
+
+def turned() -> Recipe:
+    return Turned(), (torch.randn(64, 16, 32), torch.randint(0, 40, (64,))), {}

@@ -422,6 +422,15 @@ def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
     assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.003)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+def test_a_gradient_of_two_tensors_goes_back_as_one_copy(schedule: str) -> None:
+    loaded = load_model(ModelSpec("tests.pipeline.models:turned"))
+    strategy = split_along_the_batch(loaded.graph, (2,), (4, 2), schedule)
+    assert len(strategy.parts[1].arriving) == 2
+    found, issued = evaluated(strategy, optimizer="sgd"), check_on_fake_ranks(loaded, strategy, "sgd")
+    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=256)
+
+
 def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
     # The last place of 1F1B has its peak there: Adam's temporaries of two layers.
     loaded = load_model(ModelSpec("tests.costs.models:four"))

@@ -376,6 +376,25 @@ class _Messages:
         self.came(*self._tensors)
 
 
+def _contiguous(gradients: Iterable[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    """Return gradients as messages need them; equal views of a storage, as of what a sum adds, share a
+    copy.
+    """
+    copies: dict[tuple[object, ...], torch.Tensor] = {}
+    made: list[torch.Tensor | None] = []
+    for gradient in gradients:
+        if gradient is None or gradient.is_contiguous():
+            made.append(gradient)
+            continue
+        # Fake tensors have no addresses, so the storage itself is compared.
+        storage, start = gradient.untyped_storage()._cdata, gradient.storage_offset()
+        view = storage, start, gradient.shape, gradient.stride()
+        if view not in copies:
+            copies[view] = gradient.contiguous()
+        made.append(copies[view])
+    return tuple(made)
+
+
 class RunningStage(PipelineStage):
     """A stage as schedules run it; it holds received tensors only until their backward is over, and sent
     tensors only until they have surely arrived.
@@ -491,10 +510,7 @@ class RunningStage(PipelineStage):
         if self._waits:
             self._going_back.all_came()
         if self.has_backward and not self.is_first:
-            gradients = self.bwd_cache[bwd_chunk_id]
-            self.bwd_cache[bwd_chunk_id] = tuple(
-                None if gradient is None else gradient.contiguous() for gradient in gradients
-            )
+            self.bwd_cache[bwd_chunk_id] = _contiguous(self.bwd_cache[bwd_chunk_id])
         return self._going_back.of(bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
     def release_messages(self) -> None:

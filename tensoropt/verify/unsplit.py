@@ -26,7 +26,7 @@ def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> di
     with ranks_with(spec, place, 1) as pool:
         drawn = [(unsplit_strategy(load_model(spec).graph), cluster.meshes(1)[0])]
         return predict_and_run(
-            spec, functools.partial(predict, drawn), cluster, place, pool, settings, None, progress
+            spec, functools.partial(predict, drawn, ()), cluster, place, pool, settings, None, progress
         )
 
 

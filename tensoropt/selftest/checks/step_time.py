@@ -43,7 +43,7 @@ def _predicted_and_measured(context: CheckContext) -> Outcome:
             subject = replace(spec, device=place.device)
             with ranks_with(subject, place, 1) as pool:
                 drawn = [(unsplit_strategy(load_model(subject).graph), cluster.meshes(1)[0])]
-                simulated = functools.partial(predict, drawn)
+                simulated = functools.partial(predict, drawn, ())
                 # Other checks compare the numbers, of smaller models.
                 answer = predict_and_run(
                     subject, simulated, cluster, place, pool, Settings(), store, silent, numerics=False

@@ -35,7 +35,8 @@ from tensoropt.selftest.checks import (
     streams,
 )
 from tensoropt.selftest.checks.fake_steps import MadeOnTheCpu
-from tensoropt.selftest.outcome import CheckContext, Outcome, small_models, timed_models
+from tensoropt.selftest.models import small_models, timed_models
+from tensoropt.selftest.outcome import CheckContext, Outcome
 from tensoropt.verify import real_ranks
 from tests.lent_ranks import KeptRanks, lend_ranks
 from tests.selftest.wrong_ranks import wrong_on_the_last_rank

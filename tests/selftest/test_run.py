@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -169,3 +170,9 @@ def test_exit_codes_and_files(
 def test_a_real_check_on_this_machine(name: str) -> None:
     found = timed_check(CHECKS[name], "cpu", 900.0)
     assert found.outcome.state in ("passed", "skipped"), found
+
+
+def test_a_check_may_come_before_pytorch() -> None:
+    """Fake devices have to be loaded first."""
+    program = "import sys, tensoropt.selftest.checks.fake_devices; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,7 +11,8 @@ from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.execute.checkpoint import load_checkpoint, optimizer_state, save_checkpoint
 from tensoropt.execute.parallel import parallelize
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, device_of_check, loss_of, module_of
+from tensoropt.selftest.models import device_of_check, loss_of, module_of
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify.reference import outputs_difference
 
 SOURCE = "zoo:gpt-mini"

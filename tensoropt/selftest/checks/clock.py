@@ -8,7 +8,8 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, device_of_check
+from tensoropt.selftest.models import device_of_check
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.timing import device_seconds
 
 _BOUND = 0.05

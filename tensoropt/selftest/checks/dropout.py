@@ -7,7 +7,8 @@ import torch
 from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.ops.families.generators import keep_mask, random_kernel
 from tensoropt.ops.kernels import SingleDevice
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, device_of_check, unsplit_engine
+from tensoropt.selftest.models import device_of_check, unsplit_engine
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify.reference import first_step, outputs_difference
 
 ROWS, _COLUMNS, SHARDS = 384, 1000, 4

@@ -13,7 +13,8 @@ from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, short_name, small_models
+from tensoropt.selftest.models import short_name, small_models
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 
 _BOUND = 0.01
 """The relative bound: the goal for memory as a whole."""

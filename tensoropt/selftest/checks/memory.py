@@ -15,14 +15,8 @@ from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.selftest.checks.facts import off
-from tensoropt.selftest.outcome import (
-    Bounded,
-    CheckContext,
-    Outcome,
-    short_name,
-    timed_models,
-    unsplit_engine,
-)
+from tensoropt.selftest.models import short_name, timed_models, unsplit_engine
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 

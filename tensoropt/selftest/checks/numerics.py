@@ -10,10 +10,7 @@ from dataclasses import replace
 import torch
 
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
-from tensoropt.selftest.outcome import (
-    Bounded,
-    CheckContext,
-    Outcome,
+from tensoropt.selftest.models import (
     device_of_check,
     loss_of,
     module_of,
@@ -21,6 +18,7 @@ from tensoropt.selftest.outcome import (
     small_models,
     unsplit_engine,
 )
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.verify.findings import GRADIENT_TOLERANCE, LOSS_TOLERANCE, NARROW_FACTOR
 from tensoropt.verify.reference import first_step, module_difference
 

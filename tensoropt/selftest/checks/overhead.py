@@ -12,16 +12,8 @@ from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.execute.parallel import parallelize
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.selftest.outcome import (
-    Bounded,
-    CheckContext,
-    Outcome,
-    device_of_check,
-    loss_of,
-    module_of,
-    short_name,
-    timed_models,
-)
+from tensoropt.selftest.models import device_of_check, loss_of, module_of, short_name, timed_models
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.timing import in_turns, over, unless_busy
 
 _BOUND = {"cuda": 0.03, "cpu": 0.15}

@@ -13,7 +13,8 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_backend, local_notes
 from tensoropt.selftest.checks.facts import off
-from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome, short_name, timed_models
+from tensoropt.selftest.models import short_name, timed_models
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.timing import unless_busy
 from tensoropt.types import silent
 from tensoropt.verify.predict import place_for, predict

@@ -9,15 +9,8 @@ from collections.abc import Callable
 import torch
 
 from tensoropt.engine.models import load_model
-from tensoropt.selftest.outcome import (
-    Bounded,
-    CheckContext,
-    Outcome,
-    device_of_check,
-    short_name,
-    small_models,
-    unsplit_engine,
-)
+from tensoropt.selftest.models import device_of_check, short_name, small_models, unsplit_engine
+from tensoropt.selftest.outcome import Bounded, CheckContext, Outcome
 from tensoropt.selftest.timing import device_seconds, in_turns
 from tensoropt.verify.findings import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from tensoropt.verify.reference import first_step, named_difference, outputs_difference

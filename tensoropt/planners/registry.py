@@ -9,9 +9,9 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tensoropt.errors import TensorOptError, suggest
 from tensoropt.planners.errors import UnsuitableError
@@ -44,19 +44,24 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def with_option(self, name: str, value: str) -> Entry:
-        """Return the method with a setting, given as text.
+        """Return the method with a setting, a number above 0 that is given as text.
 
         Raises:
             TensorOptError: the method has no such setting, or the text is not a value of it.
         """
         defaults = getattr(self.module, "DEFAULTS", None)
-        known = {} if defaults is None else vars(defaults)
+        # Switches make another method of it, which has a name of its own.
+        known = (
+            {} if defaults is None else {n: v for n, v in vars(defaults).items() if not isinstance(v, bool)}
+        )
         if name not in known:
             listed = suggest(name, known) if known else "it has no options"
             raise TensorOptError(
                 f"--planner-option {self.name}.{name}: {self.name} has no such option; {listed}"
             )
-        read = TypeAdapter(get_type_hints(type(defaults))[name])
+        number = Field(gt=0, allow_inf_nan=False)
+        hint: Any = Annotated[get_type_hints(type(defaults))[name], number]
+        read: TypeAdapter[Any] = TypeAdapter(hint)
         try:
             return replace(self, options={**self.options, name: read.validate_python(value)})
         except ValidationError as error:

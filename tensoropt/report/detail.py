@@ -163,6 +163,11 @@ class _SimulatedStep:
     def _place(self, number: int, words: str, *seconds: float) -> Share:
         """Return the figures of a place; ``seconds`` as in a share."""
         peaks = self.point.stages.peak_bytes
+        if not peaks:
+            place = self.point.kind.place
+            raise TensorOptError(
+                f"point {self.index + 1} was saved without the peaks of its {place}s; explore again"
+            )
         beside_bytes = self.point.memory_bytes - max(peaks)
         return Share(f"{self.point.kind.place} {number}{words}", peaks[number] + beside_bytes, *seconds)
 

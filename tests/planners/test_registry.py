@@ -41,6 +41,10 @@ def test_a_solver_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch)
     [
         ("netsplit.second=6", "did you mean 'seconds'?"),
         ("netsplit.seconds=six", "the default is 60"),
+        ("netsplit.seconds=nan", "should be a finite number"),
+        ("netsplit.most_blocks=0", "should be greater than 0"),
+        ("netsplit.alpha=-1", "should be greater than 0"),
+        ("netsplit.as_published=true", "it has no such option"),
         ("m_etf.seconds=6", "it has no options"),
         ("netsplit=6", "is not PLANNER.OPTION=VALUE"),
         ("netsplit.seconds", "is not PLANNER.OPTION=VALUE"),

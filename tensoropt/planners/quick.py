@@ -14,8 +14,12 @@ pipelines is there (``--pipelines``).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tensoropt.planners.registry import ENTRIES, Entry
+
 SHARDED = ("data_parallel", "zero", "megatron")
-PLACED = ("m_topo", "m_etf", "m_sct", "dpos")
+PLACED = ("m_topo", "m_etf", "m_sct", "dpos", "local_search")
 MORE_SHARDED = ("tofu",)
 FEW_SHARDED = ("optcnn",)
 FEW_PLACED = ("placer", "os_dpos")
@@ -25,6 +29,9 @@ MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
 """The numbers of operators, and of operators times devices, up to which placing planners are quick: each runs
 for every micro-batch count, and takes about a second for a thousand operators on four devices.
 Assumptions."""
+SECONDS = {"local_search": 2.0}
+"""The effort of planners that would take longer; an assumption about how long a person waits for what they
+find."""
 FEW_GROUPS = 64
 """The most operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of
 pipelined ones each takes seconds with twice as many.
@@ -33,15 +40,18 @@ MORE_GROUPS = 400
 """The same for those in ``MORE_...``; an assumption."""
 
 
-def quick_planners(operators: int) -> tuple[str, ...]:
+def quick_planners(operators: int) -> tuple[Entry, ...]:
     """Return the planners that are quick for a model of ``operators`` operators, in the order in which they
     run.
     """
     if operators > MORE_GROUPS:
-        return (*SHARDED, *PLACED)
-    if operators > FEW_GROUPS:
-        return (*SHARDED, *MORE_SHARDED, *PLACED)
-    return (*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *PLACED, *FEW_PLACED, *PIPELINED)
+        names = (*SHARDED, *PLACED)
+    elif operators > FEW_GROUPS:
+        names = (*SHARDED, *MORE_SHARDED, *PLACED)
+    else:
+        names = (*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *PLACED, *FEW_PLACED, *PIPELINED)
+    options = {name: {"seconds": seconds} for name, seconds in SECONDS.items()}
+    return tuple(replace(ENTRIES[name], options=options.get(name, {})) for name in names)
 
 
 def placed_refusal(wanted: str, operators: int, devices: int) -> str:

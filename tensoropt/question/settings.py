@@ -346,7 +346,7 @@ class Settings:
     placements: Annotated[
         Literal["auto", "always", "never"],
         Setting(
-            "plans that put each operator on one device, by published planners: auto: where these are quick; "
+            "plans that put each operator on one device, by planners: auto: where these are quick; "
             "always: on any number of devices", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip

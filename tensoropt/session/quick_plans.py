@@ -1,4 +1,4 @@
-"""Plans of published planners among the points: quick planners run beside every search.
+"""Plans of planners among the points: quick planners run beside every search.
 
 Their plans are simulated like everything else and are taken in if no other point needs as little of both
 memory and time. :mod:`tensoropt.planners.quick` says which planners are tried; what was tried and what was
@@ -19,7 +19,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
 from tensoropt.planners.quick import placed_refusal, quick_planners
-from tensoropt.planners.registry import ENTRIES, Entry
+from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
 from tensoropt.question.settings import Settings
@@ -48,8 +48,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         task = planning_task(session, searched, exploration, kinds, stack)
         if "placed" in kinds and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
-        names = quick_planners(len(searched.problem.graph.groups))
-        entries = [entry for name in names if (entry := ENTRIES[name]).kind in kinds]
+        quick = quick_planners(len(searched.problem.graph.groups))
+        entries = [entry for entry in quick if entry.kind in kinds]
         found, tried = _asked(session, task, entries)
         proven = certified(searched.spaces, [each.point for each in found])
         points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
@@ -114,7 +114,7 @@ def _asked(
         }
         for p in points:
             found.setdefault(p.point.identity, p)
-    session.report(_STAGE, len(entries), len(entries), f"{len(found)} plans of published planners")
+    session.report(_STAGE, len(entries), len(entries), f"{len(found)} plans of planners")
     return list(found.values()), tried
 
 
@@ -148,7 +148,7 @@ def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[s
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
     without = [name for name, row in tried.items() if not row["points"]]
     note = (
-        f"published planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, "
+        f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, "
         + (f"among the points are {', '.join(came_in)}" if came_in else "none of them is better than a point")
         + (f"; no plan of {', '.join(without)}" if without else "")
     )

@@ -40,7 +40,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload, workload
-from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
+from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.constraints import (
     ConstraintError,
     Constraints,
@@ -49,7 +49,7 @@ from tensoropt.sharding.constraints import (
     StoredPin,
     speaks_of,
 )
-from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 _NO_AXES = "a placed plan has no mesh axes, each of its operators lies on one device"
 
@@ -220,6 +220,11 @@ class PlacedPrices:
             self._splits[group.name] = split_choices(self.graph, group, self.cluster.device_count)
         return self._splits[group.name]
 
+    @cached_property
+    def batch(self) -> Mapping[str, AxisStrategy]:
+        """The strategy of each group that follows the batch, as far as there is one."""
+        return batch_strategies(self.graph, everywhere=False)
+
     def price(
         self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
     ) -> PricedGraph:
@@ -302,20 +307,15 @@ class PricedGraph:
     def data_parallel(self) -> dict[str, GroupSplit]:
         """Return cuts of the batch of every group that can be cut: into as many pieces as there are devices,
         or the nearest possible number."""
-        try:
-            batch = batch_strategies(self.prices.graph)
-        except MicroBatchRefused:
-            return {}
-        splits: dict[str, GroupSplit] = {}
         # Counts from the number of devices downwards: the first that divides any batch.
-        for count in range(self.prices.cluster.device_count, 1, -1):
-            for group in self.prices.graph.groups:
-                choice = GroupSplit(str(batch[group.name].label), count)
-                if choice in self.prices.split_choices(group):
-                    splits[group.name] = choice
-            if splits:
-                break
-        return splits
+        counts = range(self.prices.cluster.device_count, 1, -1)
+        return next(filter(None, map(self.batch_cuts, counts)), {})
+
+    def batch_cuts(self, pieces: int) -> dict[str, GroupSplit]:
+        """Return cuts into so many pieces of the batch of every group that can be cut so."""
+        cuts = {name: GroupSplit(str(way.label), pieces) for name, way in self.prices.batch.items()}
+        groups = self.prices.graph.groups
+        return {g.name: cuts[g.name] for g in groups if cuts[g.name] in self.prices.split_choices(g)}
 
     def split(self, splits: Splits) -> PricedGraph:
         """Return the same model with these groups split, in addition to, or in place of, the present

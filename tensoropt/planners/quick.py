@@ -23,13 +23,17 @@ PLACED = ("m_topo", "m_etf", "m_sct", "dpos", "local_search")
 MORE_SHARDED = ("tofu",)
 FEW_SHARDED = ("optcnn",)
 FEW_PLACED = ("placer", "os_dpos")
+CUTTING = ("cut_search",)
 PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
 
 MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
 """The numbers of operators, and of operators times devices, up to which placing planners are quick: each runs
 for every micro-batch count, and takes about a second for a thousand operators on four devices.
 Assumptions."""
-SECONDS = {"local_search": 2.0}
+MOST_PIECES = 1_000
+"""The number of operators times devices up to which one that cuts all of them into pieces is quick; an
+assumption."""
+SECONDS = {"local_search": 2.0, "cut_search": 2.0}
 """The effort of planners that would take longer; an assumption about how long a person waits for what they
 find."""
 FEW_GROUPS = 64
@@ -40,9 +44,9 @@ MORE_GROUPS = 400
 """The same for those in ``MORE_...``; an assumption."""
 
 
-def quick_planners(operators: int) -> tuple[Entry, ...]:
-    """Return the planners that are quick for a model of ``operators`` operators, in the order in which they
-    run.
+def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
+    """Return the planners that are quick for a model of ``operators`` operators on so many devices, in the
+    order in which they run.
     """
     if operators > MORE_GROUPS:
         names = (*SHARDED, *PLACED)
@@ -50,6 +54,8 @@ def quick_planners(operators: int) -> tuple[Entry, ...]:
         names = (*SHARDED, *MORE_SHARDED, *PLACED)
     else:
         names = (*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *PLACED, *FEW_PLACED, *PIPELINED)
+    if operators * devices <= MOST_PIECES:
+        names = (*names, *CUTTING)
     options = {name: {"seconds": seconds} for name, seconds in SECONDS.items()}
     return tuple(replace(ENTRIES[name], options=options.get(name, {})) for name in names)
 

@@ -130,8 +130,9 @@ class _PipelinedEntry(Entry):
 
 @dataclass(frozen=True)
 class _PlacedEntry(Entry):
-    """A method that gives operators devices and orders: its module has ``place``, ``places``, which
-    returns several placements, or ``place_split``, which may cut operators too.
+    """A method that gives operators devices and orders: its module has ``place``; ``places``, which
+    returns several placements; or ``place_split`` or ``place_cut``, which may cut operators too, and return
+    one graph with its placement, or several.
 
     Attributes:
         one_batch: the reason why it cuts no batch into micro-batches; "" if it does.
@@ -148,13 +149,15 @@ class _PlacedEntry(Entry):
 
         module, settings = self.module, self.settings
 
-        def place(graph: PricedGraph) -> tuple[PricedGraph, Sequence[PlacedAnswer]]:
+        def place(graph: PricedGraph) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
             if hasattr(module, "place_split"):
-                split, answer = module.place_split(graph, memory_limit_bytes, seed)
-                return split, (answer,)
+                return (module.place_split(graph, memory_limit_bytes, seed),)
+            if hasattr(module, "place_cut"):
+                return module.place_cut(graph, memory_limit_bytes, seed, **settings)
             if hasattr(module, "places"):
-                return graph, module.places(graph.problem, memory_limit_bytes, seed, **settings)
-            return graph, (module.place(graph.problem, memory_limit_bytes, seed, **settings),)
+                answers = module.places(graph.problem, memory_limit_bytes, seed, **settings)
+                return [(graph, answer) for answer in answers]
+            return ((graph, module.place(graph.problem, memory_limit_bytes, seed, **settings)),)
 
         counts = self._counts(task)
         points = best_placements(task, self.name, place, memory_limit_bytes, counts)
@@ -215,6 +218,11 @@ ENTRIES = {
         _PlacedEntry(
             "local_search",
             "ours: annealing from the heuristics' placements, for every amount of memory",
+        ),
+        _PlacedEntry(
+            "cut_search",
+            "ours: the batch cut over devices or operators whole, segment by segment, annealed",
+            one_batch="operators that are cut into pieces are not run in micro-batches as well",
         ),
         _PlacedEntry(
             "pesto",

@@ -127,14 +127,14 @@ def simulated_answer(
 def best_placements(
     task: PlanningTask,
     planner: str,
-    place: Callable[[PricedGraph], tuple[PricedGraph, Sequence[PlacedAnswer]]],
+    place: Callable[[PricedGraph], Sequence[tuple[PricedGraph, PlacedAnswer]]],
     limit: float | None,
     counts: Sequence[int],
 ) -> tuple[SimulatedPoint, ...]:
     """Return the best of a method's placements for each micro-batch count, by the rule of :func:`best_of`.
 
     Args:
-        place: runs the method on a graph; returns the graph as the method changed it, and its answers.
+        place: runs the method on a graph; returns its answers, each with the graph as the method cut it.
 
     Raises:
         TensorOptError: the method refuses all counts; the error is the refusal of the last.
@@ -145,11 +145,11 @@ def best_placements(
         try:
             whole = task.placing(count)
             _check_room_for_tensors(planner, whole, limit)
-            graph, answers = place(whole)
+            answers = place(whole)
         except (InfeasibleError, UnsuitableError) as refusal:
             refusals[count] = refusal
             continue
-        simulated += [simulated_answer(task, planner, graph, answer) for answer in answers]
+        simulated += [simulated_answer(task, planner, graph, answer) for graph, answer in answers]
     if not simulated:
         raise refusals[counts[-1]]
     notes = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())

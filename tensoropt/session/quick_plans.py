@@ -48,7 +48,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
         task = planning_task(session, searched, exploration, kinds, stack)
         if "placed" in kinds and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
-        quick = quick_planners(len(searched.problem.graph.groups))
+        quick = quick_planners(len(searched.problem.graph.groups), session.cluster.device_count)
         entries = [entry for entry in quick if entry.kind in kinds]
         found, tried = _asked(session, task, entries)
         proven = certified(searched.spaces, [each.point for each in found])

@@ -211,24 +211,28 @@ def _check_targets(source: OperatorGraph) -> None:
             waiting += new
 
 
-def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
+def batch_strategies(graph: GroupGraph, *, everywhere: bool = True) -> Mapping[str, AxisStrategy]:
     """Return the strategy of each group that follows the batch dim over devices: data parallelism.
 
     The statistics of a batch norm are reduced over the devices, so it is not refused here.
 
+    Args:
+        everywhere: False leaves groups unsplit that cannot follow, such as products of all pairs of a batch.
+
     Raises:
         MicroBatchRefused: an operator mixes samples, or is not understood.
     """
-    return _BatchFollowing(graph, in_time=False).choose()
+    return _BatchFollowing(graph, in_time=False, everywhere=everywhere).choose()
 
 
 class _BatchFollowing:
     """A pass that decides groups fed by the batch in order; groups that read only parameters and constants
     (position embeddings, token types) wait until a reader says how it wants their result."""
 
-    def __init__(self, graph: GroupGraph, *, in_time: bool = True):
+    def __init__(self, graph: GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph
         self.in_time = in_time
+        self.everywhere = everywhere
         self.tensors = graph.atoms.graph.tensors
         self.known: dict[str, int] = dict(batch_placements(graph))
         self.chosen: dict[str, AxisStrategy] = {}
@@ -243,6 +247,9 @@ class _BatchFollowing:
             if not fed:
                 self.waiting.update(dict.fromkeys(group.writes, group))
             elif not self._decide(group, {}):
+                if not self.everywhere:
+                    self._choose(group, group.unsplit)
+                    continue
                 raise MicroBatchRefused(
                     f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
                 )
@@ -251,7 +258,7 @@ class _BatchFollowing:
             if any(group is waiting for waiting in self.waiting.values()):
                 self._decide(group, {})
         for name in self.graph.atoms.graph.outputs:
-            if self.tensors[name].elements > 1 and self.known[name] != 0:
+            if self.everywhere and self.tensors[name].elements > 1 and self.known[name] != 0:
                 raise MicroBatchRefused(f"output {name} has no batch dim in front")
         return self.chosen
 

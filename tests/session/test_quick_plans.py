@@ -22,6 +22,7 @@ from tensoropt.plan.plan import load_plan
 from tensoropt.plan.point import SAME, Point
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.quick import (
+    CUTTING,
     FEW_GROUPS,
     FEW_PLACED,
     FEW_SHARDED,
@@ -29,8 +30,10 @@ from tensoropt.planners.quick import (
     MORE_SHARDED,
     MOST_OPERATORS,
     MOST_PAIRS,
+    MOST_PIECES,
     PIPELINED,
     PLACED,
+    SECONDS,
     SHARDED,
     placed_refusal,
     quick_planners,
@@ -46,11 +49,12 @@ from tensoropt.session.session import Session
 from tests.session.captured_once import CapturedOnce
 from tests.situations import branching
 
-QUICK = [entry.name for entry in quick_planners(1)]
-ALL_PLACED = (*PLACED, *FEW_PLACED)
+QUICK = [entry.name for entry in quick_planners(1, 2)]
+ALL_PLACED = (*PLACED, *FEW_PLACED, *CUTTING)
 SLOW = ("flexflow", "pesto", "netsplit", "netsplit_published")
 """Planners that take more than a few seconds for a model of the zoo at laptop size."""
 LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
+EFFORT = [f"{name}.seconds={seconds}" for name, seconds in SECONDS.items()]
 ALL_BUT_SLOW = [name for name in ENTRIES if name not in SLOW]
 BRANCHING = [name for name in vars(branching) if name.startswith("build")]
 CLUSTERS = ("dgx-a100", "dgx-a100[2]", "local:2")
@@ -228,11 +232,12 @@ def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileSto
 
 def test_of_many_operators_fewer_planners_are_quick() -> None:
     def names(operators: int) -> list[str]:
-        return [entry.name for entry in quick_planners(operators)]
+        return [entry.name for entry in quick_planners(operators, 2)]
 
     assert set(names(FEW_GROUPS)) == {*SHARDED, *MORE_SHARDED, *FEW_SHARDED, *ALL_PLACED, *PIPELINED}
-    assert names(MORE_GROUPS) == [*SHARDED, *MORE_SHARDED, *PLACED]
-    assert names(MORE_GROUPS + 1) == [*SHARDED, *PLACED]
+    assert names(MORE_GROUPS) == [*SHARDED, *MORE_SHARDED, *PLACED, *CUTTING]
+    assert names(MOST_PIECES) == [*SHARDED, *PLACED]
+    assert not set(CUTTING) & {entry.name for entry in quick_planners(FEW_GROUPS, MOST_PIECES)}
 
 
 def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:
@@ -278,14 +283,15 @@ def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(
 
 
 def check_no_planner_beats_a_point(source: str, cluster: str, store: Any) -> None:
-    """Explore a model once, and ask planners on the very tables that it was explored on."""
+    """Explore a model once, and ask planners on the very tables that it was explored on, those that can go on
+    for longer with the effort that they have beside every search."""
     loaded = load_model(source, device="cpu" if cluster.startswith("local") else "meta", seed=0)
     session = Session(load_cluster(cluster), Settings(measure="never"), store)
     captured, problem = _prepared(session, loaded, None)
     info = _model_info(session, captured, loaded)
     searched = search(session, problem)
     found = _evaluated(session, searched, info)
-    beside = with_planners(session, searched, found, requested_planners(ALL_BUT_SLOW), (None,))
+    beside = with_planners(session, searched, found, requested_planners(ALL_BUT_SLOW, EFFORT), (None,))
     assert beside.others
     assert not beating(found.points, beside.others)
 

@@ -131,15 +131,22 @@ def places(
     memory_limit_bytes: float | None,
     seed: int,
     settings: LocalSearch = DEFAULTS,
+    known: Sequence[tuple[str, Placement]] = (),
+    name: str = "local_search",
 ) -> tuple[PlacedAnswer, ...]:
     """Return the placements that fit and that no other one found beats in memory and time.
+
+    Args:
+        known: placements from which to start in place of those of the heuristics, each with its origin.
+        name: the planner that refuses.
 
     Raises:
         InfeasibleError: nothing found fits.
     """
     problem = limited(problem, memory_limit_bytes)
     starts = [
-        (source, simulate_placement(problem, placement)) for source, placement in heuristics(problem, seed)
+        (source, simulate_placement(problem, placement))
+        for source, placement in known or heuristics(problem, seed)
     ]
     search = _Search(problem, seed, settings)
     begun = [simulated for _, simulated in starts] or [_anywhere(problem)]
@@ -152,7 +159,7 @@ def places(
         found += search.simulated()
     fitting = [simulated for simulated in found if simulated.fits()]
     if not fitting:
-        raise InfeasibleError(_refusal(problem, found))
+        raise InfeasibleError(_refusal(name, problem, found))
     kept = reduce_points(fitting, lambda simulated: (simulated.memory_bytes, simulated.time_s))
     notes = _notes(search, starts, kept)
     return tuple(PlacedAnswer(simulated.placement, notes) for simulated in kept)
@@ -170,11 +177,11 @@ def _excess_bytes(simulated: SimulatedPlacement) -> float:
     return float((np.array(simulated.peak_bytes) - simulated.problem.devices.capacity_bytes).max())
 
 
-def _refusal(problem: PlacementProblem, found: Sequence[SimulatedPlacement]) -> str:
+def _refusal(name: str, problem: PlacementProblem, found: Sequence[SimulatedPlacement]) -> str:
     in_all = problem.devices.in_all
     capacity = format_bytes(in_all(float(problem.devices.capacity_bytes.max())))
     return (
-        f"local_search finds no plan within {capacity} on {problem.devices.count} devices; the nearest needs "
+        f"{name} finds no plan within {capacity} on {problem.devices.count} devices; the nearest needs "
         f"{format_bytes(min(map(_excess_bytes, found)))} more on one of them; raise the limit, use more "
         "devices or a smaller batch"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,7 +72,8 @@ def problem_of(
 class Chain:
     """A chain of operators of which each can be cut: its time divides, and cutting and joining take a while.
 
-    The other side of :class:`tensoropt.planners.placed.os_dpos.Splittable`, with nothing but numbers.
+    The other side of :class:`tensoropt.planners.placed.os_dpos.Splittable` and of
+    :class:`tensoropt.planners.placed.cut_search.Cuttable`, with nothing but numbers.
     """
 
     seconds: tuple[float, ...]
@@ -85,14 +86,16 @@ class Chain:
     capacity: float = float("inf")
 
     @property
-    def _layout(self) -> tuple[list[float], list[tuple[int, int]], list[int]]:
-        """(seconds, edges, what each is a piece of or -1)."""
+    def _layout(self) -> tuple[list[float], list[tuple[int, int]], list[int], list[str]]:
+        """(seconds, edges, what each is a piece of or -1, names)."""
         cut = dict(self.splits)
         seconds: list[float] = []
         edges: list[tuple[int, int]] = []
         owner: list[int] = []
+        names: list[str] = []
 
-        def add(took: float, whole: int, reads: Sequence[int]) -> int:
+        def add(name: str, took: float, whole: int, reads: Sequence[int]) -> int:
+            names.append(name)
             seconds.append(took)
             owner.append(whole)
             edges.extend((i, len(seconds) - 1) for i in reads)
@@ -102,18 +105,18 @@ class Chain:
         for number, took in enumerate(self.seconds):
             count = cut.get(f"op{number}", ("whole", 1))[1]
             if count == 1:
-                last = [add(took, number, last)]
+                last = [add(f"op{number}", took, number, last)]
                 continue
-            spread = [add(self.copy_s, -1, last)] if last else []
-            pieces = [add(took / count, number, spread) for _ in range(count)]
-            last = [add(self.copy_s, -1, pieces)]
-        return seconds, edges, owner
+            spread = [add(f"split for op{number}", self.copy_s, -1, last)] if last else []
+            pieces = [add(f"op{number}[{i}/{count}]", took / count, number, spread) for i in range(count)]
+            last = [add(f"join op{number}", self.copy_s, -1, pieces)]
+        return seconds, edges, owner, names
 
     @property
     def problem(self) -> PlacementProblem:
-        seconds, edges, owner = self._layout
+        seconds, edges, owner, names = self._layout
         stored = [self.stored if whole >= 0 else 0.0 for whole in owner]
-        return problem_of(
+        problem = problem_of(
             seconds,
             edges,
             devices=self.devices,
@@ -122,6 +125,7 @@ class Chain:
             capacity=self.capacity,
             queues=False,
         )
+        return replace(problem, names=tuple(names))
 
     def whole_of(self, operator: int) -> str | None:
         whole = self._layout[2][operator]
@@ -132,10 +136,11 @@ class Chain:
         found = tuple((dim, n) for dim in ("rows", "columns") for n in range(2, self.devices + 1))
         return tuple(c for c in found if c != dict(self.splits).get(str(name))) if name else ()
 
+    def batch_cuts(self, pieces: int) -> dict[str, tuple[str, int]]:
+        return {f"op{i}": ("rows", pieces) for i in range(len(self.seconds))} if self.parallel else {}
+
     def data_parallel(self) -> dict[str, tuple[str, int]]:
-        if not self.parallel:
-            return {}
-        return {f"op{i}": ("rows", self.devices) for i in range(len(self.seconds))}
+        return self.batch_cuts(self.devices)
 
     def split(self, splits: Mapping[str, tuple[str, int]]) -> Chain:
         merged = {**dict(self.splits), **splits}

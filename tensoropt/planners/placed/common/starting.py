@@ -36,9 +36,13 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Plac
 def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
     """Yield orders of execution for operators whose devices are fixed."""
     # Pinning every operator leaves a heuristic nothing to choose but the order.
-    fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
+    yield from scheduled(replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device))), seed)
+
+
+def scheduled(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    """Yield the placements of those heuristics that order operators well."""
     for name in _SCHEDULERS:
-        yield from _method(name, fixed, seed)
+        yield from _method(name, problem, seed)
 
 
 def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:

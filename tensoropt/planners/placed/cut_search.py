@@ -1,0 +1,251 @@
+"""Cut search: the batch of some operators cut over the devices, the others whole, each where it does best.
+
+Operators that are cut over all devices are what data parallelism is, but for their parameters, which lie on
+one device; whole ones on several devices are placements. Between the two are plans in which parallel branches
+lie on parts of the devices and the rest is split over all of them, as FlexFlow (Jia et al., MLSys 2019) and
+Unity (Unger et al., OSDI 2022) have them. They are not strategies of the tracked frontier: how much of a
+branch's time hides behind another depends on all operators that run meanwhile, not on a pair of them.
+
+There are two starts: all that can be cut is cut, into every number of pieces that divides the number of
+devices; and nothing is. Operators and pieces are placed by :mod:`.local_search`. Then the model's order is
+divided into segments where little crosses; one after the other is made whole, or cut, in the fastest plan so
+far, which stays if that is slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, Self, TypeVar
+
+import networkx as nx
+import numpy as np
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.placement.flat import FlatProblem, Integers, step_s
+from tensoropt.placement.graph import GroupSplit, Splits
+from tensoropt.plan.point import reduce_points
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.placed import local_search
+from tensoropt.planners.placed.common.annealing import State
+from tensoropt.planners.placed.common.starting import scheduled
+from tensoropt.planners.placed.common.units import PlacedAnswer
+from tensoropt.planners.placed.local_search import LocalSearch
+from tensoropt.units import format_seconds
+
+_NAME = "cut_search"
+_SEGMENTS = 12
+"""The most segments."""
+_SEGMENTS_PER_SECOND = 2.0
+"""The segments for each second of effort, as each is placed anew whenever it is tried the other way."""
+_STARTS = 0.5
+"""The share of the effort for plans in which everything is cut, or nothing."""
+_MUCH_SLOWER = 1.25
+"""The factor above which a segment is not tried the other way, if the step takes so much longer before
+anything is moved. All four are assumptions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutSearch:
+    """The settings of the planner.
+
+    Attributes:
+        seconds: the effort, in seconds of the machine on which the local search was measured.
+    """
+
+    seconds: float = 40.0
+
+
+DEFAULTS = CutSearch()
+
+
+class Cuttable(Protocol):
+    """A problem whose operators can be cut along the batch."""
+
+    @property
+    def problem(self) -> PlacementProblem: ...
+
+    def whole_of(self, operator: int) -> str | None:
+        """Return the operator that this one is, or is a piece of; None for one that only moves data or holds
+        parameters."""
+        ...
+
+    def batch_cuts(self, pieces: int) -> Mapping[str, GroupSplit]:
+        """Return cuts into so many pieces of the batch of everything that can be cut so."""
+        ...
+
+    def split(self, splits: Splits) -> Self:
+        """Return the problem with these cuts in addition."""
+        ...
+
+
+G = TypeVar("G", bound=Cuttable)
+
+
+@dataclass(frozen=True)
+class _Found(Generic[G]):
+    """A placement of a graph that is cut in some way."""
+
+    graph: G
+    cuts: Splits
+    simulated: SimulatedPlacement
+
+    @property
+    def time_s(self) -> float:
+        return self.simulated.time_s
+
+
+class _Search(Generic[G]):
+    """What was tried of one model."""
+
+    def __init__(self, whole: G, limit: float | None, seed: int, settings: CutSearch):
+        self.whole, self.limit, self.seed, self.settings = whole, limit, seed, settings
+        count = whole.problem.devices.count
+        numbers = [number for number in range(count, 1, -1) if count % number == 0]
+        self.everywhere = [cuts for number in numbers if (cuts := dict(whole.batch_cuts(number)))]
+        self.segments = segments(whole, int(np.clip(_SEGMENTS_PER_SECOND * settings.seconds, 1, _SEGMENTS)))
+        self.found: list[_Found[G]] = []
+        self.tried: list[Splits] = []
+        self.refusal: InfeasibleError | None = None
+
+    def run(self) -> None:
+        """Cut everything, and nothing; from the best of both, try segments the other way."""
+        starts: tuple[list[Splits], ...] = (self.everywhere, [{}])
+        for cuts_of_start in starts:
+            share = _STARTS / sum(map(len, starts))
+            placed = [found for cuts in cuts_of_start if (found := self._try(cuts, None, share)) is not None]
+            if placed:
+                self._descend(min(placed, key=lambda found: found.time_s))
+
+    def _descend(self, best: _Found[G]) -> None:
+        """Try every segment the other way until none makes the step shorter."""
+        cuts_of = best.cuts or self.everywhere[0]
+        share, before = (1 - _STARTS) / (2 * len(self.segments)), None
+        while best is not before:
+            before = best
+            for segment in self.segments:
+                here = {name: cuts_of[name] for name in segment if name in cuts_of}
+                rest = {name: cut for name, cut in best.cuts.items() if name not in here}
+                cuts = rest if len(rest) < len(best.cuts) else {**best.cuts, **here}
+                if cuts not in self.tried:
+                    tried = self._try(cuts, best, share)
+                    best = tried if tried is not None and tried.time_s < best.time_s else best
+
+    def _try(self, cuts: Splits, before: _Found[G] | None, share: float) -> _Found[G] | None:
+        """Place a graph with these cuts, from where its operators lie in another plan, if that is not much
+        slower than the plan to begin with; return the fastest found."""
+        self.tried.append(cuts)
+        graph = self.whole.split(cuts)
+        problem = graph.problem
+        known: list[tuple[str, Placement]] = []
+        if before is not None:
+            known = list(_carried(before.simulated, problem, self.seed))
+            flat = FlatProblem.of(problem)
+            begun = min((step_s(flat, placement) for _, placement in known), default=0.0)
+            if begun > _MUCH_SLOWER * before.time_s:
+                return None
+        effort = LocalSearch(seconds=share * self.settings.seconds)
+        try:
+            answers = local_search.places(problem, self.limit, self.seed, effort, known, _NAME)
+        except InfeasibleError as refusal:
+            self.refusal = self.refusal or refusal
+            return None
+        placed = [_Found(graph, cuts, simulate_placement(problem, a.placement)) for a in answers]
+        self.found += placed
+        return placed[-1]
+
+
+def _carried(
+    before: SimulatedPlacement, problem: PlacementProblem, seed: int
+) -> Iterator[tuple[str, Placement]]:
+    """Yield placements in which every operator that another plan has too lies where it lies there, and takes
+    its turn as there."""
+    lies = dict(zip(before.problem.names, before.placement.device, strict=True))
+    pins = tuple((o, (lies[name],)) for o, name in enumerate(problem.names) if name in lies)
+    state = State.of(before)
+    names = [[before.problem.names[o] for o in line.tolist()] for line in (state.ahead, state.back)]
+    ahead, back = (_in_turn(problem, line, backward=i == 1) for i, line in enumerate(names))
+    for source, placement in scheduled(replace(problem, pinned=(*problem.pinned, *pins)), seed):
+        carried = State(np.array(placement.device, dtype=np.int64), ahead, back)
+        yield source, carried.placement(problem)
+
+
+def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) -> Integers:
+    """Return the operators in an order that no dependence contradicts, as near as possible to one given by
+    names; operators that are not in it come as soon as they can."""
+    turn = {name: number for number, name in enumerate(line)}
+    reads = nx.DiGraph()
+    reads.add_nodes_from(range(problem.size))
+    reads.add_edges_from((t.producer, r) for t in problem.tensors for r in t.readers)
+    order = reads.reverse() if backward else reads
+    turns = [0.0] * problem.size
+    # Operators come in the model's order, so that all before one have their turns already.
+    for operator in reversed(range(problem.size)) if backward else range(problem.size):
+        latest = max((turns[o] for o in order.predecessors(operator)), default=0.0)
+        turns[operator] = max(latest, turn.get(problem.names[operator], latest))
+    return np.array(list(nx.lexicographical_topological_sort(order, key=lambda o: (turns[o], o))))
+
+
+def segments(whole: Cuttable, most: int) -> list[tuple[str, ...]]:
+    """Return the operators in the model's order, divided into segments: each alone, or if they are more than
+    ``most``, segments of about equal weight, each border where the fewest bytes cross.
+
+    The weight of an operator is its seconds, and those that its parameters take from one device to another.
+    """
+    problem = whole.problem
+    names = [whole.whole_of(o) for o in range(problem.size)]
+    if len(alone := dict.fromkeys(name for name in names if name is not None)) <= most:
+        return [(name,) for name in alone]
+    crossing = np.zeros(problem.size + 1)
+    for tensor in problem.tensors:
+        last = max(tensor.readers, default=tensor.producer)
+        crossing[tensor.producer + 1 : last + 1] += tensor.bytes
+    sending = problem.parameter_bytes * problem.devices.seconds_per_byte.max()
+    weight = (problem.forward_s + problem.backward_s).min(axis=1) + sending
+    share = np.concatenate([[0.0], np.cumsum(weight)[:-1]]) / max(weight.sum(), 1e-30)
+    borders = [0]
+    for number in range(1, most):
+        near = np.flatnonzero(
+            (np.abs(share - number / most) <= 0.5 / most) & (np.arange(len(share)) > borders[-1])
+        )
+        if len(near):
+            borders.append(int(near[np.argmin(crossing[near])]))
+    parts = (names[a:b] for a, b in zip(borders, [*borders[1:], problem.size], strict=True))
+    return [part for each in parts if (part := tuple(dict.fromkeys(n for n in each if n is not None)))]
+
+
+def place_cut(
+    whole: G, memory_limit_bytes: float | None, seed: int, settings: CutSearch = DEFAULTS
+) -> list[tuple[G, PlacedAnswer]]:
+    """Return graphs, cut in different ways, with placements that fit and that no other one found beats.
+
+    Raises:
+        UnsuitableError: nothing can be cut along the batch.
+        InfeasibleError: nothing found fits.
+    """
+    search = _Search(whole, memory_limit_bytes, seed, settings)
+    if not search.everywhere:
+        count = whole.problem.devices.count
+        raise UnsuitableError(
+            f"{_NAME} cuts the batch, and no operator's batch can be cut into a number of pieces that "
+            f"divides {count} devices; use local_search, or another batch"
+        )
+    search.run()
+    if not search.found:
+        assert search.refusal is not None
+        raise search.refusal
+    kept = reduce_points(search.found, lambda f: (f.simulated.memory_bytes, f.time_s))
+    return [(f.graph, PlacedAnswer(f.simulated.placement, _notes(search, f))) for f in kept]
+
+
+def _notes(search: _Search[G], found: _Found[G]) -> tuple[str, ...]:
+    """Say what is cut, and what the same search makes of graphs in which everything is."""
+    if not found.cuts:
+        return ("nothing is cut",)
+    pieces = sorted({count for _, count in found.cuts.values()})
+    first = min((f.time_s for f in search.found if f.cuts in search.everywhere), default=float("inf"))
+    groups = len({name for segment in search.segments for name in segment})
+    cut = f"the batch of {len(found.cuts)} of {groups} groups is cut in {', '.join(map(str, pieces))}"
+    rest = "; every other group lies on one device" if len(found.cuts) < groups else ""
+    return (f"{cut}{rest}; with all cut that can be, the step takes {format_seconds(first)}",)

@@ -41,7 +41,7 @@ def test_the_same_again_is_not_searched(model, found, kept_store, searches):
 
 
 def test_another_question_is_searched(model, kept_store, searches):
-    others = {"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}
+    others = {"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}, {"method": "ldp"}
     for asked, other in enumerate(others, 1):
         explore(*model, store=kept_store, **{**ASKED, **other})
         assert len(searches) == asked, other

@@ -273,7 +273,7 @@ def request_from(
         try:
             read_name(label)
         except TensorOptError as error:
-            raise RequestError(f"options: {error}") from error
+            raise RequestError(f"model options: {error}") from error
         source = f"zoo:{label}"
         values["batch"] = fields.batch(form.get("batch"))
         fields.divides(settings.micro_batches, values["batch"] or usual[name])

@@ -59,7 +59,9 @@ def _model(jobs: JobManager) -> Any:
         html.Div(
             parts.row(
                 parts.number_field("batch", "Batch", placeholder="the model's own", w=180),
-                dmc.TextInput(id="model-options", label="Options", placeholder="layers=4&dropout=0.1", w=330),
+                dmc.TextInput(
+                    id="model-options", label="Model options", placeholder="layers=4&dropout=0.1", w=330
+                ),
                 names="fields",
             ),
             id="zoo-fields",

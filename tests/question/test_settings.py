@@ -29,9 +29,10 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
     written = json.dumps(Settings(epsilon=0, memory_bytes=2**33).to_dict())
     assert written == (
         '{"mode": "train", "optimizer": "adam", "micro_batches": "auto", "memory_bytes": 8589934592, '
-        '"epsilon": 0, "max_points": null, "dtype": "float32", "recompute": "auto", "overlap": "default", '
+        '"epsilon": 0, "max_points": null, "method": "auto", '
+        '"dtype": "float32", "recompute": "auto", "overlap": "default", '
         '"constraints": null, "measure": "all", "process_memory": false, "pipelines": "auto", '
-        '"placements": "auto", "method": "auto"}'
+        '"placements": "auto"}'
     )
 
 

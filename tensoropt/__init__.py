@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tensoropt.plan.space import Space
     from tensoropt.question.model_source import load_model
     from tensoropt.question.settings import Settings
-    from tensoropt.saved import choose, export_csv, export_sheet, show, why
+    from tensoropt.saved import choose, export_csv, export_frontiers, export_sheet, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.shopping import device_profile, explore_clusters, shop
@@ -58,6 +58,7 @@ _MODULE_OF = {
     "explore_changed": "tensoropt.api",
     "explore_clusters": "tensoropt.shopping",
     "export_csv": "tensoropt.saved",
+    "export_frontiers": "tensoropt.saved",
     "export_sheet": "tensoropt.saved",
     "list_clusters": "tensoropt.catalogue",
     "list_models": "tensoropt.catalogue",
@@ -114,6 +115,7 @@ __all__ = [
     "explore_changed",
     "explore_clusters",
     "export_csv",
+    "export_frontiers",
     "export_sheet",
     "list_clusters",
     "list_models",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensoropt.cluster import list_clusters as cluster_names
 from tensoropt.cluster import load_cluster
@@ -22,6 +23,7 @@ class ListedModel:
         batch: the default number of samples of one training step.
         requires: the package of the extra ``zoo`` that it needs, if any.
         figures: the figures of one training step at that batch, if known.
+        options: what can be written behind the name (``zoo:vgg16?image=64&dropout=0.5``), with its default.
     """
 
     name: str
@@ -31,6 +33,7 @@ class ListedModel:
     paper: str
     requires: str | None
     figures: Figures | None
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,12 @@ def list_models() -> tuple[ListedModel, ...]:
 
     counted = figures()
     return tuple(
-        ListedModel(f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, counted.get(e.name))
+        ListedModel(
+            f"zoo:{e.name}", e.size, e.batch, e.description, e.paper, e.requires, counted.get(e.name),
+            e.overrides,
+        )
         for e in zoo_entries()
-    )
+    )  # fmt: skip
 
 
 def list_clusters() -> tuple[ListedCluster, ...]:

@@ -4,12 +4,19 @@ sheet."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.batch import ExplorationBatch, load_batch
 from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, member
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.export import (
+    write_all_strategies_csv,
+    write_frontier_csv,
+    write_frontiers_csv,
+    write_strategies_csv,
+)
 from tensoropt.exploration.rates import CLUSTERS_OWN, Amount, Tariff, kinds_of
 from tensoropt.exploration.verified import load_verified
 from tensoropt.plan.plan import Plan
@@ -158,6 +165,34 @@ def export_csv(
     if strategies:
         write_strategies_csv(exploration, strategies)
     return exploration
+
+
+def export_frontiers(
+    folders: Sequence[str | os.PathLike[str]],
+    csv: str | os.PathLike[str],
+    *,
+    strategies: str | os.PathLike[str] | None = None,
+) -> ExplorationBatch:
+    """Write the frontiers of several explorations as one CSV file; return the explorations, by folder, and
+    what else lies in the folders.
+
+    Behind the columns of a single frontier stand ``exploration``, the folder, and ``cluster``; ``devices`` is
+    among them.
+
+    Args:
+        folders: explorations, sweeps over clusters or numbers of devices, folders of such folders.
+        csv: the file with a row per point of each frontier.
+        strategies: the file with a row per point and operator, ``exploration``, ``cluster`` and ``devices``
+            behind them.
+
+    Raises:
+        TensorOptError: a folder holds no exploration that can be read, or a file cannot be written.
+    """
+    batch = load_batch(folders)
+    write_frontiers_csv(batch.explorations, csv)
+    if strategies:
+        write_all_strategies_csv(batch.explorations, strategies)
+    return batch
 
 
 def export_sheet(

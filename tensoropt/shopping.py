@@ -15,6 +15,7 @@ from typing import Any
 from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
+from tensoropt.exploration.batch import REFUSED, refused_in
 from tensoropt.exploration.cluster_offers import (
     ClusterCurve,
     ClusterQuestion,
@@ -36,9 +37,6 @@ from tensoropt.types import Progress, silent
 
 _logger = logging.getLogger(__name__)
 
-_REFUSED = "refused.json"
-"""The file, in a folder of explorations on several clusters, with the clusters that failed and the
-reasons."""
 _PRESETS = "presets"
 """The name that stands for all presets except those with a number of nodes."""
 
@@ -169,7 +167,7 @@ def over_clusters(
     if not explorations:
         raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
     if out is not None:
-        write_text(Path(out) / _REFUSED, json.dumps(refused, indent=1) + "\n")
+        write_text(Path(out) / REFUSED, json.dumps(refused, indent=1) + "\n")
     return OnClusters(tuple(explorations), refused)
 
 
@@ -178,18 +176,6 @@ def _folder(out: Path, name: str, explorations: Sequence[Exploration]) -> Path:
     plain = re.sub(r"[^\w.\[\]-]+", "-", name).lstrip(".") or "cluster"
     same = sum(str(exploration.cluster["name"]) == name for exploration in explorations)
     return out / (f"{plain}-{same + 1}" if same else plain)
-
-
-def refused_in(folder: Path) -> dict[str, str]:
-    """Return the reasons why a model could not be explored on some clusters, by name, from a folder's
-    file."""
-    try:
-        data = json.loads((folder / _REFUSED).read_text(encoding="utf-8"))
-        return {str(name): str(why) for name, why in data.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError) as error:
-        return {_REFUSED: f"cannot be read ({error}); what could not be explored is not known"}
 
 
 def device_profile(saved: SavedOnClusters) -> Profile:

@@ -16,7 +16,7 @@ from tests.plan.explorations import MIB, small_exploration
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = {
-    "export": ["export_csv"],
+    "export": ["export_csv", "export_frontiers"],
     "verify": ["verify_plan", "verify_random"],
     "list": ["list_models", "list_clusters", "list_planners"],
     "measure-links": ["measure_links"],

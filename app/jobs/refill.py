@@ -85,7 +85,7 @@ def refill(question: Question, uploads: Uploads) -> Refill:
     Raises:
         RequestError, ClusterError: the form cannot express it; the message says why, and what to do.
     """
-    model = _model(question, uploads)
+    model, _, options = _model(question, uploads).partition("?")
     cluster = load_cluster(question.cluster)
     named = question.cluster if isinstance(question.cluster, str) else str(cluster.name)
     limits = [limit for limit in question.limits if limit is not None]
@@ -98,6 +98,7 @@ def refill(question: Question, uploads: Uploads) -> Refill:
     fields = {
         "model": model,
         "batch": _text(question.batch),
+        "options": options,
         "dims": ", ".join(f"{name}={size}" for name, size in question.dims.items()),
         "outputs": ", ".join(question.outputs),
         "loss": question.loss or "auto",

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
 from tensoropt.cluster.files import cluster_from
+from tensoropt.errors import TensorOptError
 from tensoropt.planners import ENTRIES
 from tensoropt.question.question import Question
 from tensoropt.question.settings import settings_fields
 from tensoropt.units import write_counts, write_size
-from tensoropt.zoo import list_models
+from tensoropt.zoo import list_models, read_name
 
 from . import fields
 from .fields import RequestError
@@ -264,13 +265,18 @@ def request_from(
         source = str(path)
         values |= _of_file(form, training=settings.mode == "train")
     else:
-        source = str(model)
-        label = source.removeprefix("zoo:")
+        name, options = str(model).removeprefix("zoo:"), str(form.get("options") or "").strip()
         usual = {m.name: m.batch for m in list_models()}
-        if label not in usual:
+        if name not in usual:
             raise RequestError("choose a model from the list, or upload an ONNX file")
+        label = f"{name}?{options}" if options else name
+        try:
+            read_name(label)
+        except TensorOptError as error:
+            raise RequestError(f"model options: {error}") from error
+        source = f"zoo:{label}"
         values["batch"] = fields.batch(form.get("batch"))
-        fields.divides(settings.micro_batches, values["batch"] or usual[label])
+        fields.divides(settings.micro_batches, values["batch"] or usual[name])
     planners, devices = planners_from(form.get("planners")), fields.device_counts(form.get("devices"))
     if planners and devices:
         raise RequestError(

@@ -57,7 +57,13 @@ def _model(jobs: JobManager) -> Any:
         ),
         parts.spoken("upload-said"),
         html.Div(
-            parts.number_field("batch", "Batch", placeholder="the model's own", w=180),
+            parts.row(
+                parts.number_field("batch", "Batch", placeholder="the model's own", w=180),
+                dmc.TextInput(
+                    id="model-options", label="Model options", placeholder="layers=4&dropout=0.1", w=330
+                ),
+                names="fields",
+            ),
             id="zoo-fields",
             className="fields",
         ),

@@ -32,7 +32,8 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 FORM = {
-    "model": "model", "batch": "batch", "dims": "dims", "loss": "loss", "outputs": "outputs",
+    "model": "model", "batch": "batch", "options": "model-options", "dims": "dims", "loss": "loss",
+    "outputs": "outputs",
     "cluster": "cluster", "kind": "kind", "per_node": "per-node", "nodes": "nodes", "inside": "inside",
     "between": "between", "price": "device-price", "also_on": "also-on", "devices": "devices",
     "planners": "planners", "seed": "seed",

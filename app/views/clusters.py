@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.batch import refused_in
 from tensoropt.exploration.cluster_offers import (
     Cell,
     ClusterCurve,
@@ -22,7 +23,6 @@ from tensoropt.exploration.cluster_offers import (
     profile,
 )
 from tensoropt.exploration.rates import HOUR_S, StepWork
-from tensoropt.shopping import refused_in
 
 from ..library import Entry, Library
 from ..state import View, open_exploration

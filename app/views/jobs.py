@@ -167,4 +167,5 @@ def model_words(source: str) -> str:
     size = figures().get(name)
     if size is not None:
         words += [f"{digits(size.parameters / 1e6)} million parameters", plural(size.operators, "operator")]
+    words += [f"options {'&'.join(f'{key}={value}' for key, value in entry.overrides.items())}"]
     return " · ".join(words)

@@ -126,7 +126,9 @@ class Verb:
     answer: Callable[[argparse.Namespace, ProgressDisplay], Answer]
 
 
-MODEL_HELP = "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function"
+MODEL_HELP = (
+    "zoo:NAME or 'zoo:NAME?OPTION=VALUE&...', FILE.onnx, package.module:function or path/file.py:function"
+)
 CLUSTER_HELP = (
     "local, local:N (N of its GPUs, else CPU ranks), cpu:N, a preset (see: tensoropt list clusters) or a "
     "YAML/JSON file"

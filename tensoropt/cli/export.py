@@ -1,8 +1,9 @@
-"""``export``: a saved frontier as CSV, a point of it as a decision sheet."""
+"""``export``: saved frontiers as CSV, a point of one as a decision sheet."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from tensoropt.cli.arguments import (
@@ -10,7 +11,6 @@ from tensoropt.cli.arguments import (
     Answer,
     Verb,
     add_amount,
-    add_folder,
     add_headroom,
     amount_option,
     point_option,
@@ -18,12 +18,17 @@ from tensoropt.cli.arguments import (
 )
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
-from tensoropt.units import parse_bytes
+from tensoropt.units import counted, parse_bytes
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    add_folder(verb)
+    verb.add_argument(
+        "dirs",
+        metavar="DIR",
+        nargs="+",
+        help="the folder given to explore --out; several, or folders of such folders, become one CSV",
+    )
     verb.add_argument("--csv", metavar="FILE", help="one row per point")
     verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
     sheet = verb.add_argument_group("decision sheet")
@@ -54,9 +59,13 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError(f"--{alone[0]} is for --sheet; give a FILE.html, or leave it out")
     data: dict[str, Any] = {"csv": options.csv, "strategies": options.strategies, "sheet": options.sheet}
     lines = []
+    from tensoropt.exploration.exploration_files import DESCRIBED
     from tensoropt.saved import export_csv, opened
 
-    exploration = opened(options.dir)
+    (folder, *more) = options.dirs
+    if more or (Path(folder).is_dir() and not (Path(folder) / DESCRIBED).is_file()):
+        return _batch(options, data)
+    exploration = opened(folder)
     data["points"] = len(exploration.points)
     sheet = _sheet(options, exploration) if options.sheet else None
     if options.csv:
@@ -73,6 +82,37 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, "\n".join(lines))
 
 
+_MOST_NAMED = 20
+"""The most paths that are named for people for each reason to leave them out; JSON has all."""
+
+
+def _batch(options: argparse.Namespace, data: dict[str, Any]) -> Answer:
+    """Write the frontiers of several explorations; return what was written, and what is none."""
+    from tensoropt.saved import export_frontiers
+
+    if options.sheet:
+        raise TensorOptError(
+            f"--sheet is a page on a point of one exploration, and {', '.join(options.dirs)} may hold "
+            "several; name the folder of one"
+        )
+    batch = export_frontiers(options.dirs, options.csv, strategies=options.strategies)
+    data["points"] = batch.points
+    data["explorations"] = [
+        {"exploration": name, "cluster": found.cluster.get("name"), "points": len(found.points)}
+        for name, found in batch.explorations.items()
+    ]
+    data["left_out"] = dict(batch.left_out)
+    several = counted(len(batch.explorations), "exploration")
+    lines = [f"{batch.points} points of {several} written to {options.csv}"]
+    if options.strategies:
+        lines.append(f"their strategies written to {options.strategies}")
+    for reason in dict.fromkeys(batch.left_out.values()):
+        paths = [path for path, why in batch.left_out.items() if why == reason]
+        more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+        lines.append(f"left out: {', '.join(paths[:_MOST_NAMED])}{more}: {reason}")
+    return Answer(data, "\n".join(lines))
+
+
 def _sheet(options: argparse.Namespace, exploration: Any) -> dict[str, Any]:
     """Return the arguments of the decision sheet; wrong values are refused before anything is written."""
     from tensoropt.cluster import Cluster
@@ -86,8 +126,8 @@ def _sheet(options: argparse.Namespace, exploration: Any) -> dict[str, Any]:
         "headroom": headroom_bytes(options.headroom, whole) / whole if options.headroom else 0.0,
         "tariff": tariff_option(options),
         "amount": amount_option(options),
-        "folder": str(options.dir),
+        "folder": options.dirs[0],
     }
 
 
-VERB = Verb("export", "write a saved frontier as CSV, a point as a decision sheet", add_arguments, answer)
+VERB = Verb("export", "write saved frontiers as CSV, a point as a decision sheet", add_arguments, answer)

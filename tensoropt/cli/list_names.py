@@ -31,7 +31,7 @@ def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
 
     data: list[dict[str, Any]] = []
     rows = [["name", "size", "batch", "parameters", "operators", "groups", "treewidth", "GFLOPs",
-             "with a rule", "what it is"]]  # fmt: skip
+             "with a rule", "what it is", "options"]]  # fmt: skip
     for model in list_models():
         figures = model.figures
         counted = asdict(figures) if figures else dict.fromkeys(Figures.__dataclass_fields__)
@@ -43,8 +43,9 @@ def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
             if figures
             else ["-"] * 6
         )  # fmt: skip
-        rows.append([model.name, model.size, str(model.batch), *cells, model.description])
-    return data, rows, (0, 1, 9)
+        options = "&".join(f"{name}={value}" for name, value in model.options.items())
+        rows.append([model.name, model.size, str(model.batch), *cells, model.description, options])
+    return data, rows, (0, 1, 9, 10)
 
 
 def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:

@@ -44,6 +44,11 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="the part of that file to take: ProfilerStep#N, peak (both peaks at one moment) or whole",
     )
     verb.add_argument(
+        "--unordered",
+        action="store_true",
+        help="of a placed plan also the step without its order, every device taking what is ready first",
+    )
+    verb.add_argument(
         "--top", type=int, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
     )
     add_amount(verb)
@@ -62,6 +67,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.report.explain import detail_lines
     from tensoropt.report.owners import point_owners
     from tensoropt.report.step_parts import write_trace
+    from tensoropt.report.unordered import point_unordered
     from tensoropt.saved import opened, show
 
     exploration = opened(options.dir)
@@ -82,6 +88,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         of_point = point_owners(exploration, detail.point)
         owned = of_point.at(None if at_s is None else of_point.number_at(at_s))
         lines += ["", *owned.lines(options.top), *([of_point.note] if of_point.note else [])]
+    unordered = None
+    if options.unordered:
+        unordered = point_unordered(exploration, detail.point)
+        lines += ["", *unordered.lines()]
     measured = None
     if options.beside is not None:
         measured = beside(exploration, detail, read_observation(options.beside), options.align)
@@ -96,6 +106,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         data["beside"] = measured.to_dict()
     if owned is not None:
         data["owners"] = owned.to_dict()
+    if unordered is not None:
+        data["unordered"] = unordered.to_dict()
     data["rates"] = rates
     return Answer(data, "\n".join(lines))
 

@@ -145,9 +145,27 @@ def write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequen
 
 def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
     """Write one row per point, ascending in memory, strictly descending in time."""
-    rows = list(figure_rows(exploration, range(len(exploration.points))))
-    columns = [f for f in FIGURES if not f.sparse or any(f.name in row.point.figures for row in rows)]
-    write_rows(path, [f.name for f in columns], [[f.cell(row) for f in columns] for row in rows])
+    _write_points(path, {"": exploration}, of_several=False)
+
+
+def write_frontiers_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
+    """Write the rows of several frontiers, with the columns that any of them has; behind these, which
+    exploration a row is from, and the name of its cluster. ``devices`` is among the fixed columns."""
+    _write_points(path, explorations, of_several=True)
+
+
+def _write_points(
+    path: str | os.PathLike[str], explorations: Mapping[str, Findings], *, of_several: bool
+) -> None:
+    every = {name: list(figure_rows(found, range(len(found.points)))) for name, found in explorations.items()}
+    used = {name for rows in every.values() for row in rows for name in row.point.figures}
+    columns = [f for f in FIGURES if not f.sparse or f.name in used]
+    header = [f.name for f in columns] + (["exploration", "cluster"] if of_several else [])
+    cells = []
+    for name, rows in every.items():
+        about = [name, explorations[name].cluster.get("name", "")] if of_several else []
+        cells += [[*(f.cell(row) for f in columns), *about] for row in rows]
+    write_rows(path, header, cells)
 
 
 def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
@@ -156,14 +174,28 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
     Of a pipeline the first axis has the number of the stage, and a row for each stage how its parameters are
     stored.
     """
-    axes = max((len(s.mesh.names) for s in exploration.spaces), default=0)
+    _write_strategies(path, {"": exploration}, of_several=False)
+
+
+def write_all_strategies_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
+    """Write the rows of :func:`write_strategies_csv` of several explorations; behind the other columns, which
+    exploration a row is from, the name of its cluster, and on how many devices its point runs."""
+    _write_strategies(path, explorations, of_several=True)
+
+
+def _write_strategies(
+    path: str | os.PathLike[str], explorations: Mapping[str, Findings], *, of_several: bool
+) -> None:
+    axes = max((len(s.mesh.names) for found in explorations.values() for s in found.spaces), default=0)
     header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
     rows = []
-    for i, point in enumerate(exploration.points, 1):
-        plan = plan_of(exploration, point)
-        groups = exploration.spaces[point.space].groups
-        rows += [[i, *row] for row in _rows(plan, point.stages.stages, groups, axes)]
-    write_rows(path, header, rows)
+    for name, found in explorations.items():
+        for number, point in enumerate(found.points, 1):
+            space = found.spaces[point.space]
+            of_point = _rows(plan_of(found, point), point.stages.stages, space.groups, axes)
+            about = [name, found.cluster.get("name", ""), space.devices] if of_several else []
+            rows += [[number, *row, *about] for row in of_point]
+    write_rows(path, [*header, *(["exploration", "cluster", "devices"] if of_several else [])], rows)
 
 
 def _rows(

@@ -1,4 +1,4 @@
-"""The sources of models: ``zoo:NAME``, ``package.module:function``, ``path/file.py:function``."""
+"""The sources of models: ``zoo:NAME?OPTION=VALUE``, ``package.module:function``, ``file.py:function``."""
 
 from __future__ import annotations
 
@@ -75,9 +75,10 @@ def load_model(
     weights.
 
     Args:
-        source: ``zoo:NAME``, ``FILE.onnx``, ``package.module:function`` or ``path/file.py:function``; the
-            function returns ``(model, args)``, ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``,
-            the loss a function of what the model returns.
+        source: ``zoo:NAME`` or ``zoo:NAME?OPTION=VALUE&...`` (:func:`tensoropt.zoo.build`), ``FILE.onnx``,
+            ``package.module:function`` or ``path/file.py:function``; the function returns ``(model, args)``,
+            ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``, the loss a function of what the
+            model returns.
         device: ``cpu`` or ``meta`` (zoo models, and functions that build under ``torch.device``).
         seed: the seed of the weights.
         batch: the batch size of a zoo model; None for its default.

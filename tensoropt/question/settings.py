@@ -292,6 +292,15 @@ class Settings:
             none="no limit", title="{} points kept", read=read_whole,
         ),
     ] = None  # fmt: skip
+    method: Annotated[
+        Literal["auto", "ldp", "elimination"],
+        Setting(
+            "how frontiers of sharded strategies are tracked: auto: with what bounds rule out left out; ldp, "
+            "elimination: FT-LDP and FT-Elimination as published, which leave out nothing: slower, and the "
+            "same frontier where no operator has to be fixed by a heuristic (a note says where one was)",
+            "Method", SEARCH, width=120,
+        ),
+    ] = "auto"  # fmt: skip
     dtype: Annotated[
         ComputeDtype,
         Setting(

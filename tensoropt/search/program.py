@@ -251,7 +251,7 @@ class ProgramBuilder:
         raise TableTooLargeError(
             f"a table over {len(scope)} operators ({names}) would have {entries:.3g} entries and need "
             f"{format_bytes(needed)}, more than half of the free memory; give these operators fewer "
-            "configurations or use method='auto'"
+            "configurations, or use the method 'auto', which needs smaller ones"
         )
 
     def _unit(self) -> int:

@@ -296,6 +296,7 @@ class OneSpace:
             frontier = track_frontier(
                 graph,
                 epsilon=self.settings.epsilon,
+                method=self.settings.method,
                 max_points=self.settings.max_points,
                 threads=self.threads,
                 rivals=rivals,

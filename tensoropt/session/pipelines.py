@@ -54,6 +54,7 @@ from tensoropt.session.simulations import Simulations
 from tensoropt.sharding.constraints import ConstraintError, PipelinePin, match
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.regions import find_regions
+from tensoropt.units import counted
 
 _FEW_POSITIONS = 8
 """The number of positions up to which all cuts are tried; an assumption."""
@@ -293,15 +294,41 @@ class _Finder:
             return "constraints of device kinds are not carried over to stages"
         if not self.graph.atoms.graph.training:
             return "they are searched for training only"
-        return self.problem.refusal or ("" if self._degrees else "the model or the cluster cannot be cut so")
+        return self.problem.refusal or ("" if self._degrees else self._no_degree())
+
+    def _no_degree(self) -> str:
+        """Return why no number of stages is possible: the rule, what the devices and the model allow, and
+        what to ask for instead."""
+        cluster, parts = self.session.cluster, degrees_of(self.session.cluster)
+        possible = [p for p in parts if p <= self._most_stages]
+        allowed = (
+            f"{cluster.name} has {counted(cluster.device_count, 'device')}, which make "
+            f"{', '.join(map(str, parts)) or 'no'} such parts, and the model, of "
+            f"{counted(len(self.graph.groups), 'group')} of operators, has "
+            f"{counted(len(self.cutter.cuts), 'place')} to cut, for at most "
+            f"{counted(self._most_stages, 'stage')}"
+        )
+        remedy = "take more devices, a model of more layers, or plans without stages"
+        if possible:
+            remedy = f"ask for this many stages: {', '.join(map(str, possible))}"
+        return (
+            "stages lie on equal parts of the devices, and are cut where both sides have trained parameters; "
+            f"{allowed}; {remedy}"
+        )
+
+    @property
+    def _most_stages(self) -> int:
+        """The most stages into which the model can be cut."""
+        return len(self.cutter.cuts) + 1
 
     @cached_property
     def _degrees(self) -> tuple[int, ...]:
-        most = min(MOST_PLACES, len(self.cutter.cuts) + 1)
         found = degrees_of(self.session.cluster)
         if self.pin is not None:
-            return tuple(p for p in found if p == self.pin.stages)
-        return tuple(p for p in found if p <= most)
+            # Which of several pinned cuts is impossible is said where they are made.
+            most = self._most_stages if not self.pin.cuts else self.pin.stages
+            return tuple(p for p in found if p == self.pin.stages <= most)
+        return tuple(p for p in found if p <= min(MOST_PLACES, self._most_stages))
 
     def all(self) -> list[tuple[Mesh, int, Sequence[PipelineEvaluation]]]:
         """Return the pipelines found for each job mesh and number of micro-batches."""

@@ -16,6 +16,7 @@ from tensoropt.zoo.registry import (
     build,
     entry,
     list_models,
+    read_name,
     register,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "build",
     "entry",
     "list_models",
+    "read_name",
     "register",
 ]

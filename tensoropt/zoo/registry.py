@@ -4,6 +4,10 @@ A family file registers *builders*. A builder takes ``batch`` and keyword overri
 with its example inputs; :func:`build` runs it on the requested device, seeded, so that every process of a job
 that builds the same name holds the same weights. Example inputs are random, of the right shapes, on the
 device that is the current default.
+
+The overrides are a model's *options*. They may be written behind its name, as in
+``deeplab-v3?width=2&image=224``, so that wherever a name stands (a command line, a plan) the same model is
+built.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tensoropt.errors import TensorOptError, import_extra, suggest
+from tensoropt.errors import TensorOptError, closest, import_extra, suggest
+from tensoropt.units import read_number, read_whole
 
 
 def tokens(vocabulary: int, *shape: int) -> Tensor:
@@ -35,7 +40,7 @@ Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 class ZooError(TensorOptError, ValueError):
-    """The zoo does not have the name or the override."""
+    """The zoo does not have the name or the option, or cannot build the model with its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,8 @@ class ZooEntry:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The names that :func:`build` takes beside ``batch``, with their defaults."""
+        """The options that :func:`build` takes beside ``batch``, with their defaults: whole numbers, numbers
+        or switches."""
         parameters = inspect.signature(self.builder).parameters
         return {name: p.default for name, p in parameters.items() if name != "batch"}
 
@@ -152,27 +158,35 @@ def build(
 ) -> ZooModel:
     """Build the model ``name`` with random weights and example inputs, both on ``device``.
 
-    ``batch`` is in samples (default: the entry's own). On the ``meta`` device nothing is allocated,
-    whatever the size. ``overrides`` change the builder's keywords (``sequence=128``). The global
-    random state is left as it was.
+    ``name`` may have options behind it: ``deeplab-v3?width=2&image=224``. ``batch`` is in samples (default:
+    the entry's own). On the ``meta`` device nothing is allocated, whatever the size. ``overrides`` change the
+    builder's keywords (``sequence=128``), and win over options that are written. The global random state is
+    left as it was.
 
-    Raises :class:`ZooError` for an unknown name, an unknown override or a batch below 1, and
-    :class:`~tensoropt.errors.MissingExtraError` when the definition's package is not installed.
+    Raises :class:`ZooError` for an unknown name, an unknown option, a value that the model cannot be built
+    with or a batch below 1, and :class:`~tensoropt.errors.MissingExtraError` when the definition's package is
+    not installed.
     """
-    chosen = entry(name)
+    name, written = read_name(name)
+    chosen, overrides = entry(name), {**written, **overrides}
     batch = chosen.batch if batch is None else batch
     if batch < 1:
         raise ZooError(f"batch {batch} for '{name}' is below 1; leave it out for the default {chosen.batch}")
-    allowed = chosen.overrides
     for key in overrides:
-        if key not in allowed:
-            shown = ", ".join(f"{k}={v!r}" for k, v in allowed.items()) or "none"
-            raise ZooError(f"'{name}' has no setting '{key}'; it has: {shown}")
+        _check_option(chosen, key)
     if chosen.requires:
         import_extra(chosen.requires, "zoo", f"zoo:{name}")
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.manual_seed(seed)
-        model, args, kwargs = chosen.builder(batch=batch, **overrides)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            torch.manual_seed(seed)
+            model, args, kwargs = chosen.builder(batch=batch, **overrides)
+    except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if not overrides:
+            raise
+        raise ZooError(
+            f"'{name}' cannot be built with {_shown(overrides)} ({type(error).__name__}: {error}); its "
+            f"defaults are {_shown(chosen.overrides)}"
+        ) from error
     return ZooModel(
         name=name,
         model=model.train(),
@@ -181,3 +195,63 @@ def build(
         description=chosen.description,
         paper=chosen.paper,
     )
+
+
+def read_name(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options in a text such as ``deeplab-v3?width=2&image=224``.
+
+    An option's value is read as its default is: a whole number of at least 1, a number, or ``true`` or
+    ``false``.
+
+    Raises :class:`ZooError` for an unknown name or option, one without a value or written twice, and a value
+    that is none.
+    """
+    name, mark, written = text.partition("?")
+    chosen, options = entry(name), dict[str, Any]()
+    for part in written.split("&") if mark else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ZooError(
+                f"'{text}': options are written NAME?OPTION=VALUE&OPTION=VALUE; '{part}' is no OPTION=VALUE. "
+                f"'{name}' has: {_shown(chosen.overrides)}"
+            )
+        _check_option(chosen, key)
+        if key in options:
+            raise ZooError(f"'{text}' has the option '{key}' twice; write it once")
+        try:
+            options[key] = _READERS[type(chosen.overrides[key])](value)
+        except TensorOptError as error:
+            raise ZooError(f"'{text}': {key}: {error}; its default is {chosen.overrides[key]!r}") from None
+    return name, options
+
+
+def _check_option(chosen: ZooEntry, key: str) -> None:
+    """Raise :class:`ZooError` if a model has no such option; the message has those that it has."""
+    options = chosen.overrides
+    if key == "batch":
+        raise ZooError("the batch is no option behind a model's name; give it by --batch, or as batch=N")
+    if key not in options:
+        near = closest(key, options, most=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise ZooError(f"'{chosen.name}' has no option '{key}'; {hint}it has: {_shown(options)}")
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "none"
+
+
+def _read_size(text: str) -> int:
+    size = read_whole(text)
+    if size < 1:
+        raise TensorOptError(f"{size} is below 1")
+    return size
+
+
+def _read_switch(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise TensorOptError(f"'{text[:40]}' is neither true nor false")
+    return text.lower() == "true"
+
+
+_READERS: dict[type, Callable[[str], Any]] = {int: _read_size, float: read_number, bool: _read_switch}
+"""How the value of an option is read, by the type of its default."""

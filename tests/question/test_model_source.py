@@ -10,6 +10,8 @@ import torch
 
 from tensoropt.capture import capture
 from tensoropt.capture.onnx import OnnxError
+from tensoropt.engine.models import ModelSpec
+from tensoropt.errors import TensorOptError
 from tensoropt.plan.plan import OnnxInfo
 from tensoropt.question.model_source import ModelSourceError, OnnxOptions, load_model
 from tests.capture.onnx.models import perceptron
@@ -37,3 +39,16 @@ def test_open_dims_and_misplaced_options_are_refused(file: str) -> None:
         load_model(file)
     with pytest.raises(ModelSourceError, match="are for ONNX files"):
         load_model("zoo:mlp", onnx=OnnxOptions.of({"batch": 8}))
+
+
+def test_options_of_a_zoo_model_are_kept_with_its_name() -> None:
+    loaded = load_model("zoo:gpt-mini?sequence=16&layers=1", batch=3, seed=2)
+    assert loaded.source == "zoo:gpt-mini?sequence=16&layers=1"
+    assert loaded.args[0].shape == (3, 16)
+    # As a plan's ranks build it.
+    model, args, _ = ModelSpec(loaded.source, loaded.seed, settings=(("batch", loaded.batch),)).build()
+    assert torch.equal(args[0], loaded.args[0])
+    pairs = zip(model.state_dict().items(), loaded.model.state_dict().items(), strict=True)
+    assert all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in pairs)
+    with pytest.raises(TensorOptError, match="'gpt-mini' has no option 'seqence'; did you mean 'sequence'"):
+        load_model("zoo:gpt-mini?seqence=16")

@@ -29,7 +29,8 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
     written = json.dumps(Settings(epsilon=0, memory_bytes=2**33).to_dict())
     assert written == (
         '{"mode": "train", "optimizer": "adam", "micro_batches": "auto", "memory_bytes": 8589934592, '
-        '"epsilon": 0, "max_points": null, "dtype": "float32", "recompute": "auto", "overlap": "default", '
+        '"epsilon": 0, "max_points": null, "method": "auto", '
+        '"dtype": "float32", "recompute": "auto", "overlap": "default", '
         '"constraints": null, "measure": "all", "process_memory": false, "pipelines": "auto", '
         '"placements": "auto"}'
     )
@@ -46,6 +47,7 @@ def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
     [
         ({"dtype": "int3"}, "unknown dtype 'int3'; use float32 or bfloat16"),
         ({"pipelines": "some"}, "unknown pipelines 'some'; use auto, always or never"),
+        ({"method": "dp"}, "unknown method 'dp'; use auto, ldp or elimination"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; use sgd, momentum, adam, adam_fused"),
         ({"max_points": 1}, "max_points 1 leaves no frontier; use at least 2"),
         ({"max_points": "few"}, "max_points 'few' cannot be used: Input should be a valid integer"),

@@ -41,7 +41,13 @@ def test_the_same_again_is_not_searched(model, found, kept_store, searches):
 
 
 def test_another_question_is_searched(model, kept_store, searches):
-    others = {"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}
+    others = (
+        {"epsilon": 0.0001},
+        {"optimizer": "sgd"},
+        {"cluster": "dgx-h100[4]"},
+        {"seed": 1},
+        {"method": "ldp"},
+    )
     for asked, other in enumerate(others, 1):
         explore(*model, store=kept_store, **{**ASKED, **other})
         assert len(searches) == asked, other
@@ -122,6 +128,7 @@ def test_no_other_file_is_written(model, found, kept_store, searches, tmp_path):
 
 def test_only_sources_without_code_have_a_key(tmp_path):
     assert kept.source_key("zoo:mlp", {"batch": None}) != kept.source_key("zoo:mlp", {"batch": 4})
+    assert kept.source_key("zoo:mlp", {}) != kept.source_key("zoo:mlp?layers=2", {})
     assert kept.source_key("package.module:function", {}) is None
     assert kept.source_key(str(tmp_path / "missing.onnx"), {}) is None
     file = tmp_path / "model.onnx"

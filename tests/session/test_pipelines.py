@@ -342,8 +342,11 @@ def test_a_budget_below_all_that_is_pinned_is_infeasible(store: ProfileStore) ->
 @pytest.mark.parametrize(
     ("pin", "says"),
     [
-        ({"stages": 3}, "3 stages"),  # four devices
-        ({"stages": 8}, "8 stages"),
+        ({"stages": 3}, r"cpu:4 has 4 devices, which make 2, 4 such parts.* ask for this many stages: 2, 4$"),
+        (
+            {"stages": 8},
+            r"8 stages.* the model, of \d+ groups of operators, has 3 places to cut, for at most 4 stages",
+        ),
         ({"stages": 2, "schedule": "dualpipe"}, "dualpipe"),
         ({"stages": 2, "cuts": ["linear_9"]}, "linear_9"),
         ({"stages": 2, "cuts": ["linear_1", "linear_2"]}, "cuts"),
@@ -363,6 +366,13 @@ def test_a_budget_below_all_that_is_pinned_is_infeasible(store: ProfileStore) ->
 def test_pins_that_cannot_be_kept_are_refused(store: ProfileStore, pin: dict[str, Any], says: str) -> None:
     with pytest.raises(TensorOptError, match=says):
         pinned(store, pin)
+
+
+def test_more_stages_than_the_model_can_be_cut_into_are_refused_with_how_many_it_can(
+    store: ProfileStore,
+) -> None:
+    with pytest.raises(TensorOptError, match=r"at most 4 stages; ask for this many stages: 2, 4$"):
+        pinned(store, {"stages": 8}, cluster="cpu:8")
 
 
 def test_a_pin_that_no_micro_batches_fit_is_refused(store: ProfileStore) -> None:
@@ -393,7 +403,9 @@ def test_one_device_has_no_pipelines(store: ProfileStore) -> None:
     found = explored(store, cluster="cpu:1", pipelines="always")
     assert found.points
     assert not pipelined(found)
-    assert any("no pipelines" in note for note in found.report["notes"])
+    (note,) = (note for note in found.report["notes"] if "no pipelines" in note)
+    assert "cpu:1 has 1 device, which make no such parts" in note
+    assert note.endswith("take more devices, a model of more layers, or plans without stages")
 
 
 def test_what_says_nothing_of_pipelines_is_refused() -> None:

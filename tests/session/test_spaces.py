@@ -24,6 +24,7 @@ from tensoropt.plan.kinds import PLACED, SHARDED
 from tensoropt.plan.point import unbeaten
 from tensoropt.question.settings import Settings
 from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, outline_frontier, track_frontier
+from tensoropt.session import one_space
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.simulations import Simulations
 from tensoropt.session.spaces import SpaceSearch
@@ -190,3 +191,22 @@ def test_what_another_process_sends_of_a_frontier_is_the_same():
             assert sent.options(index) == found.options(index)
         with pytest.raises(IndexError, match="point 99"):
             sent.strategies([99])
+
+
+def test_every_method_tracks_the_same_frontier(model, store, monkeypatch):
+    """Of a graph in which no operator has to be fixed, with no gap allowed."""
+    real, used = one_space.track_frontier, []
+    monkeypatch.setattr(
+        one_space, "track_frontier", lambda *of, **how: used.append(how["method"]) or real(*of, **how)
+    )
+    asked = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2], "epsilon": 0}
+    ours, *published = (
+        explore(*model, store=store, placements="never", method=method, **asked)
+        for method in ("auto", "ldp", "elimination")
+    )
+    assert list(dict.fromkeys(used)) == ["auto", "ldp", "elimination"]
+    for other in published:
+        assert not any("heuristic" in note for note in other.report["notes"])
+        assert [(p.memory_bytes, p.time_s) for p in other.points] == [
+            (p.memory_bytes, p.time_s) for p in ours.points
+        ]

@@ -21,9 +21,49 @@ def test_a_name_like_nothing_lists_all() -> None:
         zoo.build("@@@@")
 
 
-def test_an_unknown_override_lists_the_settings() -> None:
-    with pytest.raises(zoo.ZooError, match=r"'mlp' has no setting 'width'; it has: features=256"):
-        zoo.build("mlp", width=3)
+@pytest.mark.parametrize(
+    ("name", "overrides"), [("mlp?widht=3", {}), ("mlp?width=3", {}), ("mlp", {"width": 3})]
+)
+def test_an_unknown_option_lists_those_that_there_are(name: str, overrides: dict[str, int]) -> None:
+    with pytest.raises(zoo.ZooError, match=r"'mlp' has no option 'wid\w+'; it has: features=256"):
+        zoo.build(name, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("vgg16?imgae=64", r"no option 'imgae'; did you mean 'image'\? it has: depth=16, image=224, "),
+        ("gpt2-tyni?layers=1", r"no model 'gpt2-tyni'.*gpt2-tiny"),
+        ("mlp?", r"'' is no OPTION=VALUE. 'mlp' has: features=256"),
+        ("mlp?features", "'features' is no OPTION=VALUE"),
+        ("mlp?features=2&features=4", "the option 'features' twice"),
+        ("mlp?features=2.5", "features: '2.5' is not a whole number; its default is 256"),
+        ("mlp?features=wide", "features: 'wide' is not a number"),
+        ("mlp?features=0", "features: 0 is below 1"),
+        ("lstm-lm-tiny?unrolled=1", "unrolled: '1' is neither true nor false; its default is False"),
+        ("mlp?batch=3", "give it by --batch, or as batch=N"),
+        ("resnet50?depth=7", r"cannot be built with depth=7 \(.*\); its defaults are depth=50, "),
+        ("vgg16?dropout=2", r"cannot be built with dropout=2.0 \(ValueError"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_with_those_that_can(name: str, says: str) -> None:
+    with pytest.raises(zoo.ZooError, match=says):
+        zoo.build(name, device="meta")
+
+
+def test_every_option_can_be_written() -> None:
+    for entry in zoo.list_models():
+        written = "&".join(f"{name}={value}" for name, value in entry.overrides.items())
+        assert zoo.read_name(f"{entry.name}?{written}") == (entry.name, entry.overrides)
+        assert zoo.read_name(entry.name) == (entry.name, {})
+
+
+def test_written_options_reach_the_builder_and_keywords_win() -> None:
+    written = zoo.build("gpt-mini?sequence=16&hidden=32", device="meta")
+    given = zoo.build("gpt-mini", sequence=16, hidden=32, device="meta")
+    assert (written.name, written.parameter_count) == ("gpt-mini", given.parameter_count)
+    assert [a.shape for a in written.args] == [a.shape for a in given.args]
+    assert zoo.build("gpt-mini?sequence=16", sequence=8, device="meta").args[0].shape[1] == 8
 
 
 def test_a_batch_below_one_is_refused() -> None:

@@ -48,6 +48,7 @@ def uploads(tmp_path: Path) -> Uploads:
         {"mode": "inference", "optimizer": "sgd", "measure": "never", "micro_batches": "1,2"},
         {"constraints": PINS},
         {"overlap": "none", "process_memory": "yes", "pipelines": "never", "placements": "always"},
+        {"method": "elimination", "options": "layers=4&dropout=0.1"},
         {"planners": ["zero"], "memory": "24GiB"},
     ],
 )  # fmt: skip

@@ -44,6 +44,12 @@ def test_an_edited_cluster_becomes_a_file_that_loads(tmp_path: Path) -> None:
     assert [level.size for level in cluster.levels] == [2, 4]
 
 
+def test_options_stand_behind_the_models_name(tmp_path: Path) -> None:
+    asked = request_from({**FORM, "options": " layers=4&hidden=32 "}, {})
+    assert asked.arguments(tmp_path)[:2] == ["explore", "zoo:gpt2-tiny?layers=4&hidden=32"]
+    assert asked.title.startswith("gpt2-tiny?layers=4&hidden=32 on dgx-h100")
+
+
 def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
     found = words(
         tmp_path, mode="inference", optimizer="sgd", micro_batches="1, 2", epsilon=0, max_points=50, batch=8
@@ -114,6 +120,8 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"epsilon": 300}, "between 0 and 100; 0.1 is the usual one"),
         ({"max_points": 1}, "at least 2"),
         ({"batch": -1}, "the batch: between 1 and"),
+        ({"options": "layer=2"}, "model options: 'gpt2-tiny' has no option 'layer'; did you mean 'layers'"),
+        ({"options": "layers=2;--out /etc"}, "model options: .*layers: '2;--out /etc' is not a number"),
         ({"dtype": "int3"}, "unknown dtype 'int3'; use float32 or bfloat16"),
         ({"optimizer": ["adam"]}, "unknown optimizer"),
         ({"planners": ["best"]}, "no planner called best"),

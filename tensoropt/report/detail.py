@@ -331,13 +331,10 @@ class _PlacedStep(_SimulatedStep):
     def computed(self) -> tuple[list[Computed], dict[str, float]]:
         busiest = max(range(self.strategy.devices), key=lambda device: self._loads[device][0])
         own = [event for event in self.timeline if event.lane == device_name(busiest)]
-        spent = spent_by_group(own, self._spent)
-        computed = [
-            Computed.of(op.group, took)
-            for op in self.strategy.placed_graph.operators
-            if op.group is not None and (took := spent.get(op.name))
-        ]
-        return computed, beside_groups(own, spent)
+        groups = {op.name: op.group for op in self.strategy.placed_graph.operators if op.group is not None}
+        # Operators that cut, join or hand out tensors copy beside the groups.
+        spent = spent_by_group(own, groups)
+        return [Computed.of(groups[name], took) for name, took in spent.items()], beside_groups(own, spent)
 
     def places(self) -> tuple[Share, ...]:
         return tuple(

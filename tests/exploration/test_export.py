@@ -129,7 +129,7 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
         told = plan.predicted
         assert list(row) == [figure.name for figure in FIGURES if not figure.sparse]
         assert row["point"] == str(i + 1)
-        assert row["mesh"] == ("pp" if plan.kind is PIPELINED else "") + "x".join(map(str, plan.mesh.shape))
+        assert row["mesh"] == plan.kind.mesh_words + "x".join(map(str, plan.mesh.shape))
         assert int(row["devices"]) == prod(plan.mesh.shape)
         assert int(row["micro_batches"]) == plan.micro_batches
         assert row["planner"] == plan.planner

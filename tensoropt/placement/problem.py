@@ -148,7 +148,8 @@ class PlacementProblem:
         update_peak_bytes: (n,) taken by the optimizer's step for the operator's parameters while it runs; by
             all operators of a device at once. None for nothing.
         together: sets of operators that must share a device.
-        pinned: operator -> the devices it may lie on.
+        pinned: operator -> the devices it may lie on, best first: a set for methods that know costs, an order
+            for the Placer.
         micro_batches: the number of micro-batches into which a step's batch is cut. Seconds and bytes of
             operators and tensors are those of one of them; stored tensors, and the optimizer's step, occur
             once.
@@ -281,6 +282,17 @@ class Placement:
                     f"operator {problem.names[operator]} lies on device {self.device[operator]} but may "
                     f"only lie on {', '.join(map(str, allowed))}"
                 )
+
+
+def common_devices(orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the devices that occur in all of the orders, best first: as the orders have them if they agree,
+    otherwise in the devices' own order.
+
+    The rule for priorities of TensorFlow's Placer (``MergeSupportedDevices`` of colocation_graph.cc).
+    """
+    common = set.intersection(*map(set, orders))
+    agreed = {tuple(device for device in order if device in common) for order in orders}
+    return agreed.pop() if len(agreed) == 1 else tuple(sorted(common))
 
 
 def repeat_problem(problem: PlacementProblem) -> PlacementProblem:

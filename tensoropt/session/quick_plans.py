@@ -28,6 +28,7 @@ from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
+from tensoropt.sharding.constraints import ConstraintError
 
 _STAGE = "placements"
 """The name of this stage's seconds in a report."""
@@ -46,13 +47,15 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     with session.clock.stage(_STAGE), ExitStack() as stack:
         kinds, refusals = _kinds(session, searched)
         task = planning_task(session, searched, exploration, kinds, stack)
-        if "placed" in kinds and (reason := _against_constraints(task)):
+        # Where no sharded plan is allowed, those that give up soft constraints are the only ones.
+        if "placed" in kinds and not searched.refusal and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
         names = quick_planners(len(searched.problem.graph.groups))
         entries = [entry for name in names if (entry := ENTRIES[name]).kind in kinds]
         found, tried = _asked(session, task, entries)
         proven = certified(searched.spaces, [each.point for each in found])
-        points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
+        known = _better_known(searched, task, proven) if searched.spaces else []
+        points = with_others(exploration.points, [*known, *proven])
     points = unbeaten(points)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():
@@ -65,7 +68,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
     """Return (the kinds of planners that are tried, for each other kind why not)."""
     settings, groups = session.settings, len(searched.problem.graph.groups)
-    kinds, refusals = {"sharded"}, {}
+    kinds, refusals = set() if searched.refusal else {"sharded"}, {}
     if reason := placed_refusal(settings.placements, groups, session.cluster.device_count):
         refusals["placed plans"] = reason
     else:
@@ -78,14 +81,26 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
     return frozenset(kinds), refusals
 
 
+def check_found(searched: Searched, exploration: Exploration) -> None:
+    """Raise :class:`ConstraintError` if no sharded plan is allowed and nobody found another."""
+    if exploration.points:
+        return
+    tried = exploration.report.get("tried", {})
+    refusals = dict.fromkeys(row["refusal"] for row in tried.values() if row["refusal"])
+    notes = [note for note in exploration.report["notes"] if note.startswith("placed plans were not tried")]
+    why = "; ".join([*notes, *refusals]) or "no planner that places operators has a plan"
+    raise ConstraintError(f"no sharded plan: {searched.refusal}; {why}; take back or soften a constraint")
+
+
 def _against_constraints(task: PlanningTask) -> str:
-    """Say why placed plans would violate a person's constraints; "" if they do not."""
+    """Say why placed plans would violate a person's constraints that sharded plans may keep to; "" if they do
+    not."""
     assert task.placed is not None
     try:
-        notes = task.placed.limits.notes
+        against = task.placed.limits.against
     except TensorOptError as error:
         return str(error)
-    return "; ".join(notes)
+    return "; ".join(against)
 
 
 def _asked(

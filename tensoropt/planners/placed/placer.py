@@ -5,7 +5,9 @@ source, tensorflow/core/common_runtime/placer.cc and colocation_graph.cc:
 
 1. operators joined by reference edges or colocation constraints form one group (``problem.together``), whose
    devices are those that its constraints (``problem.pinned``) and kernels (finite times) leave;
-2. a group goes to the first of them in the order of priority, here the devices' own: by default device 0;
+2. a group goes to the first of them in the order of priority: that of its constraints, otherwise the
+   devices' own, by default device 0; orders that contradict each other do not count
+   (``MergeSupportedDevices``);
 3. heuristic B: an operator on metadata alone goes where its input is;
 4. heuristic A: a generator (no input, one output, no state) waits for a second pass, and goes where its
    consumers are if all are on one device.
@@ -36,8 +38,8 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         if _is_generator(problem, operator):
             later.append(operator)
             continue
-        choices = units.choices[unit]
-        device_of[unit] = int(choices[0])
+        choices = units.by_priority[unit]
+        device_of[unit] = choices[0]
         # Heuristic B; the input has its device already, as operators come in the model's order.
         if _is_metadata(problem, operator):
             source = problem.tensors[problem.read[operator][0]].producer
@@ -49,11 +51,11 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         unit = units.of[operator]
         if device_of[unit] >= 0:
             continue
-        choices = units.choices[unit]
-        device_of[unit] = int(choices[0])
+        choices = units.by_priority[unit]
+        device_of[unit] = choices[0]
         readers = problem.tensors[problem.made[operator][0]].readers
         beside_all = {device_of[units.of[r]] for r in readers}
-        if len(beside_all) == 1 and beside_all <= set(choices.tolist()):
+        if len(beside_all) == 1 and beside_all <= set(choices):
             device_of[unit] = beside_all.pop()
     placement = Placement.in_order([device_of[u] for u in units.of], problem.devices.count)
     _check_memory(problem, placement, memory_limit_bytes)

@@ -26,7 +26,22 @@ def test_pins_and_groups_decide():
         1,
         1,
     )
-    assert devices_of([1, 1], [], devices=3, pinned=((1, (2, 1)),)) == (0, 1)
+
+
+def test_a_pin_lists_devices_best_first():
+    assert devices_of([1, 1], [], devices=3, pinned=((1, (2, 1)),)) == (0, 2)
+    # The first that can run the operator.
+    seconds = [[1, 1, np.inf]]
+    assert devices_of(seconds, [], devices=3, pinned=((0, (2, 1, 0)),)) == (1,)
+
+
+def test_orders_of_a_group_count_if_they_agree():
+    both = {"devices": 4, "together": ((0, 1),)}
+    # 3 before 1 in both, whatever else they allow.
+    assert devices_of([1, 1], [], pinned=((0, (3, 2, 1)), (1, (0, 3, 1))), **both) == (3, 3)
+    assert devices_of([1, 1], [], pinned=((0, (3, 1)), (1, (1, 3))), **both) == (1, 1)
+    # A group follows the order of the one member that has one.
+    assert devices_of([1, 1], [], pinned=((1, (3, 1)),), **both) == (3, 3)
 
 
 def test_metadata_follows_its_input():

@@ -1,0 +1,158 @@
+"""Limits on placements: the operators that share a device, and the devices on which an operator may lie.
+
+As in TensorFlow's Placer (colocation_graph.cc), operators that belong together share a device, and an
+operator lies on a device that its constraints and its kernels allow. Hard constraints come first; a soft one
+that leaves no device beside them is given up with a note. Pins of mesh axes and of stored placements have no
+meaning if an operator lies on one device: hard ones are refused, soft ones are given up with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import networkx as nx
+
+from tensoropt.cluster import Cluster
+from tensoropt.placement.graph import PlacedGraph
+from tensoropt.placement.problem import common_devices
+from tensoropt.sharding.constraints import (
+    ConstraintError,
+    Constraints,
+    DevicePin,
+    Pin,
+    StoredPin,
+    Together,
+    speaks_of,
+)
+from tensoropt.sharding.groups import GroupGraph
+
+_Constraint = Pin | StoredPin | DevicePin | Together
+
+
+@dataclass(frozen=True)
+class PlacedLimits:
+    """Limits on placements, by names of groups.
+
+    Attributes:
+        together: groups that share a device.
+        devices: group -> the devices it may lie on, best first.
+        given_up: the soft constraints that were given up, each with the reason.
+    """
+
+    together: tuple[tuple[str, ...], ...] = ()
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    given_up: tuple[tuple[_Constraint, str], ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Everything that was given up, in words."""
+        return tuple(f"given up, as it is soft: {entry}: {why}" for entry, why in self.given_up)
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        """What was given up that sharded plans may keep to, in words: not the pins to devices, which sharded
+        plans keep to only where these allow every device."""
+        kept = tuple(one for one in self.given_up if not isinstance(one[0], DevicePin))
+        return replace(self, given_up=kept).notes
+
+    def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
+        """Return the sets of operators that share a device, pieces of one group included."""
+        return tuple(
+            tuple(
+                i for i, op in enumerate(graph.operators) if op.group is not None and op.group.name in names
+            )
+            for names in self.together
+        )
+
+    def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Return operators with the devices they may lie on, best first."""
+        return tuple(
+            (i, self.devices[op.group.name])
+            for i, op in enumerate(graph.operators)
+            if op.group is not None and op.group.name in self.devices
+        )
+
+
+def placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
+    """Return the limits that constraints put on placements.
+
+    Raises:
+        ConstraintError: a hard constraint concerns mesh axes, or leaves an operator no device of the cluster.
+    """
+    return PlacedLimits() if constraints is None else _Narrowing(constraints, graph, cluster).limits()
+
+
+class _Narrowing:
+    """The devices that the constraints applied so far leave to each group."""
+
+    def __init__(self, constraints: Constraints, graph: GroupGraph, cluster: Cluster):
+        self.constraints, self.graph, self.cluster = constraints, graph, cluster
+        self.orders: dict[str, tuple[int, ...]] = {}
+        self.because: dict[str, tuple[_Constraint, ...]] = {}
+        self.together = nx.Graph()
+        self.given_up: list[tuple[_Constraint, str]] = []
+
+    def limits(self) -> PlacedLimits:
+        """Apply all constraints, hard ones first, and return what they leave."""
+        given = self.constraints
+        for pin in (*given.pins, *given.stored):
+            self._refuse(pin, "a placed plan has no mesh axes, each of its operators lies on one device")
+        for soft in (False, True):
+            for entry in (entry for entry in given.devices if entry.soft is soft):
+                self._try(entry, self._allow(entry))
+            for tie in (tie for tie in given.together if tie.soft is soft):
+                self._try(tie, self._join(tie))
+        sets = tuple(tuple(sorted(names)) for names in nx.connected_components(self.together))
+        return PlacedLimits(sets, self.orders, tuple(self.given_up))
+
+    def _refuse(self, entry: _Constraint, why: str) -> None:
+        if not entry.soft:
+            raise ConstraintError(f"{entry}: {why}; leave it out, or make it 'soft: true'")
+        self.given_up.append((entry, why))
+
+    def _try(self, entry: _Constraint, contradictions: Iterator[str]) -> None:
+        """Apply one constraint; one that leaves a group no device is refused, or given up, as a whole.
+
+        Args:
+            contradictions: applies it group by group, and yields why a group has no device left.
+        """
+        before = dict(self.orders), dict(self.because), self.together.copy()
+        for why in contradictions:
+            self.orders, self.because, self.together = before
+            self._refuse(entry, why)
+            return
+
+    def _allow(self, entry: DevicePin) -> Iterator[str]:
+        allowed = entry.allowed(self.cluster)
+        if not allowed:
+            count = self.cluster.device_count
+            number = f"{self.cluster.name} has devices 0 to {count - 1}"
+            kind = f"no device of {self.cluster.name} is of such a kind"
+            yield number if entry.numbers else kind
+            return
+        for name in speaks_of(entry, self.graph):
+            # Several entries for one group all apply.
+            orders = [self.orders[name]] if name in self.orders else []
+            self.orders[name] = common_devices([*orders, allowed])
+            yield from self._contradictions(entry, name)
+            self.because[name] = (*self.because.get(name, ()), entry)
+
+    def _join(self, entry: Together) -> Iterator[str]:
+        names = speaks_of(entry, self.graph)
+        # Operators of one group share a device in any case.
+        if len(names) < 2:
+            return
+        nx.add_path(self.together, names)
+        yield from self._contradictions(entry, names[0])
+        for name in names:
+            self.because[name] = (*self.because.get(name, ()), entry)
+
+    def _contradictions(self, entry: _Constraint, name: str) -> Iterator[str]:
+        """Yield why no device is left to a group and those together with it."""
+        members = nx.node_connected_component(self.together, name) if name in self.together else {name}
+        orders = [self.orders[member] for member in sorted(members) if member in self.orders]
+        if orders and not common_devices(orders):
+            others = [c for member in sorted(members) for c in self.because.get(member, ())]
+            beside = " and ".join(dict.fromkeys(map(str, others)))
+            yield f"beside {beside} it leaves no device to {', '.join(sorted(members))}"

@@ -1,0 +1,164 @@
+"""The devices that constraints leave to placed operators: they reach every method, or are refused by name."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tensoropt.capture import capture
+from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.evaluation.problem import prepare_graph
+from tensoropt.placement.limits import placed_limits
+from tensoropt.placement.prices import PlacedPrices
+from tensoropt.planners.placed import dpos, m_etf, m_topo, placer
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.constraints import constraints_of
+from tensoropt.question.model_source import load_model
+from tensoropt.question.settings import Settings
+from tensoropt.sharding.constraints import ConstraintError
+from tensoropt.sharding.groups import GroupGraph
+
+
+@cache
+def graph() -> GroupGraph:
+    loaded = load_model("zoo:mlp", device="meta", seed=0, batch=8)
+    return prepare_graph(capture(loaded.model, loaded.args, loaded.kwargs, mode="train").graph).graph
+
+
+def linears() -> list[str]:
+    return [g.name for g in graph().groups if g.parameters]
+
+
+@cache
+def cluster(*kinds: str) -> Cluster:
+    devices = [{"kind": kind, "count": 1} for kind in kinds or ("H100-80GB", "V100-16GB")]
+    return load_cluster({"name": "mixed", "devices": devices, "links": {"intra_node": "PCIe4"}})
+
+
+def prices(where: Cluster | None = None, **given: Any) -> PlacedPrices:
+    where = where or cluster()
+    costs = CostSource(where, ProfileStore(":memory:"), Settings(), None)
+    return PlacedPrices(graph(), where, costs, constraints_of(given or None))
+
+
+def placed(question: PlacedPrices, *names: str) -> dict[str, list[int]]:
+    """The devices of operators, by the methods that place them."""
+    problem = question.price().problem
+    at = {name: i for i, name in enumerate(problem.names)}
+    planners = {"placer": placer, "m_topo": m_topo, "m_etf": m_etf, "dpos": dpos}
+    found = {name: planner.place(problem, None, 0).placement.device for name, planner in planners.items()}
+    return {planner: [device[at[name]] for name in names] for planner, device in found.items()}
+
+
+def test_without_constraints_everything_is_free() -> None:
+    problem = prices().price().problem
+    assert problem.together == problem.pinned == ()
+
+
+def test_kinds_and_numbers_are_devices_an_operator_may_lie_on() -> None:
+    first, last = linears()[0], linears()[-1]
+    for wanted in ({"kinds": ["V100*"]}, {"devices": [1]}):
+        entries = [{"operators": first, **wanted}, {"operators": last, "kinds": ["H100*"]}]
+        question = prices(devices=entries)
+        problem = question.price().problem
+        at = {name: i for i, name in enumerate(problem.names)}
+        assert dict(problem.pinned) == {at[first]: (1,), at[last]: (0,)}
+        assert all(devices == [1, 0] for devices in placed(question, first, last).values())
+
+
+def test_the_placer_takes_the_best_that_is_here_and_others_any_of_them() -> None:
+    first = linears()[0]
+    where = cluster("H100-80GB", "V100-16GB", "A100-80GB")
+    kinds = prices(where, devices=[{"operators": first, "kinds": ["B200*", "A100*", "H100*"]}])
+    assert dict(kinds.price().problem.pinned)[graph().groups.index(graph().group_of[first])] == (2, 0)
+    found = placed(kinds, first)
+    assert found["placer"] == [2]
+    assert all(devices[0] in (0, 2) for devices in found.values())
+    assert placed(prices(where, devices=[{"operators": first, "devices": [1, 2]}]), first)["placer"] == [1]
+
+
+def test_what_belongs_together_shares_a_device() -> None:
+    first, last = linears()[0], linears()[-1]
+    question = prices(together=[[first, last]], devices=[{"operators": first, "kinds": ["V100*"]}])
+    problem = question.price().problem
+    at = {name: i for i, name in enumerate(problem.names)}
+    assert problem.together == (tuple(sorted((at[first], at[last]))),)
+    assert all(devices == [1, 1] for devices in placed(question, first, last).values())
+
+
+def test_pieces_of_a_group_are_limited_like_it() -> None:
+    first = linears()[0]
+    question = prices(devices=[{"operators": first, "kinds": ["V100*"]}])
+    label, count = question.split_choices(graph().group_of[first])[0]
+    problem = question.price({first: (label, count)}).problem
+    assert len(problem.pinned) == count
+    assert {devices for _, devices in problem.pinned} == {(1,)}
+
+
+def test_pins_of_mesh_axes_mean_nothing_here() -> None:
+    pin = {"operators": linears()[0], "axes": {"gpu": "batch"}}
+    with pytest.raises(ConstraintError, match=r"pin 1 .* a placed plan has no mesh axes"):
+        prices(pin=[pin]).price()
+    soft = prices(pin=[{**pin, "soft": True}])
+    assert soft.price().problem.pinned == ()
+    assert "given up, as it is soft: pin 1" in soft.limits.notes[0]
+
+
+CONTRADICTIONS = {
+    "a kind that is not here": (
+        {"devices": [{"operators": "{first}", "kinds": ["B200*"]}]},
+        "devices 1 .*no device of mixed is of such a kind",
+    ),
+    "a number that is not here": (
+        {"devices": [{"operators": "{first}", "devices": [7]}]},
+        "devices 1 .*mixed has devices 0 to 1",
+    ),
+    "two entries for one operator": (
+        {"devices": [{"operators": "{first}", "kinds": ["V100*"]}, {"operators": "{first}", "devices": [0]}]},
+        r"devices 2 .*beside devices 1 \(.*V100.* it leaves no device to",
+    ),
+    "together and apart": (
+        {
+            "together": [["{first}", "{last}"]],
+            "devices": [{"operators": "{first}", "devices": [0]}, {"operators": "{last}", "devices": [1]}],
+        },
+        r"together 1 .*beside devices 1 .* and devices 2 .* it leaves no device to",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_what_leaves_no_device_is_refused_or_given_up(case: str) -> None:
+    def named(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.format(first=linears()[0], last=linears()[-1])
+        return [named(one) for one in value] if isinstance(value, list) else value
+
+    data, says = CONTRADICTIONS[case]
+    entries = {
+        section: [
+            {key: named(value) for key, value in entry.items()} if isinstance(entry, dict) else named(entry)
+            for entry in listed
+        ]
+        for section, listed in data.items()
+    }
+    given = constraints_of(entries)
+    assert given is not None
+    with pytest.raises(ConstraintError, match=says):
+        placed_limits(given, graph(), cluster())
+    # All soft: what came before holds, and what contradicts it is given up whole.
+    soft = placed_limits(given.softened(), graph(), cluster())
+    assert len(soft.notes) == 1
+    assert soft.notes[0].startswith("given up, as it is soft: ")
+
+
+def test_a_hard_entry_holds_whatever_the_order() -> None:
+    first = linears()[0]
+    entries = [{"operators": first, "devices": [0], "soft": True}, {"operators": first, "devices": [1]}]
+    limits = prices(devices=entries).limits
+    assert limits.devices == {first: (1,)}
+    assert "devices 1" in limits.notes[0]
+    assert "beside devices 2" in limits.notes[0]

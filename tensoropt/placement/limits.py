@@ -96,7 +96,8 @@ class _Narrowing:
     def limits(self) -> PlacedLimits:
         """Apply all constraints, hard ones first, and return what they leave."""
         given = self.constraints
-        for pin in (*given.pins, *given.stored):
+        pins: tuple[Pin | StoredPin, ...] = (*given.pins, *given.stored)
+        for pin in pins:
             self._refuse(pin, "a placed plan has no mesh axes, each of its operators lies on one device")
         for soft in (False, True):
             for entry in (entry for entry in given.devices if entry.soft is soft):

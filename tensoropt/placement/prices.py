@@ -149,7 +149,10 @@ class PlacedPrices:
         for work in works.values():
             self.costs.timings.require_one([work.work])
         problem = replace(
-            _problem(self, graph, works), together=limits.sets(graph), pinned=limits.pins(graph)
+            _problem(self, graph, works),
+            together=limits.sets(graph),
+            pinned=limits.pins(graph),
+            references=graph.references,
         )
         return PricedGraph(self, graph, problem)
 

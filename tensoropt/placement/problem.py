@@ -150,6 +150,8 @@ class PlacementProblem:
         together: sets of operators that must share a device.
         pinned: operator -> the devices it may lie on, best first: a set for methods that know costs, an order
             for the Placer.
+        references: for each variable the operators that refer to it, if there are several: the one that holds
+            it, or makes its new value, first. TensorFlow's Placer keeps them together.
         micro_batches: the number of micro-batches into which a step's batch is cut. Seconds and bytes of
             operators and tensors are those of one of them; stored tensors, and the optimizer's step, occur
             once.
@@ -173,6 +175,7 @@ class PlacementProblem:
     handed_peak_bytes: Floats | None = None
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    references: tuple[tuple[int, ...], ...] = ()
     micro_batches: int = 1
     results: tuple[PlacedResult, ...] = ()
 

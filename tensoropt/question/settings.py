@@ -366,8 +366,8 @@ class Settings:
     @property
     def effective_constraints(self) -> Constraints | None:
         """The constraints as plans have to keep to them: all of them soft, with ``soft_placement``."""
-        softened = self.constraints is not None and self.soft_placement
-        return self.constraints.softened() if softened else self.constraints
+        given = self.constraints
+        return given if given is None or not self.soft_placement else given.softened()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain data, as plans and explorations keep them."""

@@ -88,7 +88,7 @@ def search(session: Session, problem: Problem) -> Searched:
             keep=code() if session.keep else None,
             timing=session.progress,
         )
-        spaces, refined = None, ()
+        spaces, refined = None, tuple[str, ...]()
         if not refusal:
             kept = KeptFrontiers()
             if session.keep:

@@ -144,9 +144,12 @@ class Constraints:
 
     def softened(self) -> Constraints:
         """Return the same constraints, all of them soft; a pinned pipeline has no softness and stays."""
-        entries = {name: getattr(self, name) for name in ("pins", "stored", "together", "devices")}
         return replace(
-            self, **{name: tuple(replace(one, soft=True) for one in of) for name, of in entries.items()}
+            self,
+            pins=tuple(replace(entry, soft=True) for entry in self.pins),
+            stored=tuple(replace(entry, soft=True) for entry in self.stored),
+            together=tuple(replace(entry, soft=True) for entry in self.together),
+            devices=tuple(replace(entry, soft=True) for entry in self.devices),
         )
 
 

@@ -1,19 +1,22 @@
 """Limits on placements: the operators that share a device, and the devices on which an operator may lie.
 
 As in TensorFlow's Placer (colocation_graph.cc), operators that belong together share a device, and an
-operator lies on a device that its constraints and its kernels allow. Hard constraints come first; a soft one
-that leaves no device beside them is given up with a note. Pins of mesh axes and of stored placements have no
+operator lies on a device that its constraints and its kernels allow: where CPU ranks lie beside GPUs, one
+without a kernel for GPUs goes to a CPU rank, which a note says. Hard constraints come first; a soft one that
+leaves no device beside them is given up with a note. Pins of mesh axes and of stored placements have no
 meaning if an operator lies on one device: hard ones are refused, soft ones are given up with a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
 from tensoropt.cluster import Cluster
+from tensoropt.errors import InfeasibleError
+from tensoropt.ops.device_kernels import has_kernel
 from tensoropt.placement.graph import PlacedGraph
 from tensoropt.placement.problem import common_devices
 from tensoropt.sharding.constraints import (
@@ -38,23 +41,26 @@ class PlacedLimits:
         together: groups that share a device.
         devices: group -> the devices it may lie on, best first.
         given_up: the soft constraints that were given up, each with the reason.
+        runs_on: group -> the devices that have kernels for all its operators, if these are not all devices.
+        kernel_notes: what lacks a kernel, or may lack one, in words.
     """
 
     together: tuple[tuple[str, ...], ...] = ()
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     given_up: tuple[tuple[_Constraint, str], ...] = ()
+    runs_on: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    kernel_notes: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Everything that was given up, in words."""
-        return tuple(f"given up, as it is soft: {entry}: {why}" for entry, why in self.given_up)
+        """Everything that was given up, and where kernels decide, in words."""
+        return (*self.kernel_notes, *_given_up(self.given_up))
 
     @property
     def against(self) -> tuple[str, ...]:
         """What was given up that sharded plans may keep to, in words: not the pins to devices, which sharded
         plans keep to only where these allow every device."""
-        kept = tuple(one for one in self.given_up if not isinstance(one[0], DevicePin))
-        return replace(self, given_up=kept).notes
+        return _given_up([one for one in self.given_up if not isinstance(one[0], DevicePin)])
 
     def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
         """Return the sets of operators that share a device, pieces of one group included."""
@@ -74,20 +80,55 @@ class PlacedLimits:
         )
 
 
+def _given_up(entries: Sequence[tuple[_Constraint, str]]) -> tuple[str, ...]:
+    return tuple(f"given up, as it is soft: {entry}: {why}" for entry, why in entries)
+
+
 def placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
-    """Return the limits that constraints put on placements.
+    """Return the limits that constraints and kernels put on placements.
 
     Raises:
         ConstraintError: a hard constraint concerns mesh axes, or leaves an operator no device of the cluster.
+        InfeasibleError: no device of the cluster has kernels for all operators of a group.
     """
-    return PlacedLimits() if constraints is None else _Narrowing(constraints, graph, cluster).limits()
+    limits = PlacedLimits() if len(cluster.device_types) == 1 else _kernel_limits(graph, cluster)
+    return limits if constraints is None else _Narrowing(constraints, graph, cluster, limits).limits()
+
+
+def _kernel_limits(graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
+    """Return where the operators of a graph have kernels, on a cluster with several types of devices."""
+    runs_on: dict[str, tuple[int, ...]] = {}
+    notes: list[str] = []
+    unknown: dict[str, None] = {}
+    for group in graph.groups:
+        targets = dict.fromkeys(op.target for op in group.operators)
+        found = {
+            (target, kind): has_kernel(target, kind) for target in targets for kind in cluster.device_types
+        }
+        unknown.update((target, None) for (target, _), known in found.items() if known is None)
+        lacking = [(target, kind) for (target, kind), known in found.items() if known is False]
+        if not lacking:
+            continue
+        words = " and ".join(f"{target} has no kernel for {kind} devices" for target, kind in lacking)
+        types = set(cluster.device_types) - {kind for _, kind in lacking}
+        devices = tuple(rank for rank in cluster.best_first if cluster.devices[rank].type in types)
+        if not devices:
+            raise InfeasibleError(
+                f"no device of {cluster.name} can run {group.name}: {words}; write that part with other "
+                "PyTorch calls"
+            )
+        runs_on[group.name] = devices
+        notes.append(f"{words}: {group.name} may lie on device {', '.join(map(str, devices))} alone")
+    if unknown:
+        notes.append(f"taken to have kernels for all devices, as none are known here: {', '.join(unknown)}")
+    return PlacedLimits(runs_on=runs_on, kernel_notes=tuple(notes))
 
 
 class _Narrowing:
     """The devices that the constraints applied so far leave to each group."""
 
-    def __init__(self, constraints: Constraints, graph: GroupGraph, cluster: Cluster):
-        self.constraints, self.graph, self.cluster = constraints, graph, cluster
+    def __init__(self, constraints: Constraints, graph: GroupGraph, cluster: Cluster, kernels: PlacedLimits):
+        self.constraints, self.graph, self.cluster, self.kernels = constraints, graph, cluster, kernels
         self.orders: dict[str, tuple[int, ...]] = {}
         self.because: dict[str, tuple[_Constraint, ...]] = {}
         self.together = nx.Graph()
@@ -105,7 +146,7 @@ class _Narrowing:
             for tie in (tie for tie in given.together if tie.soft is soft):
                 self._try(tie, self._join(tie))
         sets = tuple(tuple(sorted(names)) for names in nx.connected_components(self.together))
-        return PlacedLimits(sets, self.orders, tuple(self.given_up))
+        return replace(self.kernels, together=sets, devices=self.orders, given_up=tuple(self.given_up))
 
     def _refuse(self, entry: _Constraint, why: str) -> None:
         if not entry.soft:
@@ -135,7 +176,7 @@ class _Narrowing:
         for name in speaks_of(entry, self.graph):
             # Several entries for one group all apply.
             orders = [self.orders[name]] if name in self.orders else []
-            self.orders[name] = common_devices([*orders, allowed])
+            self.orders[name] = common_devices([*orders, allowed], self.cluster.best_first)
             yield from self._contradictions(entry, name)
             self.because[name] = (*self.because.get(name, ()), entry)
 
@@ -152,8 +193,11 @@ class _Narrowing:
     def _contradictions(self, entry: _Constraint, name: str) -> Iterator[str]:
         """Yield why no device is left to a group and those together with it."""
         members = nx.node_connected_component(self.together, name) if name in self.together else {name}
-        orders = [self.orders[member] for member in sorted(members) if member in self.orders]
-        if orders and not common_devices(orders):
-            others = [c for member in sorted(members) for c in self.because.get(member, ())]
-            beside = " and ".join(dict.fromkeys(map(str, others)))
-            yield f"beside {beside} it leaves no device to {', '.join(sorted(members))}"
+        names = sorted(members)
+        kernels = [self.kernels.runs_on[member] for member in names if member in self.kernels.runs_on]
+        orders = [*(self.orders[member] for member in names if member in self.orders), *kernels]
+        if orders and not common_devices(orders, self.cluster.best_first):
+            others = [str(c) for member in names for c in self.because.get(member, ()) if c is not entry]
+            others += ["the kernels that there are"] if kernels else []
+            beside = " and ".join(dict.fromkeys(others))
+            yield f"beside {beside} it leaves no device to {', '.join(names)}"

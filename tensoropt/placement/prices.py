@@ -123,6 +123,7 @@ class PlacedPrices:
             terms=terms,
             latency_s=latency,
             seconds_per_byte=np.maximum(per_byte, 0.0),
+            order=self.cluster.best_first if len(self.cluster.device_types) > 1 else None,
             lanes={(i, j): lanes(self.cluster, i, j) for i in range(count) for j in range(count) if i != j},
         )
 
@@ -148,8 +149,13 @@ class PlacedPrices:
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})
         for work in works.values():
             self.costs.timings.require_one([work.work])
+        problem = _problem(self, graph, works)
+        for number, op in enumerate(graph.operators):
+            if op.group is not None and op.group.name in limits.runs_on:
+                without = sorted(set(self.cluster.best_first) - set(limits.runs_on[op.group.name]))
+                problem.forward_s[number, without] = np.inf
         problem = replace(
-            _problem(self, graph, works),
+            problem,
             together=limits.sets(graph),
             pinned=limits.pins(graph),
             references=graph.references,

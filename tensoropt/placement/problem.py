@@ -73,6 +73,7 @@ class DeviceSet:
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
         terms: the bytes that a process takes of each device beside tensors, by name
             (:mod:`tensoropt.costs.process_memory`); the capacity is already without them.
+        order: the devices, best first, for operators without pins; None for their own order.
         lanes: for each ordered pair (i, j), the names of what the message occupies; messages that share a
             lane queue. Pairs without an entry occupy a lane of their own.
     """
@@ -82,6 +83,12 @@ class DeviceSet:
     seconds_per_byte: Floats
     lanes: dict[tuple[int, int], tuple[str, ...]]
     terms: Mapping[str, float] = field(default_factory=dict)
+    order: tuple[int, ...] | None = None
+
+    @property
+    def best_first(self) -> tuple[int, ...]:
+        """The devices, best first, for operators without pins."""
+        return tuple(range(self.count)) if self.order is None else self.order
 
     def within(self, limit_bytes: float | None) -> Floats:
         """Return the bytes of tensors that each device may hold, (d,), if it may use at most ``limit_bytes``
@@ -287,15 +294,15 @@ class Placement:
                 )
 
 
-def common_devices(orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) -> tuple[int, ...]:
     """Return the devices that occur in all of the orders, best first: as the orders have them if they agree,
-    otherwise in the devices' own order.
+    otherwise as ``otherwise`` has them.
 
     The rule for priorities of TensorFlow's Placer (``MergeSupportedDevices`` of colocation_graph.cc).
     """
     common = set.intersection(*map(set, orders))
     agreed = {tuple(device for device in order if device in common) for order in orders}
-    return agreed.pop() if len(agreed) == 1 else tuple(sorted(common))
+    return agreed.pop() if len(agreed) == 1 else tuple(device for device in otherwise if device in common)
 
 
 def repeat_problem(problem: PlacementProblem) -> PlacementProblem:

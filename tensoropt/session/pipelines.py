@@ -291,6 +291,8 @@ class _Finder:
         given = self.settings.constraints
         if given is not None and given.devices:
             return "constraints of devices are not carried over to stages"
+        if self.searched.refusal:
+            return self.searched.refusal
         if not self.graph.atoms.graph.training:
             return "they are searched for training only"
         return self.problem.refusal or ("" if self._degrees else "the model or the cluster cannot be cut so")

@@ -61,7 +61,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     for planner, row in tried.items():
         row["merged"] = came_in[planner]
     seconds = session.seconds_with(exploration.report, _STAGE)
-    noted = exploration.noted(_notes(tried, refusals), seconds=seconds, tried=tried)
+    kernels = task.placed.limits.kernel_notes if task.placed is not None and "placed" in kinds else ()
+    noted = exploration.noted([*kernels, *_notes(tried, refusals)], seconds=seconds, tried=tried)
     return only_used_spaces(replace(noted, spaces=task.base.spaces, points=points))
 
 
@@ -76,7 +77,7 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
     # The conditions of the search for pipelines; besides, these methods know no constraints.
     suits = settings.pipelines != "never" and settings.constraints is None and not settings.process_memory
     training = searched.problem.graph.atoms.graph.training and not searched.problem.refusal
-    if suits and training and session.cluster.device_count > 1:
+    if suits and training and session.cluster.device_count > 1 and not searched.refusal:
         kinds.add("pipelined")
     return frozenset(kinds), refusals
 

@@ -19,6 +19,7 @@ from tensoropt.evaluation.problem import (
     undivided,
     unsplit,
 )
+from tensoropt.ops.device_kernels import has_kernel
 from tensoropt.placement.limits import placed_limits
 from tensoropt.processes import not_searched_for_garbage
 from tensoropt.session.kept import code, kept_frontiers
@@ -70,9 +71,10 @@ def search(session: Session, problem: Problem) -> Searched:
     meshes = session.cluster.meshes(MAX_AXES)
     given, left = settings.effective_constraints, Restrictions()
     supported: tuple[str, ...] = ()
-    refusal = ""
+    refusal, kernels = _two_types(session.cluster), _without_kernels(problem, session.cluster)
     if given is not None:
-        supported, refusal = check_devices(given, session.cluster)
+        supported, of_devices = check_devices(given, session.cluster)
+        refusal = "; ".join(filter(None, [refusal, of_devices]))
         if refusal:
             _check_placed(given, problem, session.cluster, refusal)
         else:
@@ -114,8 +116,29 @@ def search(session: Session, problem: Problem) -> Searched:
         tuple(spaces.simulations.spaces[number] for number in found) if spaces else (),
         split_share,
         flops,
-        (*math_form, *left.notes, *supported, *refined, *left_out),
+        (*math_form, *left.notes, *supported, *kernels, *refined, *left_out),
         refusal,
+    )
+
+
+def _two_types(cluster: Cluster) -> str:
+    """Return why a cluster has no sharded plans and no pipelines if it has CPU ranks beside GPUs."""
+    if len(cluster.device_types) == 1:
+        return ""
+    return f"collectives join devices of one type, and {cluster.name} has {cluster.counts}"
+
+
+def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
+    """Return a note on the operators that GPUs cannot run, where there are no CPU ranks beside them."""
+    if cluster.device_types != ("cuda",):
+        return ()
+    targets = dict.fromkeys(op.target for op in problem.graph.atoms.graph.operators)
+    lacking = [target for target in targets if has_kernel(target, "cuda") is False]
+    if not lacking:
+        return ()
+    return (
+        f"priced as if GPUs could run them, though no plan will: {', '.join(lacking)} (no kernels for GPUs); "
+        "describe CPU ranks beside the GPUs in the cluster file, or write that part with other PyTorch calls",
     )
 
 

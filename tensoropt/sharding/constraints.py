@@ -99,15 +99,15 @@ class DevicePin:
         return f"{self.name} ({self.operators}: {devices})"
 
     def allowed(self, cluster: Cluster) -> tuple[int, ...]:
-        """Return the numbers of the cluster's devices that it allows, best first; those of one pattern in
-        their order."""
+        """Return the numbers of the cluster's devices that it allows, best first; of one pattern GPUs before
+        CPU ranks, in their order."""
         if self.numbers:
             return tuple(number for number in self.numbers if number < cluster.device_count)
         of_kinds = (
             number
             for kind in self.kinds
-            for number, device in enumerate(cluster.devices)
-            if fnmatchcase(device.name, kind)
+            for number in cluster.best_first
+            if fnmatchcase(cluster.devices[number].name, kind)
         )
         return tuple(dict.fromkeys(of_kinds))
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tensoropt.capture import capture
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.costs.source import CostSource
+from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.problem import prepare_graph
+from tensoropt.placement import limits
 from tensoropt.placement.limits import placed_limits
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.planners.placed import dpos, m_etf, m_topo, placer
@@ -155,10 +159,87 @@ def test_what_leaves_no_device_is_refused_or_given_up(case: str) -> None:
     assert soft.notes[0].startswith("given up, as it is soft: ")
 
 
+@torch.library.custom_op("tensoropt_tests::of_cpus", mutates_args=(), device_types="cpu")
+def of_cpus(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(1)
+
+
+@of_cpus.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0])
+
+
+class Binned(torch.nn.Module):
+    """An operator without a kernel for GPUs between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(1, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.first(x) + self.second(of_cpus(x)[:, None])).square().mean()
+
+
+BESIDE = cluster("CPU-core", "H100-80GB", "CPU-core")
+
+
+@cache
+def binned() -> GroupGraph:
+    return prepare_graph(capture(Binned(), (torch.randn(4, 8),)).graph).graph
+
+
+def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank() -> None:
+    costs = CostSource(BESIDE, ProfileStore(":memory:"), Settings(), None)
+    question = PlacedPrices(binned(), BESIDE, costs)
+    problem = question.price().problem
+    at = problem.names.index("of_cpus")
+    assert np.isinf(problem.forward_s[at]).tolist() == [False, True, False]
+    (note,) = question.limits.notes
+    assert note == (
+        "tensoropt_tests.of_cpus.default has no kernel for cuda devices: of_cpus may lie on device 0, 2 alone"
+    )
+    assert question.limits.against == ()
+    device = placer.place(problem, None, 0).placement.device
+    assert device[at] == 0
+    assert {where for number, where in enumerate(device) if number != at} == {1}
+    for planner in (m_topo, m_etf, dpos):
+        assert planner.place(problem, None, 0).placement.device[at] in (0, 2)
+
+
+def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused() -> None:
+    def left(**entry: Any) -> limits.PlacedLimits:
+        given = constraints_of({"devices": [{"operators": "of_cpus", **entry}]})
+        return placed_limits(given, binned(), BESIDE)
+
+    with pytest.raises(ConstraintError, match=r"beside the kernels that there are it leaves no device to"):
+        left(kinds=["H100*"])
+    soft = left(kinds=["H100*"], soft=True)
+    assert soft.devices == {}
+    assert soft.notes[-1].startswith("given up, as it is soft: devices 1 (of_cpus: H100*)")
+    # The best of those that it allows and that can run it, in its order.
+    assert left(devices=[1, 2, 0]).devices == {"of_cpus": (1, 2, 0)}
+    costs = CostSource(BESIDE, ProfileStore(":memory:"), Settings(), None)
+    given = constraints_of({"devices": [{"operators": "of_cpus", "devices": [1, 2, 0]}]})
+    problem = PlacedPrices(binned(), BESIDE, costs, given).price().problem
+    assert placer.place(problem, None, 0).placement.device[problem.names.index("of_cpus")] == 2
+
+
+def test_what_no_device_can_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "has_kernel", lambda target, _: "of_cpus" not in target)
+    with pytest.raises(InfeasibleError, match=r"no device of mixed can run of_cpus: .*no kernel for cuda"):
+        placed_limits(None, binned(), BESIDE)
+    monkeypatch.setattr(limits, "has_kernel", lambda target, _: None if "of_cpus" in target else True)
+    found = placed_limits(None, binned(), BESIDE)
+    assert found.runs_on == {}
+    assert found.notes == (
+        "taken to have kernels for all devices, as none are known here: tensoropt_tests.of_cpus.default",
+    )
+
+
 def test_a_hard_entry_holds_whatever_the_order() -> None:
     first = linears()[0]
     entries = [{"operators": first, "devices": [0], "soft": True}, {"operators": first, "devices": [1]}]
-    limits = prices(devices=entries).limits
-    assert limits.devices == {first: (1,)}
-    assert "devices 1" in limits.notes[0]
-    assert "beside devices 2" in limits.notes[0]
+    found = prices(devices=entries).limits
+    assert found.devices == {first: (1,)}
+    assert "devices 1" in found.notes[0]
+    assert "beside devices 2" in found.notes[0]

@@ -9,7 +9,7 @@ source, tensorflow/core/common_runtime/placer.cc and colocation_graph.cc:
    (heuristic C). TensorFlow refuses a variable whose readers are pinned apart; here its value can be sent,
    so that it lies with the first reader that its constraints allow, with a note;
 2. a group goes to the first of them in the order of priority: that of its constraints, otherwise the
-   devices' own, by default device 0; orders that contradict each other do not count
+   devices' own: GPUs before CPU ranks, by default device 0; orders that contradict each other do not count
    (``MergeSupportedDevices``);
 3. heuristic B: an operator on metadata alone goes where its input is;
 4. heuristic A: a generator (no input, one output, no state) waits for a second pass, and goes where its
@@ -67,9 +67,10 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
             device_of[unit] = beside_all.pop()
     placement = Placement.in_order([device_of[u] for u in units.of], problem.devices.count)
     _check_memory(problem, placement, memory_limit_bytes)
-    pinned = {units.of[o] for o, _ in problem.pinned}
-    passed = sum(not units.allowed[u, 0] and u not in pinned for u in units.of)
-    notes = [f"{passed} operators cannot run on device 0 and went to the next that can"] if passed else []
+    pinned, default = {units.of[o] for o, _ in problem.pinned}, problem.devices.best_first[0]
+    passed = sum(not units.allowed[u, default] and u not in pinned for u in units.of)
+    notes = [f"{passed} operators cannot run on device {default} and went to the next that can"]
+    notes = notes if passed else []
     for owner, *readers in apart:
         others = [problem.names[o] for o in readers if placement.device[o] != placement.device[owner]]
         notes.append(

@@ -123,3 +123,12 @@ def test_a_device_that_cannot_run_an_operator_is_passed_over():
     answer = place(problem_of([[np.inf, 1.0], [1.0, 1.0]], []), None, 0)
     assert answer.placement.device == (1, 0)
     assert answer.notes == ("1 operators cannot run on device 0 and went to the next that can",)
+
+
+def test_what_is_free_lies_on_the_best_device_that_can_run_it():
+    # CPU ranks 0 and 1 before a GPU, which cannot run 1; 2 belongs to it
+    seconds = [[9, 9, 1], [9, 9, np.inf], [9, 9, 1]]
+    problem = problem_of(seconds, [(0, 1)], devices=3, together=((1, 2),), stored=[1, 0, 0])
+    answer = place(replace(problem, devices=replace(problem.devices, order=(2, 0, 1))), None, 0)
+    assert answer.placement.device == (2, 0, 0)
+    assert answer.notes == ("2 operators cannot run on device 2 and went to the next that can",)

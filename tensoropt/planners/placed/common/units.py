@@ -17,7 +17,7 @@ an operator needs while it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,8 +40,8 @@ class Units:
         allowed: (units, devices) whether each may lie there, by the pins of all members and the devices that
         can run them all. bytes: (units,) the bytes each adds to its device for a whole step. transient_bytes:
         (units,) the bytes that its largest operator needs on top while it runs.
-        orders: unit -> the devices that its members are pinned to, best first; units that are not named have
-            no pins.
+        order: the devices, best first, for units without pins.
+        orders: unit -> the devices that its members are pinned to, best first.
     """
 
     of: tuple[int, ...]
@@ -49,13 +49,14 @@ class Units:
     allowed: NDArray[np.bool_]
     bytes: Floats
     transient_bytes: Floats
-    orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    order: tuple[int, ...]
+    orders: Mapping[int, tuple[int, ...]]
 
     @cached_property
     def by_priority(self) -> tuple[tuple[int, ...], ...]:
-        """The devices that each unit may lie on, best first: by its pins, otherwise ascending."""
+        """The devices that each unit may lie on, best first."""
         return tuple(
-            tuple(int(device) for device in self.orders.get(unit, range(len(row))) if row[device])
+            tuple(device for device in self.orders.get(unit, self.order) if row[device])
             for unit, row in enumerate(self.allowed)
         )
 
@@ -98,13 +99,15 @@ def units_of(problem: PlacementProblem) -> Units:
     pins: dict[int, list[tuple[int, ...]]] = {}
     for operator, devices in problem.pinned:
         pins.setdefault(unit_of[operator], []).append(devices)
+    order = problem.devices.best_first
     return Units(
         unit_of,
         tuple(map(tuple, members)),
         _allowed(problem, members),
         lasting,
         transient,
-        {unit: common_devices(orders) for unit, orders in pins.items()},
+        order,
+        {unit: common_devices(orders, order) for unit, orders in pins.items()},
     )
 
 

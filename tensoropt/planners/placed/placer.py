@@ -20,7 +20,7 @@ A default device that cannot run an operator is passed over, as under soft place
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tensoropt.errors import InfeasibleError
@@ -69,15 +69,20 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     _check_memory(problem, placement, memory_limit_bytes)
     pinned, default = {units.of[o] for o, _ in problem.pinned}, problem.devices.best_first[0]
     passed = sum(not units.allowed[u, default] and u not in pinned for u in units.of)
-    notes = [f"{passed} operators cannot run on device {default} and went to the next that can"]
-    notes = notes if passed else []
+    notes = [*_sent(problem, placement, apart)]
+    if passed:
+        notes.insert(0, f"{passed} operators cannot run on device {default} and went to the next that can")
+    return PlacedAnswer(placement, tuple(notes))
+
+
+def _sent(problem: PlacementProblem, placement: Placement, apart: Sequence[tuple[int, ...]]) -> Iterator[str]:
+    """Yield the variables whose references do not lie together, in words."""
     for owner, *readers in apart:
         others = [problem.names[o] for o in readers if placement.device[o] != placement.device[owner]]
-        notes.append(
+        yield (
             f"constraints keep {', '.join(others)} apart from {problem.names[owner]}, with which they refer "
             "to one variable: its value is sent"
         )
-    return PlacedAnswer(placement, tuple(notes))
 
 
 def _with_references(problem: PlacementProblem) -> tuple[Units, list[tuple[int, ...]]]:

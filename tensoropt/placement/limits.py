@@ -17,7 +17,7 @@ import networkx as nx
 from tensoropt.cluster import Cluster
 from tensoropt.errors import InfeasibleError
 from tensoropt.ops.device_kernels import has_kernel
-from tensoropt.placement.graph import PlacedGraph
+from tensoropt.placement.graph import PlacedGraph, Value
 from tensoropt.placement.problem import common_devices
 from tensoropt.sharding.constraints import (
     ConstraintError,
@@ -72,12 +72,24 @@ class PlacedLimits:
         )
 
     def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return operators with the devices they may lie on, best first."""
-        return tuple(
-            (i, self.devices[op.group.name])
+        """Return operators with the devices they may lie on, best first. What holds parameters, cuts or joins
+        for groups that all have pins may lie where any of these may."""
+        if not self.devices:
+            return ()
+        pinned = {
+            i: self.devices[op.group.name]
             for i, op in enumerate(graph.operators)
             if op.group is not None and op.group.name in self.devices
-        )
+        }
+        ends: dict[Value, list[int]] = {}
+        for i, op in enumerate(graph.operators):
+            for value in (*op.reads, *op.writes) if op.group is not None else ():
+                ends.setdefault(value, []).append(i)
+        for i, op in enumerate(graph.operators):
+            groups = [end for value in (*op.reads, *op.writes) for end in ends.get(value, ())]
+            if op.group is None and groups and all(end in pinned for end in groups):
+                pinned[i] = tuple(dict.fromkeys(device for end in groups for device in pinned[end]))
+        return tuple(sorted(pinned.items()))
 
 
 def _given_up(entries: Sequence[tuple[_Constraint, str]]) -> tuple[str, ...]:

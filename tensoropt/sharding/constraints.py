@@ -6,7 +6,8 @@ constraint holds or the search is refused; a soft one that cannot hold is droppe
 
 A pattern (``fnmatch``: ``*``, ``?``, ``[...]``) is compared with the names of operators and with the paths of
 their modules. It applies to the operators that do the work: among its matches, to the anchors of groups that
-compute; only if there are none, to cheap anchors; and only if there are none of these, to followers.
+compute; only if there are none, to cheap anchors; and only if there are none of these, to followers. A pin to
+devices applies to cheap anchors in any case: they may be placed by themselves.
 """
 
 from __future__ import annotations
@@ -368,19 +369,25 @@ def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]
     """
     if isinstance(entry, Together):
         return _groups(entry, graph)
-    operators = _leading(entry, entry.operators, graph)
+    operators = _leading(entry, entry.operators, graph, cheap=True)
     return tuple(dict.fromkeys(graph.group_of[op.name].name for op in operators))
 
 
-def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
-    """Return the operators that a pattern applies to, one per group."""
+def _leading(
+    constraint: object, pattern: str, graph: GroupGraph, *, cheap: bool = False
+) -> tuple[Operator, ...]:
+    """Return the operators that a pattern applies to, one per group.
+
+    Args:
+        cheap: whether it applies to cheap anchors beside those that compute.
+    """
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
             group = graph.group_of[op.name]
             # 0: the anchor of a group that computes, 1: a cheap anchor, 2: a follower. Only the lowest rank
             # that the pattern matches is used, so that `*` does not pin every reshape.
-            rank = 2 if op is not group.anchor else int(graph.atoms.spaces[op.name].cheap)
+            rank = 2 if op is not group.anchor else int(graph.atoms.spaces[op.name].cheap and not cheap)
             # A group has one configuration, so one of its operators represents all.
             ranked.setdefault(rank, {}).setdefault(group.name, op)
     if not ranked:

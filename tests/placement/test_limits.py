@@ -84,6 +84,30 @@ def test_the_placer_takes_the_best_that_is_here_and_others_any_of_them() -> None
     assert placed(prices(where, devices=[{"operators": first, "devices": [1, 2]}]), first)["placer"] == [1]
 
 
+def test_a_pattern_for_all_operators_leaves_none_free() -> None:
+    where = cluster("H100-80GB", "V100-16GB", "A100-80GB")
+    for wanted, best in ({"kinds": ["A100*", "V100*"]}, 2), ({"devices": [1, 2]}, 1):
+        question = prices(where, devices=[{"operators": "*", **wanted}])
+        problem = question.price().problem
+        assert len(problem.pinned) == problem.size
+        assert set(placer.place(problem, None, 0).placement.device) == {best}
+        for planner in (m_topo, m_etf, dpos):
+            assert set(planner.place(problem, None, 0).placement.device) <= {1, 2}
+
+
+def test_what_cuts_and_joins_lies_where_its_pieces_may() -> None:
+    first = linears()[0]
+    question = prices(devices=[{"operators": "*", "devices": [1]}])
+    cut = question.price({first: question.split_choices(graph().group_of[first])[0]})
+    kinds = {op.kind for op in cut.graph.operators}
+    assert {"variable", "join"} <= kinds
+    assert dict(cut.problem.pinned) == dict.fromkeys(range(cut.problem.size), (1,))
+    # One neighbour is free.
+    loose = prices(devices=[{"operators": first, "devices": [1]}]).price(cut.graph.splits)
+    pinned = {loose.graph.operators[o].kind for o, _ in loose.problem.pinned}
+    assert pinned == {"piece", "variable"}
+
+
 def test_what_belongs_together_shares_a_device() -> None:
     first, last = linears()[0], linears()[-1]
     question = prices(together=[[first, last]], devices=[{"operators": first, "kinds": ["V100*"]}])
@@ -97,9 +121,11 @@ def test_pieces_of_a_group_are_limited_like_it() -> None:
     first = linears()[0]
     question = prices(devices=[{"operators": first, "kinds": ["V100*"]}])
     label, count = question.split_choices(graph().group_of[first])[0]
-    problem = question.price({first: (label, count)}).problem
-    assert len(problem.pinned) == count
-    assert {devices for _, devices in problem.pinned} == {(1,)}
+    cut = question.price({first: (label, count)})
+    kinds = [cut.graph.operators[operator].kind for operator, _ in cut.problem.pinned]
+    assert kinds.count("piece") == count
+    assert set(kinds) == {"piece", "variable"}
+    assert {devices for _, devices in cut.problem.pinned} == {(1,)}
 
 
 def test_pins_of_mesh_axes_mean_nothing_here() -> None:

@@ -3,13 +3,14 @@
 As in TensorFlow's Placer (colocation_graph.cc), operators that belong together share a device, and an
 operator lies on a device that its constraints and its kernels allow: where CPU ranks lie beside GPUs, one
 without a kernel for GPUs goes to a CPU rank, which a note says. Hard constraints come first; a soft one that
-leaves no device beside them is given up with a note. Pins of mesh axes and of stored placements have no
-meaning if an operator lies on one device: hard ones are refused, soft ones are given up with a note.
+leaves an operator no device beside them is given up there, with a note. Pins of mesh axes and of stored
+placements have no meaning if an operator lies on one device: hard ones are refused, soft ones are given up
+with a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import networkx as nx
@@ -31,6 +32,8 @@ from tensoropt.sharding.constraints import (
 from tensoropt.sharding.groups import GroupGraph
 
 _Constraint = Pin | StoredPin | DevicePin | Together
+_SHOWN = 5
+"""The most names that a note lists."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +157,9 @@ class _Narrowing:
             self._refuse(pin, "a placed plan has no mesh axes, each of its operators lies on one device")
         for soft in (False, True):
             for entry in (entry for entry in given.devices if entry.soft is soft):
-                self._try(entry, self._allow(entry))
+                self._allow(entry)
             for tie in (tie for tie in given.together if tie.soft is soft):
-                self._try(tie, self._join(tie))
+                self._join(tie)
         sets = tuple(tuple(sorted(names)) for names in nx.connected_components(self.together))
         return replace(self.kernels, together=sets, devices=self.orders, given_up=tuple(self.given_up))
 
@@ -165,51 +168,59 @@ class _Narrowing:
             raise ConstraintError(f"{entry}: {why}; leave it out, or make it 'soft: true'")
         self.given_up.append((entry, why))
 
-    def _try(self, entry: _Constraint, contradictions: Iterator[str]) -> None:
-        """Apply one constraint; one that leaves a group no device is refused, or given up, as a whole.
-
-        Args:
-            contradictions: applies it group by group, and yields why a group has no device left.
-        """
-        before = dict(self.orders), dict(self.because), self.together.copy()
-        for why in contradictions:
-            self.orders, self.because, self.together = before
-            self._refuse(entry, why)
-            return
-
-    def _allow(self, entry: DevicePin) -> Iterator[str]:
-        allowed = entry.allowed(self.cluster)
-        if not allowed:
-            count = self.cluster.device_count
-            number = f"{self.cluster.name} has devices 0 to {count - 1}"
+    def _allow(self, entry: DevicePin) -> None:
+        """Apply a pin; as under TensorFlow's soft placement, a soft one is given up for single groups."""
+        if not (allowed := entry.allowed(self.cluster)):
+            number = f"{self.cluster.name} has devices 0 to {self.cluster.device_count - 1}"
             kind = f"no device of {self.cluster.name} is of such a kind"
-            yield number if entry.numbers else kind
+            self._refuse(entry, number if entry.numbers else kind)
             return
+        left_out: dict[str, list[str]] = {}
         for name in speaks_of(entry, self.graph):
+            before = self.orders.get(name)
             # Several entries for one group all apply.
-            orders = [self.orders[name]] if name in self.orders else []
-            self.orders[name] = common_devices([*orders, allowed], self.cluster.best_first)
-            yield from self._contradictions(entry, name)
-            self.because[name] = (*self.because.get(name, ()), entry)
+            orders = [allowed] if before is None else [before, allowed]
+            self.orders[name] = common_devices(orders, self.cluster.best_first)
+            if beside := self._contradicted(entry, name):
+                left_out.setdefault(beside, []).append(name)
+                del self.orders[name]
+                self.orders.update({} if before is None else {name: before})
+            else:
+                self.because[name] = (*self.because.get(name, ()), entry)
+        for beside, names in left_out.items():
+            self._refuse(entry, f"beside {beside} it leaves no device to {_some(names)}")
 
-    def _join(self, entry: Together) -> Iterator[str]:
-        names = speaks_of(entry, self.graph)
+    def _join(self, tie: Together) -> None:
+        """Apply a tie, or give it up as a whole."""
+        names = speaks_of(tie, self.graph)
         # Operators of one group share a device in any case.
         if len(names) < 2:
             return
+        before = self.together.copy()
         nx.add_path(self.together, names)
-        yield from self._contradictions(entry, names[0])
+        if beside := self._contradicted(tie, names[0]):
+            self.together = before
+            self._refuse(tie, f"beside {beside} it leaves no device to {_some(names)}")
+            return
         for name in names:
-            self.because[name] = (*self.because.get(name, ()), entry)
+            self.because[name] = (*self.because.get(name, ()), tie)
 
-    def _contradictions(self, entry: _Constraint, name: str) -> Iterator[str]:
-        """Yield why no device is left to a group and those together with it."""
+    def _contradicted(self, entry: _Constraint, name: str) -> str:
+        """Return what leaves, beside an entry, no device to a group and those together with it; "" if there
+        are some left."""
         members = nx.node_connected_component(self.together, name) if name in self.together else {name}
-        names = sorted(members)
-        kernels = [self.kernels.runs_on[member] for member in names if member in self.kernels.runs_on]
-        orders = [*(self.orders[member] for member in names if member in self.orders), *kernels]
-        if orders and not common_devices(orders, self.cluster.best_first):
-            others = [str(c) for member in names for c in self.because.get(member, ()) if c is not entry]
-            others += ["the kernels that there are"] if kernels else []
-            beside = " and ".join(dict.fromkeys(others))
-            yield f"beside {beside} it leaves no device to {', '.join(names)}"
+        kernels = [self.kernels.runs_on[member] for member in members if member in self.kernels.runs_on]
+        orders = [*(self.orders[member] for member in members if member in self.orders), *kernels]
+        if not orders or common_devices(orders, self.cluster.best_first):
+            return ""
+        others = [
+            str(c) for member in sorted(members) for c in self.because.get(member, ()) if c is not entry
+        ]
+        others += ["the kernels that there are"] if kernels else []
+        return " and ".join(dict.fromkeys(others))
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

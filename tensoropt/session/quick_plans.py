@@ -90,7 +90,9 @@ def check_found(searched: Searched, exploration: Exploration) -> None:
     refusals = dict.fromkeys(row["refusal"] for row in tried.values() if row["refusal"])
     notes = [note for note in exploration.report["notes"] if note.startswith("placed plans were not tried")]
     why = "; ".join([*notes, *refusals]) or "no planner that places operators has a plan"
-    raise ConstraintError(f"no sharded plan: {searched.refusal}; {why}; take back or soften a constraint")
+    given = exploration.settings["constraints"] is not None
+    remedy = "take back or soften a constraint" if given else "leave out the devices of one type"
+    raise ConstraintError(f"no sharded plan: {searched.refusal}; {why}; {remedy}")
 
 
 def _against_constraints(task: PlanningTask) -> str:

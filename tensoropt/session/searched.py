@@ -100,20 +100,22 @@ def search(session: Session, problem: Problem) -> Searched:
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             whole = unsplit(problem.graph, costs.facts.of)
-            left_out = undivided((one for _, one, _ in spaces.built), left.groups) if spaces else ()
+            left_out = (
+                undivided((one for _, one, _ in spaces.built), left.groups) if spaces is not None else ()
+            )
             _, split_share = shares_of_flops(problem.graph, whole)
             flops = model_flops(whole.values(), costs.facts.of, session.cluster.device_type, costs.kernels)
             math_form = math_form_notes(whole.values(), costs.capability, costs.training)
-            if not spaces:
+            if spaces is None:
                 # Placed plans run these; the report says what they rest on.
                 costs.timings.measure({work.key: work for made in whole.values() for work in made.works})
                 costs.compute()
-    found = dict(sorted(spaces.found.items())) if spaces else {}
+    found = dict(sorted(spaces.found.items())) if spaces is not None else {}
     return Searched(
         problem,
         costs,
         tuple(found.values()),
-        tuple(spaces.simulations.spaces[number] for number in found) if spaces else (),
+        tuple(spaces.simulations.spaces[number] for number in found) if spaces is not None else (),
         split_share,
         flops,
         (*math_form, *left.notes, *supported, *kernels, *refined, *left_out),

@@ -179,7 +179,7 @@ def test_what_leaves_no_device_is_refused_or_given_up(case: str) -> None:
     assert given is not None
     with pytest.raises(ConstraintError, match=says):
         placed_limits(given, graph(), cluster())
-    # All soft: what came before holds, and what contradicts it is given up whole.
+    # All soft: what came before holds, and what contradicts it is given up.
     soft = placed_limits(given.softened(), graph(), cluster())
     assert len(soft.notes) == 1
     assert soft.notes[0].startswith("given up, as it is soft: ")
@@ -242,6 +242,11 @@ def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused() -> None:
     soft = left(kinds=["H100*"], soft=True)
     assert soft.devices == {}
     assert soft.notes[-1].startswith("given up, as it is soft: devices 1 (of_cpus: H100*)")
+    # Other operators that it matches keep to it.
+    everywhere = constraints_of({"devices": [{"operators": "*", "kinds": ["H100*"], "soft": True}]})
+    found = placed_limits(everywhere, binned(), BESIDE)
+    assert found.devices == {group.name: (1,) for group in binned().groups if group.name != "of_cpus"}
+    assert found.notes[-1].endswith("beside the kernels that there are it leaves no device to of_cpus")
     # The best of those that it allows and that can run it, in its order.
     assert left(devices=[1, 2, 0]).devices == {"of_cpus": (1, 2, 0)}
     costs = CostSource(BESIDE, ProfileStore(":memory:"), Settings(), None)

@@ -34,6 +34,7 @@ from tensoropt.sharding.constraints import (
     ConstraintError,
     Constraints,
     DevicePin,
+    LackingDevicesError,
     Matched,
     Pin,
     StoredPin,
@@ -244,8 +245,8 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
     ""): every device of a sharded plan runs every operator.
 
     Raises:
-        ConstraintError: there is no such kind of device, or a hard entry names a device that the cluster
-            lacks.
+        ConstraintError: there is no such kind of device.
+        LackingDevicesError: a hard entry names a device that the cluster lacks.
     """
     notes, refusals = [], []
     kinds = dict.fromkeys(kind.name for kind in cluster.devices)
@@ -259,7 +260,9 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
         if absent := [str(number) for number in entry.numbers if number >= count]:
             text = f"{entry}: {cluster.name} has devices 0 to {count - 1}, not {', '.join(absent)}"
             if not entry.soft:
-                raise ConstraintError(f"{text}; name others, take another cluster, or make it 'soft: true'")
+                raise LackingDevicesError(
+                    f"{text}; name others, take another cluster, or make it 'soft: true'"
+                )
             notes.append(f"{'passed over' if allowed else 'given up'}, as it is soft: {text}")
             if not allowed:
                 continue

@@ -28,7 +28,7 @@ from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
-from tensoropt.sharding.constraints import ConstraintError
+from tensoropt.sharding.constraints import LackingDevicesError
 
 _STAGE = "placements"
 """The name of this stage's seconds in a report."""
@@ -83,7 +83,7 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
 
 
 def check_found(searched: Searched, exploration: Exploration) -> None:
-    """Raise :class:`ConstraintError` if no sharded plan is allowed and nobody found another."""
+    """Raise :class:`LackingDevicesError` if no sharded plan is allowed and nobody found another."""
     if exploration.points:
         return
     tried = exploration.report.get("tried", {})
@@ -92,7 +92,7 @@ def check_found(searched: Searched, exploration: Exploration) -> None:
     why = "; ".join([*notes, *refusals]) or "no planner that places operators has a plan"
     given = exploration.settings["constraints"] is not None
     remedy = "take back or soften a constraint" if given else "leave out the devices of one type"
-    raise ConstraintError(f"no sharded plan: {searched.refusal}; {why}; {remedy}")
+    raise LackingDevicesError(f"no sharded plan: {searched.refusal}; {why}; {remedy}")
 
 
 def _against_constraints(task: PlanningTask) -> str:

@@ -28,7 +28,7 @@ from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, announce,
 from tensoropt.session.session import Session, simulate_s
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SpaceSearch
-from tensoropt.sharding.constraints import ConstraintError, Constraints, match
+from tensoropt.sharding.constraints import ConstraintError, Constraints, LackingDevicesError, match
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,13 @@ def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusal: str) -> None:
-    """Raise :class:`ConstraintError` if no placed plan keeps to the constraints, either."""
+    """Raise :class:`LackingDevicesError` if no placed plan keeps to the constraints, either."""
     # Patterns that match nothing are refused by themselves.
     match(given, problem.graph)
     try:
         placed_limits(given, problem.graph, cluster)
     except ConstraintError as error:
-        raise ConstraintError(f"no sharded plan: {refusal}; no placed plan: {error}") from None
+        raise LackingDevicesError(f"no sharded plan: {refusal}; no placed plan: {error}") from None
 
 
 def _searched(

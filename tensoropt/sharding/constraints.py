@@ -40,6 +40,10 @@ class ConstraintError(TensorOptError, ValueError):
     """A constraint that has no effect, contradicts another one or cannot hold."""
 
 
+class LackingDevicesError(ConstraintError):
+    """Constraints that no plan keeps to on this cluster's devices; another cluster may have others."""
+
+
 Axes = Mapping[str, tuple[str, ...]]
 """Patterns of mesh axis names, mapped to what is allowed there: dim labels, or stored placements."""
 

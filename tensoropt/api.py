@@ -35,7 +35,7 @@ from tensoropt.session.comparing import recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
-from tensoropt.session.quick_plans import with_quick_plans
+from tensoropt.session.quick_plans import check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
@@ -251,6 +251,7 @@ def recost(
     updated = _evaluated(session, searched, exploration.model, imported)
     if entries:
         updated = with_planners(session, searched, updated, entries, (None,))
+    check_found(searched, updated)
     check_budget(updated.points, settings.memory_bytes)
     old = range(len(exploration.points))
     return updated, recosted(session, searched, exploration, old) if old_points else ()
@@ -311,6 +312,7 @@ def _explored(
     exploration = _evaluated(session, searched, captured.model, captured.notes)
     if entries:
         exploration = with_planners(session, searched, exploration, entries, limits)
+    check_found(searched, exploration)
     check_budget(exploration.points, settings.memory_bytes)
     if keep:
         with session.open_store() as store:

@@ -32,7 +32,7 @@ from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Ta
 from tensoropt.files import write_text
 from tensoropt.question.model_source import ModelSourceError
 from tensoropt.session.kept import KeptCapture
-from tensoropt.sharding.constraints import ConstraintError
+from tensoropt.sharding.constraints import ConstraintError, LackingDevicesError
 from tensoropt.types import Progress, silent
 
 _logger = logging.getLogger(__name__)
@@ -154,6 +154,8 @@ def over_clusters(
                     Path(out) / name if named else _folder(Path(out), cluster.name, explorations)
                 )
             explorations.append(exploration)
+        except LackingDevicesError as error:
+            refused[name] = " ".join(str(error).split())
         except (CaptureError, ModelSourceError, ConstraintError):
             raise  # no other cluster would help
         except TensorOptError as error:

@@ -13,11 +13,12 @@ from torch import nn
 import tensoropt
 from tensoropt import shopping
 from tensoropt.cli.parser import main
-from tensoropt.cluster import load_cluster
+from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import CaptureError, ClusterError, InfeasibleError, TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Tariff
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.sharding.constraints import ConstraintError, LackingDevicesError
 from tests.exploration.test_cluster_offers import CHEAP, FAST
 
 
@@ -104,6 +105,25 @@ def test_a_model_that_cannot_be_captured_is_no_cluster_s_fault() -> None:
 
     with pytest.raises(CaptureError):
         shopping.over_clusters(["dgx-h100"], explore_on, out=None, progress=lambda *_: None)
+
+
+def test_a_constraint_is_a_cluster_s_fault_if_that_lacks_devices() -> None:
+    def explore_on(cluster: Cluster, first: Exploration | None) -> Exploration:
+        if cluster.device_count < 8:
+            raise LackingDevicesError("no device 7")
+        return FAST_RECORDED
+
+    found = shopping.over_clusters(
+        ["dgx-a100[2]", "dgx-h100"], explore_on, out=None, progress=lambda *_: None
+    )
+    assert found.explorations == (FAST_RECORDED,)
+    assert found.refused == {"dgx-a100[2]": "no device 7"}
+
+    def nowhere(cluster: object, first: object) -> Exploration:
+        raise ConstraintError("no such operator")
+
+    with pytest.raises(ConstraintError):
+        shopping.over_clusters(["dgx-h100"], nowhere, out=None, progress=lambda *_: None)
 
 
 def test_where_no_cluster_will_do_each_says_why() -> None:

@@ -359,8 +359,6 @@ class Cluster:
                 f"cluster '{self.name}': levels {sizes} = {product} but there are"
                 f" {len(self.devices)} devices; make them equal"
             )
-        if len({kind.type for kind in self.devices}) > 1:
-            raise ClusterError(f"cluster '{self.name}' mixes cpu and cuda devices; use one device type")
         for low, high in self.pairs:
             if not 0 <= low < high < len(self.devices):
                 raise ClusterError(
@@ -381,16 +379,34 @@ class Cluster:
 
     @property
     def device(self) -> DeviceKind:
-        """The slowest kind (by float32 FLOP/s, then memory bandwidth): a sharded plan runs at its pace."""
+        """The slowest kind (by float32 FLOP/s, then memory bandwidth): a sharded plan runs at its pace. CPU
+        ranks beside GPUs do not count, as no sharded plan has both."""
         # Where a single kind is needed, as in names and keys, one has to stand for all. Costs choose the
         # slowest kind per operator (costs.compute.SlowestCompute), because no kind is the slowest at
         # everything.
-        return slowest(self.device_kinds)
+        return slowest(self.kinds_of_type)
+
+    @property
+    def kinds_of_type(self) -> tuple[DeviceKind, ...]:
+        """The kinds of the cluster's :attr:`device_type`: all, but for CPU ranks beside GPUs."""
+        return tuple(kind for kind in self.device_kinds if kind.type == self.device_type)
 
     @property
     def device_type(self) -> str:
-        """PyTorch's type of all devices, ``cpu`` or ``cuda``."""
-        return self.devices[0].type
+        """PyTorch's type of the devices, ``cpu`` or ``cuda``; ``cuda`` for GPUs with CPU ranks beside
+        them."""
+        return self.device_types[0]
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """PyTorch's types of devices, ``cuda`` first."""
+        return tuple(sorted({kind.type for kind in self.devices}, key=("cuda", "cpu").index))
+
+    @property
+    def best_first(self) -> tuple[int, ...]:
+        """The ranks, GPUs before CPU ranks: the order in which TensorFlow's Placer prefers them."""
+        types = self.device_types
+        return tuple(sorted(range(self.device_count), key=lambda rank: types.index(self.devices[rank].type)))
 
     @property
     def memory_bytes(self) -> int:

@@ -179,7 +179,7 @@ class Efficiencies:
         return curve.seconds(ideal) if ideal > 0 else 0.0
 
 
-_NOTHING = Efficiencies({})
+NO_EFFICIENCIES = Efficiencies({})
 
 
 def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
@@ -302,7 +302,7 @@ class RooflineCompute:
         self,
         device: DeviceKind,
         optimizer: str,
-        efficiencies: Efficiencies = _NOTHING,
+        efficiencies: Efficiencies = NO_EFFICIENCIES,
         kernels: KernelSettings = _PYTORCHS_OWN,
         *,
         fused: bool = False,

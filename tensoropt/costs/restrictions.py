@@ -33,6 +33,8 @@ from tensoropt.sharding.constraints import (
     Axes,
     ConstraintError,
     Constraints,
+    DevicePin,
+    LackingDevicesError,
     Matched,
     Pin,
     StoredPin,
@@ -238,29 +240,47 @@ def restrict(
     return Restrictions(spaces, (*matched.notes, *notes))
 
 
-def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[str, ...]:
-    """Return notes on the device kinds that constraints ask for; every device of a sharded plan runs every
-    operator.
+def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str, ...], str]:
+    """Return (notes on soft constraints that were given up, why no sharded plan keeps to the hard ones or
+    ""): every device of a sharded plan runs every operator.
 
     Raises:
-        ConstraintError: a kind is unknown, or the cluster has devices that a hard entry does not allow.
+        ConstraintError: there is no such kind of device.
+        LackingDevicesError: a hard entry names a device that the cluster lacks.
     """
-    notes = []
-    present = dict.fromkeys(kind.name for kind in cluster.devices)
+    notes, refusals = [], []
+    kinds = dict.fromkeys(kind.name for kind in cluster.devices)
+    count = cluster.device_count
     for entry in constraints.devices:
         for kind in entry.kinds:
-            known = {*list_devices(), *present}
+            known = {*list_devices(), *kinds}
             if not any(fnmatchcase(name, kind) for name in known):
                 raise ConstraintError(f"{entry}: there is no device kind '{kind}'; {suggest(kind, known)}")
-        lacking = [name for name in present if not any(fnmatchcase(name, kind) for kind in entry.kinds)]
-        if lacking:
-            text = (
-                f"{entry}: every device of {cluster.name} runs it, and {', '.join(lacking)} is not supported"
-            )
+        allowed = entry.allowed(cluster)
+        if absent := [str(number) for number in entry.numbers if number >= count]:
+            text = f"{entry}: {cluster.name} has devices 0 to {count - 1}, not {', '.join(absent)}"
             if not entry.soft:
-                raise ConstraintError(f"{text}; name the kind, take another cluster, or make it 'soft: true'")
-            notes.append(f"given up, as it is soft: {text}")
-    return tuple(notes)
+                raise LackingDevicesError(
+                    f"{text}; name others, take another cluster, or make it 'soft: true'"
+                )
+            notes.append(f"{'passed over' if allowed else 'given up'}, as it is soft: {text}")
+            if not allowed:
+                continue
+        if lacking := set(range(count)) - set(allowed):
+            text = f"{entry}: every device of {cluster.name} runs it, and {_shown(lacking, entry, cluster)}"
+            if entry.soft:
+                notes.append(f"given up, as it is soft: {text}")
+            else:
+                refusals.append(text)
+    return tuple(notes), "; ".join(refusals)
+
+
+def _shown(lacking: set[int], entry: DevicePin, cluster: Cluster) -> str:
+    """Return the devices that an entry does not allow, in words."""
+    if entry.kinds:
+        names = dict.fromkeys(cluster.devices[number].name for number in sorted(lacking))
+        return f"{', '.join(names)} is not supported"
+    return f"device {', '.join(map(str, sorted(lacking)))} is not among them"
 
 
 def _check_axes(constraints: Constraints, meshes: Sequence[Mesh]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from tensoropt.cluster import DeviceKind, Mesh, reached_by, slower_beside
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, SlowestCompute
+from tensoropt.costs.compute import NO_EFFICIENCIES, MeasuredCompute, RooflineCompute, SlowestCompute
 from tensoropt.costs.edges import TableArrays
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
@@ -95,6 +95,11 @@ class CostSource(CostContext):
             f"{', '.join(kinds)}: a sharded plan runs each operator at the pace of the slowest of them and "
             "fits the smallest memory; placed plans have each device's own times"
         )
+        if len(self.cluster.device_types) > 1:
+            mixed = (
+                f"{', '.join(kinds)}: placed plans have each device's own times; what operators keep, and "
+                "processes take beside tensors, is on CPU ranks counted as on GPUs"
+            )
         sampled = self.timings.sampled.words if self.timings.sampled is not None else ""
         return (
             *self.facts.notes(),
@@ -112,7 +117,7 @@ class CostSource(CostContext):
 
     def compute(self) -> ComputeCosts:
         """Return the seconds of workloads that all devices run at once, at the pace of the slowest."""
-        kinds = self.cluster.device_kinds
+        kinds = self.cluster.kinds_of_type
         # The ranks of a pool time a workload together, and the slower rank counts: the record is already the
         # slowest kind's.
         if self.pool is not None or len(kinds) == 1:
@@ -140,7 +145,8 @@ class CostSource(CostContext):
         return RooflineCompute(
             kind,
             self.settings.optimizer,
-            self.timings.efficiencies,
+            # Fitted to timings of the cluster's type: they say nothing of CPU ranks beside GPUs.
+            self.timings.efficiencies if kind.type == self.cluster.device_type else NO_EFFICIENCIES,
             self.kernels,
             fused=self.fused,
             dated=self.dated,
@@ -152,7 +158,7 @@ class CostSource(CostContext):
         """
         known = self.timings.overheads()
         if known is None and self.pool is None:
-            return slowest_overheads(data_sheet_overheads(kind) for kind in self.cluster.device_kinds)
+            return slowest_overheads(data_sheet_overheads(kind) for kind in self.cluster.kinds_of_type)
         return known or data_sheet_overheads(self.cluster.device)
 
     def overheads_on(self, kind: DeviceKind) -> Overheads:

@@ -33,6 +33,9 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 
+ONE_TYPE = "the ranks of a job are on devices of one type; explore without the CPU ranks"
+"""Why a plan for GPUs with CPU ranks beside them does not run on these, with a remedy."""
+
 
 class _Kind(NamedTuple):
     """A kind of plans, the class of their strategies, what reads one from a plan, and the module and name of
@@ -198,8 +201,17 @@ class ResolvedPlan:
         return Prepared(captured, strategy, GraphValues(captured, weights))
 
     def warn_of_other_devices(self, device: torch.device) -> None:
-        """Warn on rank 0 if the plan was made for GPUs and ``device`` is a CPU, or the other way round."""
+        """Warn on rank 0 if the plan was made for GPUs and ``device`` is a CPU, or the other way round.
+
+        Raises:
+            PlanError: the plan was made for CPU ranks beside GPUs, and ``device`` is a GPU.
+        """
         cluster = self.cluster
+        if cluster is not None and len(cluster.device_types) > 1 and device.type == "cuda":
+            raise PlanError(
+                f"the plan is for {device_words(cluster)} of cluster {cluster.name}, but {ONE_TYPE}, "
+                "or pass device='cpu'"
+            )
         if cluster is None or device.type not in ("cpu", "cuda") or cluster.device_type == device.type:
             return
         # Plans are resolved before the job is joined, so that torchrun's variable may be all there is.

@@ -26,7 +26,7 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import ModelSpec
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, TensorOptError
-from tensoropt.execute.executable import engine_of, resolve_plan
+from tensoropt.execute.executable import ONE_TYPE, engine_of, resolve_plan
 from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.parallel import rank_device, start_group
 from tensoropt.execute.weights import WeightSource
@@ -127,12 +127,13 @@ def device_type(plan: Plan, cpu: bool) -> str:
     it does not say.
 
     Raises:
-        OtherDevicesError: the plan is for GPUs, and this host does not have one for each of its ranks.
+        OtherDevicesError: the plan is for GPUs, and this host does not have one for each of its ranks; or it
+            is for CPU ranks beside GPUs.
     """
     cluster = made_for(plan.cluster)
     if cluster is None or cluster.device_type == "cpu" or cpu:
         return "cpu"
-    reason, seen = why_no_gpu(), torch.cuda.device_count()
+    reason, seen = ONE_TYPE if len(cluster.device_types) > 1 else why_no_gpu(), torch.cuda.device_count()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not reason and ranks > seen:
         reason = (

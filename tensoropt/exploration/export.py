@@ -96,7 +96,10 @@ def compared(
                 points=len(within(whole)),
                 search_s=_search_s(name, asked, limit_bytes),
                 gap=None if best is None else _gap(best, known),
-                notes=_notes(name, asked, limit_bytes, whole, fits=best is not None),
+                notes=(
+                    *_refused(name, found),
+                    *_notes(name, asked, limit_bytes, whole, fits=best is not None),
+                ),
             )
         )
     return tuple(rows)
@@ -115,6 +118,12 @@ def _search_s(name: str, asked: list[Any], limit_bytes: float | None) -> float:
     same = [row["search_s"] for row in asked if row["limit_bytes"] == limit_bytes]
     every = [row["search_s"] for row in asked]
     return float(same[0] if same else max(every) if name == FRONTIER else sum(every))
+
+
+def _refused(name: str, found: Findings) -> tuple[str, ...]:
+    """Say in the frontier's row that it has no sharded plans, and why; empty if it may have some."""
+    refusal = found.report.get("sharded_refusal") if name == FRONTIER else None
+    return (f"no sharded plan: {refusal}",) if refusal else ()
 
 
 def _notes(

@@ -302,6 +302,8 @@ def for_gpus(cluster: Mapping[str, Any]) -> bool:
 
 def device_words(cluster: Cluster) -> str:
     """Return ``2 x H100-80GB (cuda)``: the number of devices, their kinds and their type."""
+    if len(cluster.device_types) > 1:
+        return f"{cluster.counts} ({' and '.join(cluster.device_types)})"
     kinds = " or ".join(dict.fromkeys(kind.name for kind in cluster.devices))
     return f"{cluster.device_count} x {kinds} ({cluster.device_type})"
 

@@ -27,19 +27,26 @@ def resolve_overload(name: str) -> Callable[..., Any]:
     """Return the overload with this name (``aten.linear.default``).
 
     Raises:
-        AttributeError: there is no such operator.
-        OwnFunctionError: it is a model's own function, and the model is not loaded in this process.
+        AttributeError: the operator has no such overload.
+        OwnFunctionError: it is a model's own, and the model is not loaded in this process.
     """
     namespace, packet, overload = name.split(".")
-    if namespace == FUNCTIONS and not hasattr(getattr(torch.ops, namespace), packet):
-        raise OwnFunctionError(
-            f"{packet.rpartition('_')[0]} is the model's own torch.autograd.Function, which a saved graph "
-            "names but does not contain; load the model first, or run explore on the model itself"
-        )
-    if not hasattr(getattr(torch.ops, namespace), packet) and namespace in _REGISTERED_BY:
+    packets = getattr(torch.ops, namespace)
+    if not hasattr(packets, packet) and namespace in _REGISTERED_BY:
         # Only when it is needed, because importing `transformers` takes seconds.
         importlib.import_module(_REGISTERED_BY[namespace])
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    if not hasattr(packets, packet):
+        own = f"{packet.rpartition('_')[0]} is the model's own torch.autograd.Function"
+        what = (
+            own
+            if namespace == FUNCTIONS
+            else f"{namespace}.{packet} is an operator that nothing here defines"
+        )
+        raise OwnFunctionError(
+            f"{what}, which a saved graph names but does not contain; load the model first, or run explore "
+            "on the model itself"
+        )
+    return getattr(getattr(packets, packet), overload)
 
 
 def packet_of(target: str) -> str:

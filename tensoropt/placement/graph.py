@@ -140,6 +140,23 @@ class PlacedGraph:
         """The values by name, in the order in which they are made."""
         return {value.name: value for op in self.operators for value in op.writes}
 
+    @cached_property
+    def references(self) -> tuple[tuple[int, ...], ...]:
+        """For each variable the numbers of the operators that refer to it, if there are several: the one that
+        holds the parameter, or makes the buffer's new value, then those that read it."""
+        owners: dict[str, int] = {}
+        readers: dict[str, list[int]] = {}
+        new_of = {new: name for name, new in self.groups.atoms.graph.mutations.items()}
+        for number, op in enumerate(self.operators):
+            free = op.group.free if op.group is not None else ()
+            for name in dict.fromkeys((*(value.tensor for value in op.reads), *free)):
+                readers.setdefault(name, []).append(number)
+            own = op.parameters if op.kind == OperatorKind.VARIABLE else ()
+            made = (new_of[value.tensor] for value in op.writes if value.tensor in new_of)
+            owners.update((name, number) for name in (*own, *made))
+        found = (tuple(dict.fromkeys((owner, *readers.get(name, ())))) for name, owner in owners.items())
+        return tuple(operators for operators in found if len(operators) > 1)
+
     def shape(self, value: Value) -> tuple[int, ...]:
         """Return the sizes of a value, in one micro-batch."""
         atoms = self.groups.atoms.atoms[value.tensor]

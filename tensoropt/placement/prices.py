@@ -3,18 +3,13 @@
 Groups and pieces are workloads like any other: timed on the ranks if the cluster is this machine, otherwise
 predicted for every kind of device from its data sheet. Cutting and joining are copies, summing is additions.
 
-A person's constraints become limits on placements.
-
-As in TensorFlow's Placer, operators that belong together share a device, and an operator lies on a device of
-a supported kind. Pins of mesh axes and of stored placements have no meaning if an operator lies on one
-device: hard ones are refused, soft ones are given up with a note.
+A person's constraints limit them (:mod:`.limits`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -35,96 +30,15 @@ from tensoropt.placement.graph import (
     placed_graph,
     split_choices,
 )
+from tensoropt.placement.limits import PlacedLimits, placed_limits
 from tensoropt.placement.problem import DeviceSet, PlacedResult, PlacedTensor, PlacementProblem
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import batch_strategies
-from tensoropt.sharding.constraints import (
-    ConstraintError,
-    Constraints,
-    DeviceKinds,
-    Pin,
-    StoredPin,
-    speaks_of,
-)
+from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-
-_NO_AXES = "a placed plan has no mesh axes, each of its operators lies on one device"
-
-
-@dataclass(frozen=True)
-class _PlacedLimits:
-    """Limits that constraints put on placements, by names of groups.
-
-    Attributes:
-        together: groups that share a device.
-        devices: group -> the devices it may lie on.
-        notes: the constraints that were given up.
-    """
-
-    together: tuple[tuple[str, ...], ...] = ()
-    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
-        """Return the sets of operators that share a device, pieces of one group included."""
-        return tuple(
-            tuple(
-                i for i, op in enumerate(graph.operators) if op.group is not None and op.group.name in names
-            )
-            for names in self.together
-        )
-
-    def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return operators with the devices they may lie on."""
-        return tuple(
-            (i, self.devices[op.group.name])
-            for i, op in enumerate(graph.operators)
-            if op.group is not None and op.group.name in self.devices
-        )
-
-
-def _placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: Cluster) -> _PlacedLimits:
-    """Return the limits that constraints put on placements.
-
-    Raises:
-        ConstraintError: a hard constraint concerns mesh axes, or kinds that no device of the cluster is of.
-    """
-    if constraints is None:
-        return _PlacedLimits()
-    pins: tuple[Pin | StoredPin, ...] = (*constraints.pins, *constraints.stored)
-    notes = [_given_up(pin, _NO_AXES) for pin in pins]
-    colocated = tuple(speaks_of(entry, graph) for entry in constraints.together)
-    allowed: dict[str, set[int]] = {}
-    for entry in constraints.devices:
-        permitted = _devices(entry, cluster)
-        if not permitted:
-            notes.append(_given_up(entry, f"no device of {cluster.name} is of such a kind"))
-            continue
-        for name in speaks_of(entry, graph):
-            # Several entries for one group all apply: the devices they have in common remain.
-            allowed[name] = allowed.get(name, permitted) & permitted
-            if not allowed[name]:
-                raise ConstraintError(f"{entry}: another entry of 'devices' leaves no device for {name}")
-    devices = {name: tuple(sorted(permitted)) for name, permitted in allowed.items()}
-    return _PlacedLimits(tuple(names for names in colocated if len(names) > 1), devices, tuple(notes))
-
-
-def _given_up(entry: Pin | StoredPin | DeviceKinds, why: str) -> str:
-    if not entry.soft:
-        raise ConstraintError(f"{entry}: {why}; leave it out, or make it 'soft: true'")
-    return f"given up, as it is soft: {entry}: {why}"
-
-
-def _devices(entry: DeviceKinds, cluster: Cluster) -> set[int]:
-    return {
-        number
-        for number, device in enumerate(cluster.devices)
-        if any(fnmatchcase(device.name, kind) for kind in entry.kinds)
-    }
-
 
 _LARGE = 16 * 2**20
 """The bytes at which a message's time per byte is read off its fit, after its latency is subtracted. 16 MiB
@@ -209,6 +123,7 @@ class PlacedPrices:
             terms=terms,
             latency_s=latency,
             seconds_per_byte=np.maximum(per_byte, 0.0),
+            order=self.cluster.best_first if len(self.cluster.device_types) > 1 else None,
             lanes={(i, j): lanes(self.cluster, i, j) for i in range(count) for j in range(count) if i != j},
         )
 
@@ -239,19 +154,27 @@ class PlacedPrices:
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})
         for work in works.values():
             self.costs.timings.require_one([work.work])
+        problem = _problem(self, graph, works)
+        for number, op in enumerate(graph.operators):
+            if op.group is not None and op.group.name in limits.runs_on:
+                without = sorted(set(self.cluster.best_first) - set(limits.runs_on[op.group.name]))
+                problem.forward_s[number, without] = np.inf
         problem = replace(
-            _problem(self, graph, works), together=limits.sets(graph), pinned=limits.pins(graph)
+            problem,
+            together=limits.sets(graph),
+            pinned=limits.pins(graph),
+            references=graph.references,
         )
         return PricedGraph(self, graph, problem)
 
     @cached_property
-    def limits(self) -> _PlacedLimits:
+    def limits(self) -> PlacedLimits:
         """The limits that a person's constraints put on placements.
 
         Raises:
             ConstraintError: no placement can satisfy a hard constraint.
         """
-        return _placed_limits(self.constraints, self.graph, self.cluster)
+        return placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, op: PlacedOperator) -> _Work:
         assert op.group is not None

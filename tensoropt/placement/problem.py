@@ -73,6 +73,7 @@ class DeviceSet:
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
         terms: the bytes that a process takes of each device beside tensors, by name
             (:mod:`tensoropt.costs.process_memory`); the capacity is already without them.
+        order: the devices, best first, for operators without pins; None for their own order.
         lanes: for each ordered pair (i, j), the names of what the message occupies; messages that share a
             lane queue. Pairs without an entry occupy a lane of their own.
     """
@@ -82,6 +83,12 @@ class DeviceSet:
     seconds_per_byte: Floats
     lanes: dict[tuple[int, int], tuple[str, ...]]
     terms: Mapping[str, float] = field(default_factory=dict)
+    order: tuple[int, ...] | None = None
+
+    @property
+    def best_first(self) -> tuple[int, ...]:
+        """The devices, best first, for operators without pins."""
+        return tuple(range(self.count)) if self.order is None else self.order
 
     def within(self, limit_bytes: float | None) -> Floats:
         """Return the bytes of tensors that each device may hold, (d,), if it may use at most ``limit_bytes``
@@ -148,7 +155,10 @@ class PlacementProblem:
         update_peak_bytes: (n,) taken by the optimizer's step for the operator's parameters while it runs; by
             all operators of a device at once. None for nothing.
         together: sets of operators that must share a device.
-        pinned: operator -> the devices it may lie on.
+        pinned: operator -> the devices it may lie on, best first: a set for methods that know costs, an order
+            for the Placer.
+        references: for each variable the operators that refer to it, if there are several: the one that holds
+            it, or makes its new value, first. TensorFlow's Placer keeps them together.
         micro_batches: the number of micro-batches into which a step's batch is cut. Seconds and bytes of
             operators and tensors are those of one of them; stored tensors, and the optimizer's step, occur
             once.
@@ -172,6 +182,7 @@ class PlacementProblem:
     handed_peak_bytes: Floats | None = None
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    references: tuple[tuple[int, ...], ...] = ()
     micro_batches: int = 1
     results: tuple[PlacedResult, ...] = ()
 
@@ -281,6 +292,17 @@ class Placement:
                     f"operator {problem.names[operator]} lies on device {self.device[operator]} but may "
                     f"only lie on {', '.join(map(str, allowed))}"
                 )
+
+
+def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) -> tuple[int, ...]:
+    """Return the devices that occur in all of the orders, best first: as the orders have them if they agree,
+    otherwise as ``otherwise`` has them.
+
+    The rule for priorities of TensorFlow's Placer (``MergeSupportedDevices`` of colocation_graph.cc).
+    """
+    common = set.intersection(*map(set, orders))
+    agreed = {tuple(device for device in order if device in common) for order in orders}
+    return agreed.pop() if len(agreed) == 1 else tuple(device for device in otherwise if device in common)
 
 
 def repeat_problem(problem: PlacementProblem) -> PlacementProblem:

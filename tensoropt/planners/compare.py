@@ -103,7 +103,7 @@ def compare(
     all_points = with_others(frontier, list(points_by_key.values()))
     compared: list[Compared] = []
     for limit, of_limit in rows.items():
-        compared.append(_frontier_row(all_points, limit, task.search_s))
+        compared.append(_frontier_row(all_points, limit, task.search_s, task.refusal))
         compared += (_with_gap(row, all_points) for row in of_limit)
     return tuple(compared), tuple(points_by_key.values())
 
@@ -121,16 +121,21 @@ def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tu
     return row, [each.point for each in points]
 
 
-def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float) -> Compared:
+def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float, refusal: str) -> Compared:
+    """Return the frontier's row.
+
+    Args:
+        refusal: why no sharded plan is tracked; "" if some are.
+    """
     fitting = [p for p in points if limit is None or p.memory_bytes <= limit]
+    notes: tuple[str, ...] = (f"no sharded plan: {refusal}",) if refusal else ()
     if not fitting:
-        return Compared(FRONTIER, limit, None, None, 0, search_s, None, ("no plan fits",))
+        return Compared(FRONTIER, limit, None, None, 0, search_s, None, (*notes, "no plan fits"))
     best = fitting[-1]
-    notes: tuple[str, ...] = ()
     if best.planner != FRONTIER:
         own = [p.time_s for p in fitting if p.planner == FRONTIER]
         note = f"; the search's own fastest takes {format_seconds(own[-1])}" if own else ""
-        notes = (f"its fastest plan is of {best.planner}{note}",)
+        notes = (*notes, f"its fastest plan is of {best.planner}{note}")
     return Compared(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, 0.0, notes)
 
 

@@ -88,6 +88,8 @@ class Entry:
         """Return the simulated points of its plans, each with the planner's notes."""
         from tensoropt.planners.results import best_of
 
+        if task.refusal:
+            raise UnsuitableError(f"no sharded plan: {task.refusal}")
         selections = self.module.select(task, memory_limit_bytes, seed)
         return best_of(task, self.name, selections, memory_limit_bytes)
 

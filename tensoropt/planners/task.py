@@ -50,6 +50,7 @@ class PlanningTask:
         placed: the costs of operators on single devices; None if no placing planner runs.
         placed_counts: the numbers of micro-batches into which placing planners may cut the batch.
         staged: the same for methods that cut the model into stages; None if none runs.
+        refusal: why no sharded plan is allowed, so that there are no spaces; "" if they are.
     """
 
     prepared: prepared.Problem
@@ -59,6 +60,7 @@ class PlanningTask:
     placed: PlacedPrices | None = None
     staged: PipelineTask | None = None
     placed_counts: tuple[int, ...] = (1,)
+    refusal: str = ""
     _placing: dict[int, PricedGraph] = field(default_factory=dict, repr=False, compare=False)
 
     def placing(self, micro_batches: int = 1) -> PricedGraph:

@@ -326,7 +326,7 @@ class Settings:
         Constrained,
         BeforeValidator(_constraints),
         Setting(
-            "YAML or JSON: pins of operators and parameters, what belongs together, device kinds",
+            "YAML or JSON: pins of operators and parameters, what belongs together, devices",
             "Constraints", SEARCH, metavar="FILE", none="none", title="with constraints",
             write=lambda _: "given",
         ),
@@ -359,11 +359,24 @@ class Settings:
             "always: on any number of devices", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
+    soft_placement: Annotated[
+        bool,
+        Setting(
+            "constraints that cannot hold are given up with a note, as if each were soft",
+            "Soft placement", SEARCH,
+        ),
+    ] = False  # fmt: skip
 
     @property
     def allows_gap(self) -> bool:
         """Whether strategies that are hardly better than known ones may be left out."""
         return self.epsilon > 0
+
+    @property
+    def effective_constraints(self) -> Constraints | None:
+        """The constraints as plans have to keep to them: all of them soft, with ``soft_placement``."""
+        given = self.constraints
+        return given if given is None or not self.soft_placement else given.softened()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain data, as plans and explorations keep them."""

@@ -108,10 +108,12 @@ def planning_task(
         staged = PipelineTask(searched.problem, session.cluster, costs, session.settings, len(spaces))
         spaces += staged.spaces
     if "placed" in kinds:
-        graph, constraints = searched.problem.graph, session.settings.constraints
+        graph, constraints = searched.problem.graph, session.settings.effective_constraints
         prices = PlacedPrices(graph, session.cluster, costs, constraints)
         counts = micro_batch_counts(searched.problem, session.settings)
         names = searched.problem.parameter_keys
         spaces += (placed_space(session.cluster, names, count) for count in counts)
     base = replace(exploration, spaces=tuple(spaces))
-    return PlanningTask(searched.problem, session.cluster, tables, base, prices, staged, counts)
+    return PlanningTask(
+        searched.problem, session.cluster, tables, base, prices, staged, counts, refusal=searched.refusal
+    )

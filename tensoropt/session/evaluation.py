@@ -34,12 +34,19 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     """Return the exploration: of all strategies found, simulated, those that no other beats."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
-        points, unbeaten_count = _chosen_points(searched, spaces, session.settings)
+        points, unbeaten_count = (
+            _chosen_points(searched, spaces, session.settings) if searched.spaces else ((), 0)
+        )
     simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
     report = run_report(searched, session.clock.seconds, simulated, unbeaten_count)
-    report["notes"] += _beaten_by_terms(searched.simulations, unbeaten_count)
+    if searched.spaces:
+        report["notes"] += _beaten_by_terms(searched.simulations, unbeaten_count)
+    else:
+        report["notes"].append(f"no sharded plan: {searched.refusal}")
+        report["sharded_refusal"] = searched.refusal
     session.remaining.expect("simulation", 0.0)
-    session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
+    if searched.spaces:
+        session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
     return Exploration(
         points=points,
         spaces=spaces,
@@ -93,6 +100,8 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     additive model. It stays if the simulator prefers it, with its gap.
     """
     sharded = _sharded(points)
+    if not sharded:
+        return unbeaten(points)
     memory = np.array([points[i].additive_memory_bytes for i in sharded])
     time_s = np.array([points[i].additive_time_s for i in sharded])
     gaps, exact = certify([s.frontier for s in searched], memory, time_s)

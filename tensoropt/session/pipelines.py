@@ -291,7 +291,9 @@ class _Finder:
         schedule_named(self.schedule)
         given = self.settings.constraints
         if given is not None and given.devices:
-            return "constraints of device kinds are not carried over to stages"
+            return "constraints of devices are not carried over to stages"
+        if self.searched.refusal:
+            return self.searched.refusal
         if not self.graph.atoms.graph.training:
             return "they are searched for training only"
         return self.problem.refusal or ("" if self._degrees else self._no_degree())
@@ -538,7 +540,7 @@ class _Finder:
     def _restriction(self, mesh: Mesh, micro_batches: int) -> Restriction | None:
         """Return which configurations of a place are searched; None if constraints leave none."""
         inner = Mesh(shape=mesh.shape[1:] or (1,), names=mesh.names[1:] or ("gpu",))
-        given, limit = self.settings.constraints, FREE
+        given, limit = self.settings.effective_constraints, FREE
         if given is not None:
             try:
                 spaces = restrict(

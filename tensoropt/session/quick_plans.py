@@ -28,6 +28,7 @@ from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
+from tensoropt.sharding.constraints import LackingDevicesError
 
 _STAGE = "placements"
 """The name of this stage's seconds in a report."""
@@ -46,26 +47,29 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     with session.clock.stage(_STAGE), ExitStack() as stack:
         kinds, refusals = _kinds(session, searched)
         task = planning_task(session, searched, exploration, kinds, stack)
-        if "placed" in kinds and (reason := _against_constraints(task)):
+        # Where no sharded plan is allowed, those that give up soft constraints are the only ones.
+        if "placed" in kinds and not searched.refusal and (reason := _against_constraints(task)):
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
         quick = quick_planners(len(searched.problem.graph.groups), session.cluster.device_count)
         entries = [entry for entry in quick if entry.kind in kinds]
         found, tried = _asked(session, task, entries)
         proven = certified(searched.spaces, [each.point for each in found])
-        points = with_others(exploration.points, [*_better_known(searched, task, proven), *proven])
+        known = _better_known(searched, task, proven) if searched.spaces else []
+        points = with_others(exploration.points, [*known, *proven])
     points = unbeaten(points)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():
         row["merged"] = came_in[planner]
     seconds = session.seconds_with(exploration.report, _STAGE)
-    noted = exploration.noted(_notes(tried, refusals), seconds=seconds, tried=tried)
+    kernels = task.placed.limits.kernel_notes if task.placed is not None and "placed" in kinds else ()
+    noted = exploration.noted([*kernels, *_notes(tried, refusals)], seconds=seconds, tried=tried)
     return only_used_spaces(replace(noted, spaces=task.base.spaces, points=points))
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
     """Return (the kinds of planners that are tried, for each other kind why not)."""
     settings, groups = session.settings, len(searched.problem.graph.groups)
-    kinds, refusals = {"sharded"}, {}
+    kinds, refusals = set() if searched.refusal else {"sharded"}, {}
     if reason := placed_refusal(settings.placements, groups, session.cluster.device_count):
         refusals["placed plans"] = reason
     else:
@@ -73,19 +77,33 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
     # The conditions of the search for pipelines; besides, these methods know no constraints.
     suits = settings.pipelines != "never" and settings.constraints is None and not settings.process_memory
     training = searched.problem.graph.atoms.graph.training and not searched.problem.refusal
-    if suits and training and session.cluster.device_count > 1:
+    if suits and training and session.cluster.device_count > 1 and not searched.refusal:
         kinds.add("pipelined")
     return frozenset(kinds), refusals
 
 
+def check_found(searched: Searched, exploration: Exploration) -> None:
+    """Raise :class:`LackingDevicesError` if no sharded plan is allowed and nobody found another."""
+    if exploration.points:
+        return
+    tried = exploration.report.get("tried", {})
+    refusals = dict.fromkeys(row["refusal"] for row in tried.values() if row["refusal"])
+    notes = [note for note in exploration.report["notes"] if note.startswith("placed plans were not tried")]
+    why = "; ".join([*notes, *refusals]) or "no planner that places operators has a plan"
+    given = exploration.settings["constraints"] is not None
+    remedy = "take back or soften a constraint" if given else "leave out the devices of one type"
+    raise LackingDevicesError(f"no sharded plan: {searched.refusal}; {why}; {remedy}")
+
+
 def _against_constraints(task: PlanningTask) -> str:
-    """Say why placed plans would violate a person's constraints; "" if they do not."""
+    """Say why placed plans would violate a person's constraints that sharded plans may keep to; "" if they do
+    not."""
     assert task.placed is not None
     try:
-        notes = task.placed.limits.notes
+        against = task.placed.limits.against
     except TensorOptError as error:
         return str(error)
-    return "; ".join(notes)
+    return "; ".join(against)
 
 
 def _asked(

@@ -224,6 +224,8 @@ def unusual_figures(cluster: Cluster) -> Iterator[str]:
 
 def implausible(cluster: Cluster, points: Sequence[Point]) -> Iterator[str]:
     """Yield remarks that no plan fits a device, or that every step takes hours."""
+    if not points:
+        return
     largest = max(device.memory_bytes for device in cluster.devices)
     if points[0].memory_bytes > largest:
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tensoropt.cluster import Cluster
 from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import math_form_notes
@@ -18,6 +19,8 @@ from tensoropt.evaluation.problem import (
     undivided,
     unsplit,
 )
+from tensoropt.ops.device_kernels import has_kernel
+from tensoropt.placement.limits import placed_limits
 from tensoropt.processes import not_searched_for_garbage
 from tensoropt.session.kept import code, kept_frontiers
 from tensoropt.session.one_space import KeptFrontiers, SearchedSpace
@@ -25,7 +28,7 @@ from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, announce,
 from tensoropt.session.session import Session, simulate_s
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SpaceSearch
-from tensoropt.sharding.constraints import ConstraintError, match
+from tensoropt.sharding.constraints import ConstraintError, Constraints, LackingDevicesError, match
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,14 @@ class Searched:
     Attributes:
         problem: the model, prepared for costs.
         costs: the source of the costs; it still knows those that were found.
-        spaces: one space for each mesh and micro-batch count in which there is a strategy.
+        spaces: one space for each mesh and micro-batch count in which there is a strategy; none if every
+            sharded plan is refused.
         simulations: the simulations of the strategies that were found.
         split_share: the share of the forward FLOPs in groups that can be split in two or more ways.
         model_flops: the FLOP of a step by number format (:func:`~tensoropt.evaluation.problem.model_flops`).
         notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
             costs in addition, in words.
+        refusal: why no sharded plan is allowed; "" if they are.
     """
 
     problem: Problem
@@ -50,6 +55,7 @@ class Searched:
     split_share: float
     model_flops: Mapping[str, float]
     notes: tuple[str, ...]
+    refusal: str = ""
 
 
 def search(session: Session, problem: Problem) -> Searched:
@@ -63,12 +69,16 @@ def search(session: Session, problem: Problem) -> Searched:
     settings, clock = session.settings, session.clock
     counts, regions = micro_batch_counts(problem, settings), offered_regions(problem, settings)
     meshes = session.cluster.meshes(MAX_AXES)
-    given, left = settings.constraints, Restrictions()
+    given, left = settings.effective_constraints, Restrictions()
     supported: tuple[str, ...] = ()
+    refusal, kernels = _two_types(session.cluster), _without_kernels(problem, session.cluster)
     if given is not None:
-        supported = check_devices(given, session.cluster)
-        left = restrict(match(given, problem.graph), problem.graph, problem.micro, meshes, counts)
-    narrow, wide = apart(problem.graph, meshes, counts, left)
+        supported, of_devices = check_devices(given, session.cluster)
+        refusal = "; ".join(filter(None, [refusal, of_devices]))
+        if refusal:
+            _check_placed(given, problem, session.cluster, refusal)
+        else:
+            left = restrict(match(given, problem.graph), problem.graph, problem.micro, meshes, counts)
     with session.open_store() as store, session.open_ranks() as pool:
         costs = CostSource(
             session.cluster,
@@ -80,40 +90,88 @@ def search(session: Session, problem: Problem) -> Searched:
             keep=code() if session.keep else None,
             timing=session.progress,
         )
-        tables = SpaceTables(problem, costs, regions)
-        refused: tuple[str, ...] = ()
-        kept = KeptFrontiers()
-        if session.keep:
-            kept = kept_frontiers(store, problem.graph.atoms.graph, session.cluster, settings)
-        try:
-            spaces = _search(session, tables, narrow, wide, kept)
-        except (InfeasibleError, ConstraintError) as error:
-            if not wide:
-                raise
-            # If only wide meshes have strategies, nothing says which of these are good.
-            refused, narrow, wide = (str(error),), wide, {}
-            spaces = _search(session, tables, narrow, wide, kept)
-        # The name under which saved explorations keep these seconds.
-        with clock.stage("judge"), not_searched_for_garbage():
-            spaces.simulate()
-        refined = refine(session, tables, spaces, wide)
+        spaces, refined = None, tuple[str, ...]()
+        if not refusal:
+            kept = KeptFrontiers()
+            if session.keep:
+                kept = kept_frontiers(store, problem.graph.atoms.graph, session.cluster, settings)
+            narrow, wide = apart(problem.graph, meshes, counts, left)
+            spaces, refined = _searched(session, SpaceTables(problem, costs, regions), narrow, wide, kept)
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             whole = unsplit(problem.graph, costs.facts.of)
-            left_out = undivided((one for _, one, _ in spaces.built), left.groups)
+            left_out = (
+                undivided((one for _, one, _ in spaces.built), left.groups) if spaces is not None else ()
+            )
             _, split_share = shares_of_flops(problem.graph, whole)
             flops = model_flops(whole.values(), costs.facts.of, session.cluster.device_type, costs.kernels)
             math_form = math_form_notes(whole.values(), costs.capability, costs.training)
-    found = dict(sorted(spaces.found.items()))
+            if spaces is None:
+                # Placed plans run these; the report says what they rest on.
+                costs.timings.measure({work.key: work for made in whole.values() for work in made.works})
+                costs.compute()
+    found = dict(sorted(spaces.found.items())) if spaces is not None else {}
     return Searched(
         problem,
         costs,
         tuple(found.values()),
-        tuple(spaces.simulations.spaces[number] for number in found),
+        tuple(spaces.simulations.spaces[number] for number in found) if spaces is not None else (),
         split_share,
         flops,
-        (*math_form, *left.notes, *supported, *refused, *spaces.notes, *refined, *left_out),
+        (*math_form, *left.notes, *supported, *kernels, *refined, *left_out),
+        refusal,
     )
+
+
+def _two_types(cluster: Cluster) -> str:
+    """Return why a cluster has no sharded plans and no pipelines if it has CPU ranks beside GPUs."""
+    if len(cluster.device_types) == 1:
+        return ""
+    return f"collectives join devices of one type, and {cluster.name} has {cluster.counts}"
+
+
+def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
+    """Return a note on the operators that GPUs cannot run, where there are no CPU ranks beside them."""
+    if cluster.device_types != ("cuda",):
+        return ()
+    targets = dict.fromkeys(op.target for op in problem.graph.atoms.graph.operators)
+    lacking = [target for target in targets if has_kernel(target, "cuda") is False]
+    if not lacking:
+        return ()
+    return (
+        f"priced as if GPUs could run them, though no plan will: {', '.join(lacking)} (no kernels for GPUs); "
+        "describe CPU ranks beside the GPUs in the cluster file, or write that part with other PyTorch calls",
+    )
+
+
+def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusal: str) -> None:
+    """Raise :class:`LackingDevicesError` if no placed plan keeps to the constraints, either."""
+    # Patterns that match nothing are refused by themselves.
+    match(given, problem.graph)
+    try:
+        placed_limits(given, problem.graph, cluster)
+    except ConstraintError as error:
+        raise LackingDevicesError(f"no sharded plan: {refusal}; no placed plan: {error}") from None
+
+
+def _searched(
+    session: Session, tables: SpaceTables, narrow: Offered, wide: Offered, kept: KeptFrontiers
+) -> tuple[SpaceSearch, tuple[str, ...]]:
+    """Search and simulate the spaces; return them, and what was left out, in words."""
+    refused: tuple[str, ...] = ()
+    try:
+        spaces = _search(session, tables, narrow, wide, kept)
+    except (InfeasibleError, ConstraintError) as error:
+        if not wide:
+            raise
+        # If only wide meshes have strategies, nothing says which of these are good.
+        refused, narrow, wide = (str(error),), wide, {}
+        spaces = _search(session, tables, narrow, wide, kept)
+    # The name under which saved explorations keep these seconds.
+    with session.clock.stage("judge"), not_searched_for_garbage():
+        spaces.simulate()
+    refined = refine(session, tables, spaces, wide)
+    return spaces, (*refused, *spaces.notes, *refined)
 
 
 def _search(

@@ -1,21 +1,23 @@
 """A person's constraints on configurations: what they require, and which operators they apply to.
 
 As in TensorFlow's Placer, an operator may be *pinned* to a configuration, operators may be kept *together*,
-and there may be a list of supported *device kinds*, best first. A hard constraint holds or the search is
-refused; a soft one that cannot hold is dropped with a note.
+and there may be a list of the *devices* that an operator can run on, by kind or by number, best first. A hard
+constraint holds or the search is refused; a soft one that cannot hold is dropped with a note.
 
 A pattern (``fnmatch``: ``*``, ``?``, ``[...]``) is compared with the names of operators and with the paths of
 their modules. It applies to the operators that do the work: among its matches, to the anchors of groups that
-compute; only if there are none, to cheap anchors; and only if there are none of these, to followers.
+compute; only if there are none, to cheap anchors; and only if there are none of these, to followers. A pin to
+devices applies to cheap anchors in any case: they may be placed by themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError, suggest
 from tensoropt.graph import Operator
 from tensoropt.ops.index_space import NONE
@@ -36,6 +38,10 @@ BATCH = "the batch"
 
 class ConstraintError(TensorOptError, ValueError):
     """A constraint that has no effect, contradicts another one or cannot hold."""
+
+
+class LackingDevicesError(ConstraintError):
+    """Constraints that no plan keeps to on this cluster's devices; another cluster may have others."""
 
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -83,16 +89,32 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceKinds:
-    """The device kinds on which operators can run, as patterns, best first."""
+class DevicePin:
+    """The devices on which operators can run, best first: patterns of device kinds, or the numbers of devices
+    in the cluster."""
 
     name: str
     operators: str
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
     soft: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.operators}: {', '.join(self.kinds)})"
+        devices = ", ".join(self.kinds) or f"device {', '.join(map(str, self.numbers))}"
+        return f"{self.name} ({self.operators}: {devices})"
+
+    def allowed(self, cluster: Cluster) -> tuple[int, ...]:
+        """Return the numbers of the cluster's devices that it allows, best first; of one pattern GPUs before
+        CPU ranks, in their order."""
+        if self.numbers:
+            return tuple(number for number in self.numbers if number < cluster.device_count)
+        of_kinds = (
+            number
+            for kind in self.kinds
+            for number in cluster.best_first
+            if fnmatchcase(cluster.devices[number].name, kind)
+        )
+        return tuple(dict.fromkeys(of_kinds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +143,19 @@ class Constraints:
     pins: tuple[Pin, ...] = ()
     stored: tuple[StoredPin, ...] = ()
     together: tuple[Together, ...] = ()
-    devices: tuple[DeviceKinds, ...] = ()
+    devices: tuple[DevicePin, ...] = ()
     pipeline: PipelinePin | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def softened(self) -> Constraints:
+        """Return the same constraints, all of them soft; a pinned pipeline has no softness and stays."""
+        return replace(
+            self,
+            pins=tuple(replace(entry, soft=True) for entry in self.pins),
+            stored=tuple(replace(entry, soft=True) for entry in self.stored),
+            together=tuple(replace(entry, soft=True) for entry in self.together),
+            devices=tuple(replace(entry, soft=True) for entry in self.devices),
+        )
 
 
 def _shown(axes: Axes) -> str:
@@ -150,7 +182,7 @@ def constraints_from_dict(data: object) -> Constraints:
         entry_pin = _pin(name, entry)
         (pins if isinstance(entry_pin, Pin) else stored).append(entry_pin)  # type: ignore[arg-type]
     tied = [_together(name, entry) for name, entry in _entries(data, "together")]
-    devices = [_device_kinds(name, entry) for name, entry in _entries(data, "devices")]
+    devices = [_device_pin(name, entry) for name, entry in _entries(data, "devices")]
     pipeline = _pipeline(data["pipeline"]) if "pipeline" in data else None
     if not (pins or stored or tied or devices or pipeline):
         raise ConstraintError(f"there are no constraints; give at least one under {_listed(_SECTIONS)}")
@@ -193,11 +225,32 @@ def _together(name: str, entry: Any) -> Together:
     return Together(name, _texts(name, entry))
 
 
-def _device_kinds(name: str, entry: Any) -> DeviceKinds:
+def _device_pin(name: str, entry: Any) -> DevicePin:
     _mapping(name, entry)
-    _fields(entry, name, ("operators", "kinds", "soft"))
-    kinds = _texts(name, entry.get("kinds"), "kinds")
-    return DeviceKinds(name, _text(name, entry, "operators"), kinds, _soft(name, entry))
+    _fields(entry, name, ("operators", "kinds", "devices", "soft"))
+    if "operators" not in entry:
+        raise ConstraintError(f"{name}: 'operators' is one pattern, not nothing")
+    if ("kinds" in entry) == ("devices" in entry):
+        raise ConstraintError(
+            f"{name}: give either 'kinds', patterns of device kinds such as 'H100*', or 'devices', numbers "
+            "of devices of the cluster; both hold at once as two entries"
+        )
+    operators, soft = _text(name, entry, "operators"), _soft(name, entry)
+    if "kinds" in entry:
+        return DevicePin(name, operators, kinds=_texts(name, entry["kinds"], "kinds"), soft=soft)
+    return DevicePin(name, operators, numbers=_numbers(name, entry["devices"]), soft=soft)
+
+
+def _numbers(name: str, value: Any) -> tuple[int, ...]:
+    numbers = [value] if isinstance(value, int) else value
+    # ``type is int``, because YAML's true and false pass isinstance(value, int).
+    valid = isinstance(numbers, Sequence) and all(type(number) is int and number >= 0 for number in numbers)
+    if not valid or not numbers:
+        raise ConstraintError(
+            f"{name}: 'devices' is the number of a device, or a list of numbers, each at least 0, "
+            f"not {_kind(value)}"
+        )
+    return tuple(dict.fromkeys(numbers))
 
 
 def _pipeline(entry: Any) -> PipelinePin:
@@ -307,12 +360,12 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
         if len(groups) > 1 and _share_labels(entry, groups, graph, batch, notes):
             tied.append((entry, groups))
     # Sharding keeps nothing of these; only a pattern that matches nothing is refused.
-    for kinds in constraints.devices:
-        _leading(kinds, kinds.operators, graph)
+    for devices in constraints.devices:
+        _leading(devices, devices.operators, graph)
     return Matched(constraints, tuple(pins), stored, tuple(tied), tuple(notes), batch)
 
 
-def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ...]:
+def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]:
     """Return the groups that an entry without dims applies to.
 
     Raises:
@@ -320,19 +373,25 @@ def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ..
     """
     if isinstance(entry, Together):
         return _groups(entry, graph)
-    operators = _leading(entry, entry.operators, graph)
+    operators = _leading(entry, entry.operators, graph, cheap=True)
     return tuple(dict.fromkeys(graph.group_of[op.name].name for op in operators))
 
 
-def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
-    """Return the operators that a pattern applies to, one per group."""
+def _leading(
+    constraint: object, pattern: str, graph: GroupGraph, *, cheap: bool = False
+) -> tuple[Operator, ...]:
+    """Return the operators that a pattern applies to, one per group.
+
+    Args:
+        cheap: whether it applies to cheap anchors beside those that compute.
+    """
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
             group = graph.group_of[op.name]
             # 0: the anchor of a group that computes, 1: a cheap anchor, 2: a follower. Only the lowest rank
             # that the pattern matches is used, so that `*` does not pin every reshape.
-            rank = 2 if op is not group.anchor else int(graph.atoms.spaces[op.name].cheap)
+            rank = 2 if op is not group.anchor else int(graph.atoms.spaces[op.name].cheap and not cheap)
             # A group has one configuration, so one of its operators represents all.
             ranked.setdefault(rank, {}).setdefault(group.name, op)
     if not ranked:

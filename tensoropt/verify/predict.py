@@ -64,7 +64,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
     """Return the place to check strategies for ``devices`` of a cluster.
 
     Args:
-        device_type: the cluster's, ``cpu`` or ``cuda``.
+        device_type: the cluster's, ``cpu``, ``cuda`` or ``cuda and cpu``.
         name: the cluster's name, for the text.
         wanted: ``ranks`` for CPU ranks of this machine whatever the cluster is, ``share-gpu`` for ranks that
             all use its first GPU, ``fake`` for fake ranks.
@@ -88,11 +88,13 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
             "computed the numbers, and steps were not timed, as their times would mean nothing",
             shared=True,
         )
-    if device_type == "cuda":
-        gpus = len(local_gpus())
+    if device_type != "cpu":
+        # The ranks of a job are all of one type.
+        gpus = len(local_gpus()) if device_type == "cuda" else 0
         if gpus >= devices:
             return Place("cuda", f"run on {devices} GPUs of this machine")
-        missing = f"{devices} GPUs of {name} are not here" + (f" ({gpus} are)" if gpus else "")
+        what = "GPUs" if device_type == "cuda" else "devices"
+        missing = f"{devices} {what} of {name} are not here" + (f" ({gpus} are)" if gpus else "")
     elif devices <= _most_ranks():
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
     else:
@@ -105,9 +107,12 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
 
 
 def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (device type, name) of a plan's cluster; CPU ranks if the plan does not say."""
+    """Return (device type, name) of a plan's cluster; CPU ranks if the plan does not say, both types for GPUs
+    with CPU ranks beside them."""
     cluster = made_for(data)
-    return ("cpu", "an unknown cluster") if cluster is None else (cluster.device_type, cluster.name)
+    if cluster is None:
+        return "cpu", "an unknown cluster"
+    return " and ".join(cluster.device_types), cluster.name
 
 
 def _most_ranks() -> int:

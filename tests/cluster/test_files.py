@@ -248,7 +248,6 @@ def test_bandwidths(text, value):
             "devices: [H100-80GB, L40S, {kind: L40S, memory: 1GiB}]\nlinks: {intra_node: PCIe4}",
             "name one of them",
         ),
-        ("devices: [H100-80GB, CPU-core]\nlinks: {intra_node: PCIe4}", "mixes cpu and cuda"),
         ("devices: [H100-80GB, L40S]\nlinks: {intra_node: NVLink44}", "did you mean 'NVLink4'"),
         ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {latency: 5us}}", "needs latency and bandwidth"),
         ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, beta: -5GB/s}}", "not a bandwidth"),

@@ -281,16 +281,33 @@ def test_an_axis_that_no_mesh_has(problem: Problem, cluster: Cluster) -> None:
 
 
 def test_device_kinds(cluster: Cluster) -> None:
-    def kinds(*names: str, soft: bool = False) -> tuple[str, ...]:
+    def kinds(*names: str, soft: bool = False) -> tuple[tuple[str, ...], str]:
         entry = {"operators": "*", "kinds": list(names), "soft": soft}
         return check_devices(constraints_from_dict({"devices": [entry]}), cluster)
 
-    assert kinds("A100*", "H100*") == ()
-    assert "H100-80GB is not supported" in kinds("A100*", soft=True)[0]
-    with pytest.raises(ConstraintError, match="H100-80GB is not supported"):
-        kinds("A100*")
+    assert kinds("A100*", "H100*") == ((), "")
+    (note,), refusal = kinds("A100*", soft=True)
+    assert "given up, as it is soft: devices 1 (*: A100*)" in note
+    assert "H100-80GB is not supported" in note
+    assert refusal == ""
+    notes, refusal = kinds("A100*")
+    assert notes == ()
+    assert "every device of four runs it, and H100-80GB is not supported" in refusal
     with pytest.raises(ConstraintError, match=r"no device kind 'H100-80'; did you mean 'H100-80GB'"):
         kinds("H100-80", soft=True)
+
+
+def test_device_numbers(cluster: Cluster) -> None:
+    def numbers(*wanted: int, soft: bool = False) -> tuple[tuple[str, ...], str]:
+        entry = {"operators": "*", "devices": list(wanted), "soft": soft}
+        return check_devices(constraints_from_dict({"devices": [entry]}), cluster)
+
+    assert numbers(3, 2, 1, 0) == ((), "")
+    assert "every device of four runs it, and device 0, 2 is not among them" in numbers(1, 3)[1]
+    assert "given up, as it is soft" in numbers(1, 3, soft=True)[0][0]
+    with pytest.raises(ConstraintError, match=r"four has devices 0 to 3, not 4, 9; name others"):
+        numbers(4, 0, 9)
+    assert "passed over, as it is soft" in numbers(4, 0, soft=True)[0][0]
 
 
 def test_stored_pins_hold_at_every_point(cluster: Cluster, tmp_path: Path) -> None:

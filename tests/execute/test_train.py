@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 
 from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.errors import PlanError
+from tensoropt.execute.executable import resolve_plan
 from tensoropt.execute.train import OtherDevicesError, beside_prediction, device_type, main
 from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.ranks.local_hardware import why_no_gpu
@@ -258,6 +260,28 @@ def test_gpus_for_each_rank_of_the_host(tmp_path: Path, monkeypatch: pytest.Monk
         device_type(plan, False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert device_type(plan, False) == "cuda"
+
+
+CPU_RANKS_BESIDE_GPUS = load_cluster(
+    {"name": "beside", "devices": ["H100-80GB", "CPU-core"], "links": {"intra_node": "PCIe4"}}
+)
+
+
+def test_a_plan_for_cpu_ranks_beside_gpus_runs_on_one_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = load_plan(gpu_plan(tmp_path / "plan.json", (1, 2)))
+    plan = plan.model_copy(update={"cluster": CPU_RANKS_BESIDE_GPUS.to_dict()})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(OtherDevicesError, match=r"1 x H100-80GB, 1 x CPU-core \(cuda and cpu\) .* one type"):
+        device_type(plan, False)
+    assert device_type(plan, True) == "cpu"
+    # As it is with a script of one's own.
+    with pytest.raises(PlanError, match=r"devices of one type; .*, or pass device='cpu'"):
+        resolve_plan(plan).warn_of_other_devices(torch.device("cuda"))
+    with pytest.warns(UserWarning, match="here it runs on cpu"):
+        resolve_plan(plan).warn_of_other_devices(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

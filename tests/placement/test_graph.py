@@ -55,6 +55,37 @@ def test_without_splits_operators_are_groups_and_shared_parameters(groups: Group
     check_flow(graph)
 
 
+class Averaging(nn.Module):
+    """A tied weight, and a buffer that one operator reads and others update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        x = x * torch.sigmoid(self.mean)
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        return nn.functional.cross_entropy(self.head(x), labels)
+
+
+def test_what_refers_to_a_variable_is_known(groups: GroupGraph) -> None:
+    tokens = torch.randint(16, (4,)), torch.randint(16, (4,))
+    graph = placed_graph(prepare_graph(capture(Averaging(), tokens).graph).graph)
+    # The operator that holds the parameter, or makes the buffer's new value, comes first.
+    names = [tuple(graph.operators[o].name for o in found) for found in graph.references]
+    assert sorted(names) == [
+        ("add", "sigmoid", "mul_1"),
+        ("variable p_model_head_weight", "embedding", "linear"),
+    ]
+    # A batch norm reads and updates its own statistics.
+    assert [graph.operators[o].kind for found in placed_graph(groups).references for o in found] == [
+        "variable", "group", "group",
+    ]  # fmt: skip
+
+
 def test_every_choice_makes_a_sound_graph(groups: GroupGraph) -> None:
     offered = 0
     for group in groups.groups:

@@ -40,7 +40,7 @@ def made(planner: str, memory: float, time_s: float):
 
 
 def rows_of(entries, tracked, limits=(None,)):
-    question = SimpleNamespace(search_s=0.5)
+    question = SimpleNamespace(search_s=0.5, refusal="")
     points = [made("frontier", *pair) for pair in tracked]
     rows, found = compare(question, entries, limits, points, 0, quiet)
     return rows, found

@@ -32,8 +32,18 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
         '"epsilon": 0, "max_points": null, "method": "auto", '
         '"dtype": "float32", "recompute": "auto", "overlap": "default", '
         '"constraints": null, "measure": "all", "process_memory": false, "pipelines": "auto", '
-        '"placements": "auto"}'
+        '"placements": "auto", "soft_placement": false}'
     )
+
+
+def test_soft_placement_softens_constraints_and_keeps_their_file() -> None:
+    hard, soft = (Settings(constraints=PINS, soft_placement=soft) for soft in (False, True))
+    assert hard.effective_constraints is hard.constraints
+    assert soft.effective_constraints is not None
+    assert [pin.soft for pin in soft.effective_constraints.pins] == [True]
+    assert Settings.from_dict(soft.to_dict()) == soft
+    assert soft.to_dict()["constraints"] == PINS
+    assert Settings(soft_placement=True).effective_constraints is None
 
 
 def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
@@ -64,6 +74,7 @@ def test_what_means_nothing_is_said_with_what_does(chosen: dict[str, Any], said:
 VALUES = {
     "micro_batches": (1, 4), "memory_bytes": 24.0 * 2**30, "epsilon": 0.005, "max_points": 24,
     "constraints": None, "process_memory": True,
+    "soft_placement": True,
 }  # fmt: skip
 
 

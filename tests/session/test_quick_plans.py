@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tensoropt import zoo
-from tensoropt.api import _evaluated, _model_info, _prepared, compare, recost
+from tensoropt.api import _evaluated, _model_info, _prepared, compare, explore, recost
 from tensoropt.cluster import load_cluster
 from tensoropt.execute import parallelize
 from tensoropt.exploration.exploration import Exploration, load_exploration
@@ -46,6 +46,7 @@ from tensoropt.session import evaluation
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.searched import search
 from tensoropt.session.session import Session
+from tensoropt.sharding.constraints import ConstraintError
 from tests.session.captured_once import CapturedOnce
 from tests.situations import branching
 
@@ -208,6 +209,118 @@ def test_plans_that_do_not_keep_to_constraints_stay_out(store: ProfileStore, sof
     assert not [p for p in exploration.points if p.stages.schedule]
     (note,) = [n for n in exploration.report["notes"] if n.startswith("placed plans were not tried")]
     assert "a placed plan has no mesh axes" in note
+
+
+ON_ONE = {"operators": "stem", "devices": [1]}
+
+
+def devices_of(exploration: Exploration, point: int, group: str) -> set[int | None]:
+    """The devices of a group, or of its pieces."""
+    operators = exploration.plan(point).operators
+    return {op.device for name, op in operators.items() if name.partition("[")[0] == group}
+
+
+def test_where_no_sharded_plan_is_allowed_there_are_placed_ones(store: ProfileStore, tmp_path: Path) -> None:
+    constraints = {"devices": [ON_ONE, {"operators": "head", "devices": [9], "soft": True}]}
+    exploration = explored(store, constraints=constraints)
+    assert exploration.points
+    assert len(placed(exploration)) == len(exploration.points)
+    assert not any(space.groups for space in exploration.spaces)
+    for point in range(len(exploration.points)):
+        assert devices_of(exploration, point, "conv2d") == {1}
+    notes = exploration.report["notes"]
+    (refusal,) = [note for note in notes if note.startswith("no sharded plan: devices 1 (stem: device 1)")]
+    assert "device 0 is not among them" in refusal
+    assert any("given up, as it is soft: devices 2 (head: device 9)" in note for note in notes)
+    # Saved, loaded and searched again like others.
+    exploration.save(tmp_path / "saved")
+    again, old = recost(load_exploration(tmp_path / "saved"), store=store)
+    assert [p.time_s for p in again.points] == pytest.approx([p.time_s for p in exploration.points])
+    assert [one.time_s for one in old] == pytest.approx([p.time_s for p in exploration.points])
+
+
+def test_planners_of_sharded_plans_and_pipelines_refuse_what_they_cannot_keep(store: ProfileStore) -> None:
+    model, inputs = branches("meta")
+    compared = compare(
+        model, inputs, cluster="dgx-a100[2]", store=store, measure="never", micro_batches=(1,),
+        constraints={"devices": [ON_ONE]}, planners=("zero", "gpipe", "placer"),
+    )  # fmt: skip
+    rows = {row["planner"]: row for row in compared.comparison}
+    assert rows["placer"]["time_s"] is not None
+    assert rows["frontier"]["time_s"] is not None
+    for name in ("zero", "frontier"):
+        assert rows[name]["notes"][0].startswith("no sharded plan: devices 1 (stem: device 1)")
+    assert rows["zero"]["time_s"] is None
+    assert rows["gpipe"]["notes"][0].startswith("published pipelines know no constraints")
+
+
+def test_where_nothing_is_allowed_both_sides_are_named(store: ProfileStore) -> None:
+    with pytest.raises(ConstraintError, match=r"no sharded plan: devices 1 .*not tried: --placements never"):
+        explored(store, constraints={"devices": [ON_ONE]}, placements="never")
+    with pytest.raises(ConstraintError, match=r"no sharded plan: devices 1 .*; no placed plan: pin 1 .*axes"):
+        explored(store, constraints={**pinned(), "devices": [ON_ONE]})
+    with pytest.raises(ConstraintError, match="matches no operator"):
+        explored(store, constraints={"devices": [{"operators": "nothing", "devices": 0}]})
+
+
+@torch.library.custom_op("tensoropt_tests::row_means", mutates_args=(), device_types="cpu")
+def row_means(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(1, keepdim=True)
+
+
+@row_means.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], 1)
+
+
+class Centred(nn.Module):
+    """Its inputs' means are made by an operator without a kernel for GPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(x - row_means(x)), labels)
+
+
+def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store: ProfileStore) -> None:
+    inputs = torch.randn(32, 64), torch.randint(10, (32,))
+    devices = [{"kind": "H100-80GB", "count": 2}, {"kind": "CPU-core", "count": 1}]
+    beside = load_cluster({"name": "beside", "devices": devices, "links": {"intra_node": "PCIe4"}})
+    asked = {"store": store, "measure": "never"}
+    found = compare(Centred(), inputs, cluster=beside, planners=("placer", "zero", "gpipe"), **asked)
+    assert found.points
+    for row in range(len(found.all_points)):
+        assert devices_of(found, row, "row_means") == {2}
+    notes = found.report["notes"]
+    lacks = "tensoropt_tests.row_means.default has no kernel for cuda devices"
+    words = f"{lacks}: row_means may lie on device 2 alone"
+    assert words in notes
+    refusal = "collectives join devices of one type, and beside has 2 x H100-80GB, 1 x CPU-core"
+    assert f"no sharded plan: {refusal}" in notes
+    assert f"no pipelines: {refusal}" in notes
+    rows = {row["planner"]: row for row in found.comparison}
+    assert words in rows["placer"]["notes"]
+    # What is free lies on GPUs, the first of which cannot run this one.
+    assert "1 operators cannot run on device 0 and went to the next that can" in rows["placer"]["notes"]
+    assert rows["zero"]["notes"] == [f"no sharded plan: {refusal}"]
+    assert rows["gpipe"]["notes"][0].startswith("stages are on devices of one type")
+    alone = explore(Centred(), inputs, cluster="dgx-h100[2]", **asked)
+    (note,) = [note for note in alone.report["notes"] if note.startswith("priced as if GPUs could run them")]
+    assert "tensoropt_tests.row_means.default" in note
+
+
+def test_soft_placement_gives_up_what_sharded_plans_cannot_keep(store: ProfileStore) -> None:
+    exploration = explored(store, constraints={"devices": [ON_ONE]}, soft_placement=True)
+    assert any(point.kind is kinds.SHARDED for point in exploration.points)
+    notes = exploration.report["notes"]
+    given_up = "given up, as it is soft: devices 1 (stem: device 1): every device"
+    assert any(note.startswith(given_up) for note in notes)
+    # Placed plans keep to it.
+    for row, _ in placed(exploration):
+        assert devices_of(exploration, row, "conv2d") == {1}
+    assert not any(note.startswith("placed plans were not tried") for note in notes)
 
 
 def test_where_pipelines_are_pinned_no_other_plan_comes_in(store: ProfileStore) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.cluster import load_cluster
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.constraints import (
@@ -59,7 +60,11 @@ def test_what_is_read_is_kept_as_data() -> None:
             {"parameters": "*.norm.weight", "axes": {"gpu": "R"}, "soft": True},
         ],
         "together": [["a", "b"], {"operators": ["c*"], "soft": True}],
-        "devices": [{"operators": "*", "kinds": "H100*"}],
+        "devices": [
+            {"operators": "*", "kinds": "H100*"},
+            {"operators": "a", "devices": [2, 0, 2], "soft": True},
+            {"operators": "b", "devices": 1},
+        ],
     }
     found = constraints_from_dict(data)
     assert found.data == data
@@ -69,6 +74,9 @@ def test_what_is_read_is_kept_as_data() -> None:
     assert found.stored[0].name == "pin 2"
     assert [t.soft for t in found.together] == [False, True]
     assert found.devices[0].kinds == ("H100*",)
+    assert [pin.numbers for pin in found.devices] == [(), (2, 0), (1,)]
+    assert [pin.soft for pin in found.devices] == [False, True, False]
+    assert str(found.devices[1]) == "devices 2 (a: device 2, 0)"
 
 
 @pytest.mark.parametrize(
@@ -91,12 +99,48 @@ def test_what_is_read_is_kept_as_data() -> None:
         ({"pin": [{"parameters": "a", "axes": {"x": "S(one)"}}]}, "not how a parameter is stored"),
         ({"together": "a"}, "'together' is a list"),
         ({"together": [[1]]}, "a text or a list of texts"),
-        ({"devices": [{"operators": "a"}]}, "'kinds' is a text or a list"),
+        ({"devices": [{"operators": "a"}]}, "either 'kinds', .* or 'devices', numbers of devices"),
+        ({"devices": [{"operators": "a", "kinds": "H*", "devices": 0}]}, "either 'kinds', .* as two entries"),
+        ({"devices": [{"kinds": "H*"}]}, "'operators' is one pattern"),
+        ({"devices": [{"operators": "a", "kinds": []}]}, "'kinds' is a text or a list"),
+        ({"devices": [{"operators": "a", "devices": []}]}, "a list of numbers, each at least 0, not list"),
+        ({"devices": [{"operators": "a", "devices": [0, -1]}]}, "each at least 0"),
+        ({"devices": [{"operators": "a", "devices": [True]}]}, "each at least 0"),
+        ({"devices": [{"operators": "a", "devices": "0"}]}, "each at least 0, not str '0'"),
     ],
 )
 def test_what_cannot_be_understood_is_named(data: object, says: str) -> None:
     with pytest.raises(ConstraintError, match=says.replace("(", r"\(")):
         constraints_from_dict(data)
+
+
+def test_allowed_devices_come_best_first() -> None:
+    kinds = [{"kind": name, "count": 2} for name in ("H100-80GB", "A100-80GB", "A100-40GB")]
+    cluster = load_cluster({"devices": kinds, "links": {"intra_node": "NVLink3"}})
+
+    def allowed(**wanted: Any) -> tuple[int, ...]:
+        (pin,) = constraints_from_dict({"devices": [{"operators": "*", **wanted}]}).devices
+        return pin.allowed(cluster)
+
+    assert allowed(kinds=["A100*", "H100*"]) == (2, 3, 4, 5, 0, 1)
+    assert allowed(kinds=["A100-40GB", "*"]) == (4, 5, 0, 1, 2, 3)
+    assert allowed(kinds="V100*") == ()
+    assert allowed(devices=[5, 9, 0]) == (5, 0)
+
+
+def test_softened_constraints_are_all_soft() -> None:
+    data = {
+        "pin": [{"operators": "a", "axes": {"x": "y"}}, {"parameters": "b", "axes": {"x": "R"}}],
+        "together": [["a", "b"]],
+        "devices": [{"operators": "a", "devices": 0}],
+        "pipeline": {"stages": 2},
+    }
+    hard = constraints_from_dict(data)
+    soft = hard.softened()
+    entries = (*soft.pins, *soft.stored, *soft.together, *soft.devices)
+    assert len(entries) == 4
+    assert all(entry.soft for entry in entries)
+    assert (soft.pipeline, soft.data) == (hard.pipeline, data)
 
 
 def test_patterns_speak_of_what_computes(graph: GroupGraph) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from tensoropt.cli.verify import verify_text
+from tensoropt.cluster import load_cluster
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import predict, real_ranks, verify_random
-from tensoropt.verify.predict import Place, place_for
+from tensoropt.verify.predict import Place, cluster_of, place_for
 from tests.lent_ranks import KeptRanks
 from tests.verify import gpu_jobs
 
@@ -44,6 +45,17 @@ def test_each_rank_of_nccl_has_its_own_gpu() -> None:
 def test_without_a_gpu_there_is_none_to_share() -> None:
     with pytest.raises(TensorOptError, match=r"no GPU to share: .*--ranks"):
         place_for(2, "cuda", "two", "share-gpu")
+
+
+def test_cpu_ranks_beside_gpus_are_checked_on_fake_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "local_gpus", lambda: ("H100",) * 4)
+    devices = {"name": "beside", "devices": ["H100-80GB", "CPU-core"], "links": {"intra_node": "PCIe4"}}
+    where = cluster_of(load_cluster(devices).to_dict())
+    assert where == ("cuda and cpu", "beside")
+    place = place_for(2, *where)
+    assert place.kind == "fake"
+    assert place.text.startswith("2 devices of beside are not here, so this was checked on fake ranks")
+    assert place_for(2, *where, wanted="ranks").kind == "cpu"
 
 
 def test_a_shared_gpu_has_room_for_few_ranks(one_gpu: None) -> None:

@@ -125,9 +125,9 @@ class _Search(Generic[G]):
         while best is not before:
             before = best
             for segment in self.segments:
-                here = {name: cuts_of[name] for name in segment if name in cuts_of}
-                rest = {name: cut for name, cut in best.cuts.items() if name not in here}
-                cuts = rest if len(rest) < len(best.cuts) else {**best.cuts, **here}
+                own = {name: cuts_of[name] for name in segment if name in cuts_of}
+                rest = {name: cut for name, cut in best.cuts.items() if name not in own}
+                cuts = rest if len(rest) < len(best.cuts) else {**best.cuts, **own}
                 if cuts not in self.tried:
                     tried = self._try(cuts, best, share)
                     best = tried if tried is not None and tried.time_s < best.time_s else best

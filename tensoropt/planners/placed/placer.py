@@ -3,9 +3,14 @@
 M. Abadi et al., *TensorFlow: A System for Large-Scale Machine Learning*, OSDI 2016, section 3.3, and the
 source, tensorflow/core/common_runtime/placer.cc and colocation_graph.cc:
 
-1. operators joined by reference edges or colocation constraints form one group (``problem.together``), whose
-   devices are those that its constraints (``problem.pinned``) and kernels (finite times) leave;
-2. a group goes to the first of them in the order of priority, here the devices' own: by default device 0;
+1. operators joined by reference edges (``problem.references``) or colocation constraints
+   (``problem.together``) form one group, whose devices are those that its constraints (``problem.pinned``)
+   and kernels (finite times) leave. So a variable lies with the operators that read and update it
+   (heuristic C). TensorFlow refuses a variable whose readers are pinned apart; here its value can be sent,
+   so that it lies with the first reader that its constraints allow, with a note;
+2. a group goes to the first of them in the order of priority: that of its constraints, otherwise the
+   devices' own: GPUs before CPU ranks, by default device 0; orders that contradict each other do not count
+   (``MergeSupportedDevices``);
 3. heuristic B: an operator on metadata alone goes where its input is;
 4. heuristic A: a generator (no input, one output, no state) waits for a second pass, and goes where its
    consumers are if all are on one device.
@@ -15,9 +20,12 @@ A default device that cannot run an operator is passed over, as under soft place
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, simulate_placement
-from tensoropt.planners.placed.common.units import PlacedAnswer, memory_limits, units_of
+from tensoropt.planners.placed.common.units import PlacedAnswer, Units, memory_limits, units_of
 from tensoropt.units import format_bytes
 
 
@@ -27,17 +35,19 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     Raises:
         InfeasibleError: constraints contradict each other, or a device is too small.
     """
-    units = units_of(problem)
+    units, apart = _with_references(problem)
+    referring = {operator for operators in problem.references for operator in operators}
     device_of = [-1] * len(units.members)
     later: list[int] = []
     for operator, unit in enumerate(units.of):
         if device_of[unit] >= 0:
             continue
-        if _is_generator(problem, operator):
+        # What reads a variable has an input.
+        if operator not in referring and _is_generator(problem, operator):
             later.append(operator)
             continue
-        choices = units.choices[unit]
-        device_of[unit] = int(choices[0])
+        choices = units.by_priority[unit]
+        device_of[unit] = choices[0]
         # Heuristic B; the input has its device already, as operators come in the model's order.
         if _is_metadata(problem, operator):
             source = problem.tensors[problem.read[operator][0]].producer
@@ -49,23 +59,69 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         unit = units.of[operator]
         if device_of[unit] >= 0:
             continue
-        choices = units.choices[unit]
-        device_of[unit] = int(choices[0])
+        choices = units.by_priority[unit]
+        device_of[unit] = choices[0]
         readers = problem.tensors[problem.made[operator][0]].readers
         beside_all = {device_of[units.of[r]] for r in readers}
-        if len(beside_all) == 1 and beside_all <= set(choices.tolist()):
+        if len(beside_all) == 1 and beside_all <= set(choices):
             device_of[unit] = beside_all.pop()
     placement = Placement.in_order([device_of[u] for u in units.of], problem.devices.count)
     _check_memory(problem, placement, memory_limit_bytes)
-    pinned = {units.of[o] for o, _ in problem.pinned}
-    passed = sum(not units.allowed[u, 0] and u not in pinned for u in units.of)
-    notes = (f"{passed} operators cannot run on device 0 and went to the next that can",) if passed else ()
-    return PlacedAnswer(placement, notes)
+    pinned, default = {units.of[o] for o, _ in problem.pinned}, problem.devices.best_first[0]
+    passed = sum(not units.allowed[u, default] and u not in pinned for u in units.of)
+    notes = [*_sent(problem, placement, apart)]
+    if passed:
+        notes.insert(0, f"{passed} operators cannot run on device {default} and went to the next that can")
+    return PlacedAnswer(placement, tuple(notes))
+
+
+def _sent(problem: PlacementProblem, placement: Placement, apart: Sequence[tuple[int, ...]]) -> Iterator[str]:
+    """Yield the variables whose references do not lie together, in words."""
+    for owner, *readers in apart:
+        others = [problem.names[o] for o in readers if placement.device[o] != placement.device[owner]]
+        yield (
+            f"constraints keep {', '.join(others)} apart from {problem.names[owner]}, with which they refer "
+            "to one variable: its value is sent"
+        )
+
+
+def _with_references(problem: PlacementProblem) -> tuple[Units, list[tuple[int, ...]]]:
+    """Return the units of operators that reference edges join as well, and the references that pins forbid.
+
+    Raises:
+        InfeasibleError: constraints contradict each other.
+    """
+    units = units_of(problem)
+    if not problem.references:
+        return units, []
+    if joined := _joined(problem, problem.references):
+        return joined, []
+    together: list[tuple[int, ...]] = []
+    apart = []
+    for owner, *readers in problem.references:
+        if found := _joined(problem, [*together, (owner, *readers)]):
+            units = found
+            together.append((owner, *readers))
+            continue
+        apart.append((owner, *readers))
+        for reader in readers:
+            if found := _joined(problem, [*together, (owner, reader)]):
+                units = found
+                together.append((owner, reader))
+                break
+    return units, apart
+
+
+def _joined(problem: PlacementProblem, sets: Sequence[tuple[int, ...]]) -> Units | None:
+    """Return the units if the operators of these sets share a device, too; None if they cannot."""
+    try:
+        return units_of(replace(problem, together=(*problem.together, *sets)))
+    except InfeasibleError:
+        return None
 
 
 def _is_generator(problem: PlacementProblem, operator: int) -> bool:
-    """Return whether an operator is a generator, by IsGeneratorNode of placer.cc: state is a reference type,
-    which does not occur."""
+    """Return whether an operator is a generator, by IsGeneratorNode of placer.cc, if it reads no variable."""
     return (
         not problem.read[operator]
         and len(problem.made[operator]) == 1

@@ -125,6 +125,10 @@ class PipelineTask:
         """
         if not self.problem.graph.atoms.graph.training:
             raise UnsuitableError("pipelines are planned for training only; use --mode train")
+        if len(self.cluster.device_types) > 1:
+            raise UnsuitableError(f"stages are on devices of one type, and there are {self.cluster.counts}")
+        if self.settings.constraints is not None:
+            raise UnsuitableError("published pipelines know no constraints; explore with --pipelines always")
         suited = [(mesh, count) for mesh, count in self.jobs if suits(mesh)]
         if not suited:
             raise UnsuitableError(

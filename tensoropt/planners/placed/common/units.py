@@ -16,7 +16,7 @@ an operator needs while it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, simulate_placement
+from tensoropt.placement.problem import common_devices
 from tensoropt.types import Floats
 from tensoropt.units import format_bytes
 
@@ -39,6 +40,8 @@ class Units:
         allowed: (units, devices) whether each may lie there, by the pins of all members and the devices that
         can run them all. bytes: (units,) the bytes each adds to its device for a whole step. transient_bytes:
         (units,) the bytes that its largest operator needs on top while it runs.
+        order: the devices, best first, for units without pins.
+        orders: unit -> the devices that its members are pinned to, best first.
     """
 
     of: tuple[int, ...]
@@ -46,6 +49,16 @@ class Units:
     allowed: NDArray[np.bool_]
     bytes: Floats
     transient_bytes: Floats
+    order: tuple[int, ...]
+    orders: Mapping[int, tuple[int, ...]]
+
+    @cached_property
+    def by_priority(self) -> tuple[tuple[int, ...], ...]:
+        """The devices that each unit may lie on, best first."""
+        return tuple(
+            tuple(device for device in self.orders.get(unit, self.order) if row[device])
+            for unit, row in enumerate(self.allowed)
+        )
 
     @cached_property
     def choices(self) -> tuple[NDArray[np.intp], ...]:
@@ -83,7 +96,19 @@ def units_of(problem: PlacementProblem) -> Units:
     for operator, unit in enumerate(unit_of):
         lasting[unit] += problem.step_bytes(operator)
         transient[unit] = max(transient[unit], transient_bytes(problem, operator))
-    return Units(unit_of, tuple(map(tuple, members)), _allowed(problem, members), lasting, transient)
+    pins: dict[int, list[tuple[int, ...]]] = {}
+    for operator, devices in problem.pinned:
+        pins.setdefault(unit_of[operator], []).append(devices)
+    order = problem.devices.best_first
+    return Units(
+        unit_of,
+        tuple(map(tuple, members)),
+        _allowed(problem, members),
+        lasting,
+        transient,
+        order,
+        {unit: common_devices(orders, order) for unit, orders in pins.items()},
+    )
 
 
 def transient_bytes(problem: PlacementProblem, operator: int) -> float:

@@ -1,0 +1,79 @@
+"""The types of devices for which PyTorch's operators have a kernel.
+
+PyTorch's dispatcher knows them, as far as they are registered in this process: a build without CUDA lacks the
+kernels of all others. There, those of PyTorch's own operators are read from the table that its build is made
+from (``native_functions.yaml`` in ``torchgen``), and those of an operator that was written in Python
+(``torch.library.custom_op``) from its definition. Backward is not asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensoropt.ops.overloads import FUNCTIONS
+
+_KEYS = {"cuda": "CUDA", "cpu": "CPU"}
+_ANY_DEVICE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+
+def has_kernel(target: str, device_type: str) -> bool | None:
+    """Return whether an operator (``aten.linear.default``) runs on devices of a type, ``cpu`` or ``cuda``;
+    None if this process cannot know."""
+    namespace, packet, overload = target.split(".")
+    name = packet if overload == "default" else f"{packet}.{overload}"
+    if namespace == FUNCTIONS:  # the model's own Python, which calls other operators
+        return True
+    if (types := _python_types(f"{namespace}::{packet}")) is not None:
+        return None in types or device_type in types
+    if device_type == "cuda" and not torch.backends.cuda.is_built():
+        return name not in _cpu_only() if namespace == "aten" else None
+    try:
+        found: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+        return any(found(f"{namespace}::{name}", key) for key in (_KEYS[device_type], *_ANY_DEVICE))
+    except RuntimeError:  # not registered in this process
+        return None
+
+
+def _python_types(name: str) -> frozenset[str | None] | None:
+    """Return the device types of an operator's Python kernels, None among them for any type; None if it is
+    not one of ``torch.library.custom_op``."""
+    definition = torch._library.custom_ops.OPDEFS.get(name)
+    return None if definition is None else frozenset(definition._backend_fns)
+
+
+@cache
+def _cpu_only() -> frozenset[str]:
+    """Return PyTorch's own operators, without their namespace, that have a kernel for CPUs and none for CUDA
+    devices; empty if this build does not contain the table."""
+    spec = importlib.util.find_spec("torchgen")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    table = Path(spec.origin).parent / "packaged/ATen/native/native_functions.yaml"
+    return cpu_only_of(table.read_text(encoding="utf-8")) if table.is_file() else frozenset()
+
+
+def cpu_only_of(table: str) -> frozenset[str]:
+    """Return the operators of a table of native functions that have a kernel for CPUs, and none for CUDA
+    devices or for any device.
+
+    The entries are read line by line, as a YAML parser takes seconds for the whole table.
+    """
+    keys: dict[str, set[str]] = {}
+    delegates: dict[str, str] = {}
+    for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:
+        name = entry.partition("(")[0].strip()
+        if delegate := re.search(r"^  structured_delegate: (\S+)", entry, re.MULTILINE):
+            delegates[name] = delegate.group(1)
+        if dispatch := re.search(r"^  dispatch:.*\n((?:    .*\n)+)", entry, re.MULTILINE):
+            lines = dispatch.group(1).splitlines()
+            keys[name] = {key.strip() for line in lines for key in line.partition(":")[0].split(",")}
+    # An operator without a dispatch table is made of others, and runs wherever these do.
+    of = {name: keys.get(delegates.get(name, name), set()) for name in (*keys, *delegates)}
+    other = {"CUDA", *_ANY_DEVICE, "CompositeExplicitAutogradNonFunctional"}
+    return frozenset(name for name, found in of.items() if "CPU" in found and found.isdisjoint(other))

@@ -168,6 +168,27 @@ def _normalised(
     return result
 
 
+class _Statistics(torch.autograd.Function):
+    """Mean and variance from the sums of ``count`` values and of their squares."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+        moments = sums / count
+        mean, var = moments
+        # Below 0 only by rounding, which may be more than eps where values are far from 0.
+        var.addcmul_(mean, mean, value=-1).clamp_(min=0)
+        ctx.save_for_backward(moments)
+        ctx.count = count
+        return moments.to(dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        (moments,) = ctx.saved_tensors
+        of_sums = grad.double() / ctx.count
+        of_sums[0].addcmul_(moments[0], of_sums[1], value=-2)
+        return of_sums, None, None
+
+
 class _ByStatistics(torch.autograd.Function):
     """A norm with given mean and variance, which have gradients as well."""
 
@@ -235,10 +256,7 @@ def batch_norm_statistics(
     dtype = torch.promote_types(running_mean.dtype, torch.float32)
     if not training:
         return torch.stack((running_mean, running_var)).to(dtype), running_mean, running_var
-    mean, square = sums / count
-    # Below 0 only by rounding, which may be more than eps where values are far from 0.
-    var = torch.addcmul(square, mean, mean, value=-1).clamp(min=0)
-    statistics = torch.stack((mean, var)).to(dtype)
+    statistics = _Statistics.apply(sums, count, dtype)
     moved = moved_statistics(running_mean, running_var, *statistics.detach(), momentum, count)
     return statistics, *moved
 

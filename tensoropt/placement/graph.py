@@ -227,7 +227,7 @@ def placed_graph(
         )
     given = {name: GroupSplit(*how) for name, how in (splits or {}).items()}
     graph = in_steps(graph, _cut_batch_norms(graph, given))
-    cut, steps = dict(given), {}
+    cut, steps = dict(given), dict[str, str]()
     for each in step_groups(graph):
         steps |= dict.fromkeys((each.sums, each.statistics), each.normalised)
         if each.normalised in given:

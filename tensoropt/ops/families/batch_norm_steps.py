@@ -189,6 +189,11 @@ class _Statistics(torch.autograd.Function):
         return of_sums, None, None
 
 
+def _like(statistics: torch.Tensor, parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a parameter in the type of the statistics: PyTorch's kernel takes no other."""
+    return None if parameter is None else parameter.to(statistics.dtype)
+
+
 class _ByStatistics(torch.autograd.Function):
     """A norm with given mean and variance, which have gradients as well."""
 
@@ -202,30 +207,24 @@ class _ByStatistics(torch.autograd.Function):
         eps: float,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, statistics, weight)
-        ctx.eps, ctx.has_bias = eps, bias is not None
-        # PyTorch's kernel takes parameters of the same type as the statistics only.
-        own = (None if value is None else value.to(statistics.dtype) for value in (weight, bias))
-        return _normalised(x, *own, *statistics, eps)
+        ctx.eps, ctx.has = eps, (weight is not None, bias is not None)
+        mean, var = statistics
+        return _normalised(x, _like(mean, weight), _like(mean, bias), mean, var, eps)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         x, statistics, weight = ctx.saved_tensors
         mean, var = statistics
-        weight = None if weight is None else weight.to(statistics.dtype)
+        has_weight, has_bias = ctx.has
+        # The statistics need the gradients of parameters even where there are none.
+        weight = weight.to(mean.dtype) if has_weight else torch.ones_like(mean)
         inverse = torch.rsqrt(var + ctx.eps)
         gx, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             grad, x, weight, mean, var, mean, inverse, False, ctx.eps, [ctx.needs_input_grad[0], True, True]
         )
-        scale = inverse if weight is None else inverse * weight
-        of_statistics = -scale * torch.stack((of_bias, 0.5 * inverse * of_weight))
+        of_statistics = -inverse * weight * torch.stack((of_bias, 0.5 * inverse * of_weight))
         # Autograd casts the gradients of parameters to their type.
-        return (
-            gx,
-            of_statistics,
-            None if weight is None else of_weight,
-            of_bias if ctx.has_bias else None,
-            None,
-        )
+        return gx, of_statistics, of_weight if has_weight else None, of_bias if has_bias else None, None
 
 
 def batch_norm_sums(context: ShardContext, name: str, x: torch.Tensor, training: bool) -> torch.Tensor:
@@ -257,8 +256,8 @@ def batch_norm_statistics(
     if not training:
         return torch.stack((running_mean, running_var)).to(dtype), running_mean, running_var
     statistics = _Statistics.apply(sums, count, dtype)
-    moved = moved_statistics(running_mean, running_var, *statistics.detach(), momentum, count)
-    return statistics, *moved
+    mean, var = statistics.detach()
+    return statistics, *moved_statistics(running_mean, running_var, mean, var, momentum, count)
 
 
 def batch_norm_by_statistics(

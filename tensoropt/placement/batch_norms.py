@@ -27,17 +27,19 @@ class StepGroups(NamedTuple):
     normalised: str
 
 
-def runs_in_steps(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> bool:
-    """Return whether the group is a batch norm whose pieces, cut in this way, run in steps."""
+def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> BatchNormSteps | None:
+    """Return the steps in which pieces of a batch norm run if it is cut in this way; None if they are not
+    needed, or do not do.
+    """
     op, tensors = group.anchor, graph.atoms.graph.tensors
-    if strategy.label.loop != "batch" or batch_norm_steps(op, tensors) is None:
-        return False
+    steps = batch_norm_steps(op, tensors) if strategy.label.loop == "batch" else None
+    # Statistics without a gradient would have the same placement whole as read by pieces.
+    if steps is None or not tensors[op.args[0].name].requires_grad:
+        return None
     # Other steps make the results beside the normalised input, for other groups only, or not at all.
     inside = {name for other in group.operators[1:] for name in other.inputs()}
-    if not inside.isdisjoint(op.outputs[1:]) or not set(group.writes).isdisjoint(op.outputs[1:3]):
-        return False
-    # Statistics without a gradient would have the same placement whole as read by pieces.
-    return tensors[op.args[0].name].requires_grad
+    apart = inside.isdisjoint(op.outputs[1:]) and set(group.writes).isdisjoint(op.outputs[1:3])
+    return steps if apart else None
 
 
 def in_steps(graph: GroupGraph, names: Collection[str]) -> GroupGraph:

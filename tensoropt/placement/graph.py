@@ -24,7 +24,7 @@ from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
 from tensoropt.ops.localise import localise
-from tensoropt.placement.batch_norms import in_steps, runs_in_steps, step_groups
+from tensoropt.placement.batch_norms import in_steps, step_groups, steps_of_pieces
 from tensoropt.sharding.configurations import (
     Configuration,
     MicroBatchRefused,
@@ -183,13 +183,15 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
     # A strategy that resolves a partial sum needs the other pieces, and one that splits nothing makes none.
     if strategy.resolve or not strategy.label.splits:
         return False
-    codes, writes, operators = strategy.placements, group.writes, group.operators
-    if runs_in_steps(graph, group, strategy):
-        # The other results are made whole, beside the pieces.
-        writes = tuple(name for name in writes if name not in group.anchor.outputs[1:])
+    codes, operators, reads, writes = strategy.placements, group.operators, group.reads, group.writes
+    if steps := steps_of_pieces(graph, group, strategy):
+        # Running statistics are read and made whole, beside the pieces.
         operators = operators[1:]
+        inside = {name for op in operators for name in op.inputs()}
+        reads = tuple(n for n in reads if n in inside or n not in steps.statistics.inputs())
+        writes = tuple(n for n in writes if n not in steps.statistics.outputs)
     parameters = {*group.parameters, *group.shared}
-    if any(codes[n] < 0 and codes[n] != PARTIAL_GRAD for n in group.reads):
+    if any(codes[n] < 0 and codes[n] != PARTIAL_GRAD for n in reads):
         return False
     if any(codes[n] < 0 and codes[n] not in (PARTIAL_GRAD, PARTIAL) for n in parameters):
         return False
@@ -243,7 +245,7 @@ def _cut_batch_norms(graph: GroupGraph, splits: Splits) -> list[str]:
         for group in graph.groups
         if group.name in splits
         and any(
-            str(strategy.label) == splits[group.name].label and runs_in_steps(graph, group, strategy)
+            str(strategy.label) == splits[group.name].label and steps_of_pieces(graph, group, strategy)
             for strategy in group.strategies
         )
     ]

@@ -100,9 +100,10 @@ def over_the_batch(loaded: CapturedModel, seed: int, devices: int = 2) -> Placed
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_batch_norms_in_pieces(seed: int) -> None:
+@pytest.mark.parametrize("name", ["vgg_norm_plain", "shared_norm"])
+def test_batch_norms_in_pieces(name: str, seed: int) -> None:
     """Each piece is normalised with the statistics of the whole batch, and these move as the model's own."""
-    loaded = opened("vgg_norm_plain", dtype="float64")
+    loaded = opened(name, dtype="float64")
     whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, seed))
     for _ in range(2):
         assert step(engine, loaded) == pytest.approx(step(whole, loaded), rel=1e-12)

@@ -28,8 +28,8 @@ class StepGroups(NamedTuple):
 
 
 def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> BatchNormSteps | None:
-    """Return the steps in which pieces of a batch norm run if it is cut in this way; None if they are not
-    needed, or do not do.
+    """Return the steps in which pieces of a batch norm run if it is cut in this way; None if its pieces need
+    none, or cannot run in steps.
     """
     op, tensors = group.anchor, graph.atoms.graph.tensors
     steps = batch_norm_steps(op, tensors) if strategy.label.loop == "batch" else None

@@ -28,7 +28,7 @@ from tensoropt.graph import OperatorGraph, map_refs
 from tensoropt.ops.calls import LocalCall, literal
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import returns_one_tensor
-from tensoropt.ops.registry import bind, resolve_function
+from tensoropt.ops.registry import KERNELS, bind, resolve_function
 from tensoropt.profiling.workload import memory_orders
 from tensoropt.sharding.program import (
     Argument,
@@ -220,7 +220,10 @@ class Interpretation:
         # An operator with one result that is a tuple has a numbered output too ("split.0"). A call that gives
         # one tensor under a numbered name (`native_dropout` that became `dropout`): nothing to unpack.
         single = len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name)
-        if single or returns_one_tensor(op.target):
+        if op.target in KERNELS and len(op.outputs) > 1:
+            # An operator that is a kernel of ours returns its results, whatever their names.
+            return {name: self.item(made, number) for number, name in enumerate(op.outputs)}
+        if single or op.target in KERNELS or returns_one_tensor(op.target):
             return dict.fromkeys(op.outputs, made)
         return {name: self.item(made, int(name.rsplit(".", 1)[1])) for name in op.outputs}
 

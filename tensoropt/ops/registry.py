@@ -10,6 +10,7 @@ from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import CostClass, FlopCount, Kernel, LocalCall, OpSpec, Precision, Samples
 from tensoropt.ops.families import (
     attention,
+    batch_norm_steps,
     convolution,
     embedding,
     experts,
@@ -35,8 +36,8 @@ from tensoropt.ops.overloads import packet_of, resolve_overload
 Value = TypeVar("Value")
 
 FAMILIES = (
-    matrix, convolution, attention, embedding, losses, norms, scans, reductions, pooling, pointwise, views,
-    rearranging, indexing, writes, recurrent, experts, generators, stages,
+    matrix, convolution, attention, embedding, losses, norms, batch_norm_steps, scans, reductions, pooling,
+    pointwise, views, rearranging, indexing, writes, recurrent, experts, generators, stages,
 )  # fmt: skip
 SPECS: tuple[OpSpec, ...] = tuple(spec for family in FAMILIES for spec in family.SPECS)
 

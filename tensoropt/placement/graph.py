@@ -4,7 +4,8 @@ Without splits its operators are the groups. A group that is split becomes piece
 of its strategies; its operands are cut for them (``split``), and their results are put together (``join``)
 unless the reader is cut in the same way. A parameter of a split group, or of several groups, is an operator
 of its own (``variable``) that hands out itself or its shards. The split and join operators are the split and
-concatenation nodes of FastT (Yi et al., Middleware 2020, section 5.2).
+concatenation nodes of FastT (Yi et al., Middleware 2020, section 5.2). A batch norm in training that is cut
+over the batch runs in steps (:mod:`.batch_norms`).
 
 With several micro-batches an operator is the work for one of them, and runs once for each. Groups are not
 split then.
@@ -13,15 +14,17 @@ split then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
 from tensoropt.ops.localise import localise
+from tensoropt.placement.batch_norms import in_steps, step_groups, steps_of_pieces
 from tensoropt.sharding.configurations import (
     Configuration,
     MicroBatchRefused,
@@ -120,12 +123,13 @@ class PlacedGraph:
     """Placed operators in an order of execution.
 
     Attributes:
-        groups: the underlying graph of groups.
-        splits: which of its groups are split, and how.
+        groups: the underlying graph of groups, with batch norms that are cut over the batch in steps.
+        splits: which of the model's groups are split, and how.
         holder: parameter -> the operator that it lives with.
         micro_batches: the number of pieces in which the batch is run, one after another.
         batch_codes: with several micro-batches, the atom along which they cut each tensor that groups make;
             negative if each micro-batch makes a whole one, or a term of a sum.
+        steps: group that makes the sums or the statistics of a batch norm in steps -> the batch norm's.
     """
 
     groups: GroupGraph
@@ -134,6 +138,12 @@ class PlacedGraph:
     holder: Mapping[str, str]
     micro_batches: int = 1
     batch_codes: Mapping[str, int] = field(default_factory=dict)
+    steps: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The tensors of which the values are pieces."""
+        return self.groups.atoms.graph.tensors
 
     @cached_property
     def values(self) -> Mapping[str, Value]:
@@ -167,14 +177,15 @@ class PlacedGraph:
 
     def bytes(self, value: Value) -> int:
         """Return the bytes that a value takes on the device that has it."""
-        return prod(self.shape(value)) * self.groups.atoms.graph.tensors[value.tensor].element_bytes
+        return prod(self.shape(value)) * self.tensors[value.tensor].element_bytes
 
 
 def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
     """Return the ways in which a group can be cut into at most ``most`` pieces.
 
-    Pieces do not communicate while they run, so ways of splitting that reduce inside an operator (statistics
-    of a batch norm over the batch) are not offered; the number of targets of a mean loss is known beforehand.
+    Pieces do not communicate while they run, so ways of splitting that reduce inside an operator are not
+    offered. The number of targets of a mean loss is known beforehand, and a batch norm over the batch runs in
+    steps.
     """
     choices = []
     for strategy in group.strategies:
@@ -189,18 +200,24 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
     # A strategy that resolves a partial sum needs the other pieces, and one that splits nothing makes none.
     if strategy.resolve or not strategy.label.splits:
         return False
-    codes = strategy.placements
+    codes, operators, reads, writes = strategy.placements, group.operators, group.reads, group.writes
+    if steps := steps_of_pieces(graph, group, strategy):
+        # Running statistics are read and made whole, beside the pieces.
+        operators = operators[1:]
+        inside = {name for op in operators for name in op.inputs()}
+        reads = tuple(n for n in reads if n in inside or n not in steps.statistics.inputs())
+        writes = tuple(n for n in writes if n not in steps.statistics.outputs)
     parameters = {*group.parameters, *group.shared}
-    if any(codes[n] < 0 and codes[n] != PARTIAL_GRAD for n in group.reads):
+    if any(codes[n] < 0 and codes[n] != PARTIAL_GRAD for n in reads):
         return False
     if any(codes[n] < 0 and codes[n] not in (PARTIAL_GRAD, PARTIAL) for n in parameters):
         return False
-    if any(codes[n] < 0 and codes[n] != PARTIAL for n in group.writes):
+    if any(codes[n] < 0 and codes[n] != PARTIAL for n in writes):
         return False
     configuration = Configuration(group, (group.unsplit, strategy))
     # Two pieces represent any number: which collectives a call needs does not depend on how many there are.
     # Collectives that only count targets are allowed, because counts are known before the step.
-    calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in group.operators)
+    calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in operators)
     return all(inner.count for call in calls for inner in call.collectives)
 
 
@@ -227,9 +244,28 @@ def placed_graph(
             f"a placed plan of {micro_batches} micro-batches cannot cut operators into pieces as well, but "
             f"{first} is cut; use 1 micro-batch, or leave operators whole"
         )
+    given = {name: GroupSplit(*how) for name, how in (splits or {}).items()}
+    graph = in_steps(graph, _cut_batch_norms(graph, given))
+    cut, steps = dict(given), dict[str, str]()
+    for each in step_groups(graph):
+        steps |= dict.fromkeys((each.sums, each.statistics), each.normalised)
+        if each.normalised in given:
+            cut[each.sums] = given[each.normalised]
     micro = _batch_strategies(graph, micro_batches)
-    cut = {name: GroupSplit(*how) for name, how in (splits or {}).items()}
-    return _GraphBuilder(graph, cut, micro, micro_batches).build()
+    return replace(_GraphBuilder(graph, cut, micro, micro_batches).build(), splits=given, steps=steps)
+
+
+def _cut_batch_norms(graph: GroupGraph, splits: Splits) -> list[str]:
+    """Return the groups whose pieces run in steps."""
+    return [
+        group.name
+        for group in graph.groups
+        if group.name in splits
+        and any(
+            str(strategy.label) == splits[group.name].label and steps_of_pieces(graph, group, strategy)
+            for strategy in group.strategies
+        )
+    ]
 
 
 def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, AxisStrategy]:

@@ -65,6 +65,25 @@ class PlacedLimits:
         plans keep to only where these allow every device."""
         return _given_up([one for one in self.given_up if not isinstance(one[0], DevicePin)])
 
+    def with_steps(self, steps: Mapping[str, str]) -> PlacedLimits:
+        """Return the limits with those on a batch norm also on the groups of its steps.
+
+        Args:
+            steps: group of a step -> the batch norm's group.
+        """
+        of: dict[str, list[str]] = {}
+        for step, name in steps.items():
+            of.setdefault(name, [name]).append(step)
+
+        def on_all(limits: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+            return {each: where for name, where in limits.items() for each in of.get(name, (name,))}
+
+        together = (
+            tuple(each for name in names for each in of.get(name, (name,))) for names in self.together
+        )
+        devices, runs_on = on_all(self.devices), on_all(self.runs_on)
+        return replace(self, together=tuple(together), devices=devices, runs_on=runs_on)
+
     def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
         """Return the sets of operators that share a device, pieces of one group included."""
         return tuple(

@@ -35,7 +35,7 @@ from tensoropt.placement.problem import DeviceSet, PlacedResult, PlacedTensor, P
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.overheads import Overheads
-from tensoropt.profiling.workload import Workload, workload
+from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
@@ -149,8 +149,9 @@ class PlacedPrices:
         Raises:
             PlanError: the model cannot run so, see :func:`.graph.placed_graph`.
         """
-        limits, graph = self.limits, placed_graph(self.graph, splits, micro_batches)
-        works = {op.name: self._work(op) for op in graph.operators if op.group is not None}
+        graph = placed_graph(self.graph, splits, micro_batches)
+        limits = self.limits.with_steps(graph.steps)
+        works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})
         for work in works.values():
             self.costs.timings.require_one([work.work])
@@ -176,13 +177,13 @@ class PlacedPrices:
         """
         return placed_limits(self.constraints, self.graph, self.cluster)
 
-    def _work(self, op: PlacedOperator) -> _Work:
+    def _work(self, graph: PlacedGraph, op: PlacedOperator) -> _Work:
         assert op.group is not None
         assert op.configuration is not None
         # Pieces of one split are priced alike, whichever of them it is.
         key = (op.group.name, str(op.configuration.strategies[1].label), *op.mesh)
         if key not in self._works:
-            work = workload(self.graph, op.configuration, op.mesh)
+            work = workload(graph.groups, op.configuration, op.mesh, memory_orders(self.graph))
             self._works[key] = _Work(work, self.costs.facts.of(work))
         return self._works[key]
 
@@ -211,21 +212,21 @@ class PricedGraph:
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the group that an operator is, or is a piece of; None for an operator that moves data or
-        holds parameters.
+        """Return the model's group that an operator is, or is a piece or a step of; None for an operator that
+        moves data or holds parameters.
         """
         group = self.graph.operators[operator].group
-        return group.name if group is not None else None
+        return self.graph.steps.get(group.name, group.name) if group is not None else None
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
         """Return the ways in which an operator, or the group of a piece, can be cut in place of its present
         one.
         """
-        group = self.graph.operators[operator].group
-        if group is None:
+        name = self.whole_of(operator)
+        if name is None:
             return ()
-        choices = self.prices.split_choices(group)
-        return tuple(choice for choice in choices if choice != self.graph.splits.get(group.name))
+        choices = self.prices.split_choices(self.prices.graph.group_of[name])
+        return tuple(choice for choice in choices if choice != self.graph.splits.get(name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
         """Return cuts of the batch of every group that can be cut: into as many pieces as there are devices,
@@ -317,14 +318,14 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work
     # Views of what it reads take no additional memory.
     lying, larger = {names[w] for w in facts.lies_in}, {names[w]: size for w, size in facts.extents.items()}
     made = {v: larger.get(v.tensor, graph.bytes(v)) for v in op.writes if v.tensor not in lying}
-    grows = [v for v in op.writes if prices.tensors[v.tensor].requires_grad]
+    grows = [v for v in op.writes if graph.tensors[v.tensor].requires_grad]
     handed = {names[n] for n in facts.hands_on}
     extents = {names[n]: size for n, size in facts.gradient_extents.items()}
     # Of the gradients that it makes, only those in a storage of their own are counted in addition.
     comes = sum(
         extents.get(v.tensor, graph.bytes(v))
         for v in op.reads
-        if prices.tensors[v.tensor].requires_grad and v.tensor not in handed
+        if graph.tensors[v.tensor].requires_grad and v.tensor not in handed
     )
     forward, backward = prices.seconds(work)
     forward_peak, backward_peak, handed_peak, returning = _peaks(prices, op, work)
@@ -387,7 +388,7 @@ def _copy_seconds(
         host_s = overheads.host.call_s
         copy = max(moved * overheads.copy_s_per_byte + overheads.call_s, host_s) if moved else 0.0
         added = max(moved * (op.count - 1) * overheads.add_s_per_byte + overheads.call_s, host_s)
-        back = any(prices.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
+        back = any(graph.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
         forward.append(added if sums else copy)
         backward.append((0.0 if sums else copy) if back else 0.0)
     return np.array(forward), np.array(backward)
@@ -461,7 +462,7 @@ def _tensors(
             producer=producer,
             readers=tuple(readers.get(value, ())),
             kept_by=tuple(keepers.get(value, ())),
-            gradient=prices.tensors[value.tensor].requires_grad,
+            gradient=graph.tensors[value.tensor].requires_grad,
             stored=_is_stored(prices, graph.operators[producer], value),
             **cast(Any, storages.get(value, {})),
             **cast(Any, shares.get(value, {})),

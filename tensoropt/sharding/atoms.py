@@ -16,11 +16,11 @@ convolution on both sides of a channel shuffle keeps its groups and the shuffle 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from tensoropt.graph import OperatorGraph
+from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.index_space import AtomGraph as AtomGraph
 from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
 from tensoropt.ops.layouts import Atoms
@@ -41,15 +41,26 @@ class _Refinement:
         boundaries: the boundaries of each (tensor, dim).
         broken: for each operator, the loops whose factorisations are incompatible.
         touching: for each (tensor, dim), the operators that index it.
+        known: the atoms of tensors that keep them, because operators beside these have been refined.
     """
 
-    def __init__(self, graph: OperatorGraph, kept: Kept | None):
-        self.graph = graph
-        self.spaces = {op.name: index_space(op, graph) for op in graph.operators}
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        kept: Kept | None,
+        operators: Sequence[Operator] | None = None,
+        known: Mapping[str, Atoms] | None = None,
+    ):
+        self.graph, self.known = graph, known or {}
+        self.operators = graph.operators if operators is None else operators
+        self.spaces = {op.name: index_space(op, graph) for op in self.operators}
         self.discovered = self._discover(kept)
         self.boundaries: dict[tuple[str, int], set[int]] = {
             (t.name, dim): set() for t in graph.tensors.values() for dim in range(len(t.shape))
         }
+        for name, atoms in self.known.items():
+            for dim, sizes in enumerate(atoms):
+                self.boundaries[name, dim] = {math.prod(sizes[i:]) for i in range(1, len(sizes))}
         self.broken: dict[str, set[int]] = {name: set() for name in self.spaces}
         self.touching: dict[tuple[str, int], set[str]] = {}
         for name, space in self.spaces.items():
@@ -62,7 +73,7 @@ class _Refinement:
         """Discover how operators without a rule split; operators that look alike are run once."""
         by_operator: dict[str, Discovery] = {}
         by_signature: dict[str, Discovery] = {}
-        for op in self.graph.operators:
+        for op in self.operators:
             if not self.spaces[op.name].known and op.inputs():
                 key = signature(op, self.graph)
                 if key not in by_signature:
@@ -94,7 +105,7 @@ class _Refinement:
         new = {b for b in new if 1 < b < size}
         if new <= self.boundaries[place]:
             return True
-        if not is_chain(self.boundaries[place] | new | {size}):
+        if place[0] in self.known or not is_chain(self.boundaries[place] | new | {size}):
             return False
         # Boundaries are never removed, and all divide the size of their dim, so the visits end.
         self.boundaries[place] |= new
@@ -264,3 +275,17 @@ def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
             itself.
     """
     return _Refinement(graph, kept).refine()
+
+
+def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
+    """Refine the operators that a graph has in place of some operators of a refined graph. All others stay
+    as they are, and so do the atoms of all tensors that both graphs have.
+
+    Args:
+        graph: the graph with the new operators.
+        new: those of its operators that are new, or differ from those of the same name.
+    """
+    known = {name: atoms for name, atoms in before.atoms.items() if name in graph.tensors}
+    found = _Refinement(graph, None, new, known).refine()
+    spaces = {op.name: found.spaces.get(op.name) or before.spaces[op.name] for op in graph.operators}
+    return AtomGraph(graph, spaces, found.atoms, before.discovered)

@@ -120,6 +120,22 @@ def gpt2_ignored() -> Recipe:
     return gpt2(ignored=True)
 
 
+class SharedNorm(nn.Module):
+    """A batch norm that normalises two tensors, one after the other, as in a Siamese network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        first, second = (self.norm(self.body(each)).relu().mean((2, 3)) for each in (x, y))
+        return F.cross_entropy(self.head(first * second), labels)
+
+
+def shared_norm() -> Recipe:
+    return SharedNorm(), (torch.randn(8, 3, 6, 6), torch.randn(8, 3, 6, 6), torch.randint(0, 10, (8,))), {}
+
+
 def vgg_norm() -> Recipe:
     return vgg(norm=True, dropout=0.3)
 

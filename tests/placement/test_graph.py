@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from tensoropt.capture import capture
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare_graph
+from tensoropt.ops.layouts import PARTIAL
 from tensoropt.placement.graph import PlacedGraph, Value, placed_graph, split_choices
 from tensoropt.sharding.groups import GroupGraph
 
@@ -92,7 +95,9 @@ def test_every_choice_makes_a_sound_graph(groups: GroupGraph) -> None:
         for label, count in split_choices(groups, group, 4):
             graph = placed_graph(groups, {group.name: (label, count)})
             check_flow(graph)
-            assert sum(op.kind == "piece" for op in graph.operators) == count
+            pieces = [op for op in graph.operators if op.kind == "piece" and op.group is not None]
+            assert sum(op.group.name == group.name for op in pieces) == count  # a batch norm has others
+            assert graph.splits == {group.name: (label, count)}
             assert set(graph.holder) == {t.name for t in groups.atoms.graph.parameters}
             offered += 1
     assert offered > 10
@@ -121,11 +126,48 @@ def test_a_term_added_once_is_read_by_the_first_piece_only(groups: GroupGraph) -
     assert graph.shape(Value(graph.operators[-1].writes[0].tensor)) == ()
 
 
-def test_statistics_of_a_batch_are_not_cut(groups: GroupGraph) -> None:
-    norm = next(g for g in groups.groups if "batch_norm" in g.anchor.target)
-    for label, _ in split_choices(groups, norm, 2):
-        strategy = next(s for s in norm.strategies if str(s.label) == label)
-        assert strategy.placements[norm.reads[0]] == 1  # channels
+def test_a_batch_norm_over_the_batch_runs_in_steps(groups: GroupGraph) -> None:
+    """Terms of sums of every piece, statistics of their total, pieces that are normalised."""
+    (norm,) = (g for g in groups.groups if "batch_norm" in g.anchor.target)
+    splits = {norm.name: ("batch", 2)}
+    graph = placed_graph(groups, splits)
+    check_flow(graph)
+    ops = {op.name: op for op in graph.operators}
+    sums, pieces = ([ops[f"{name}[{i}/2]"] for i in (1, 2)] for name in (f"{norm.name} sums", norm.name))
+    join, statistics = ops[f"join {norm.name} sums"], ops[f"{norm.name} statistics"]
+    assert [op.writes[0].code for op in sums] == [PARTIAL, PARTIAL]
+    assert join.reads == tuple(op.writes[0] for op in sums)
+    assert statistics.reads == join.writes
+    changed = set(groups.atoms.graph.mutations.values()).intersection(norm.writes)
+    assert {value.tensor for value in statistics.writes[1:]} == changed
+    assert len(changed) == 2
+    for index, (term, piece) in enumerate(zip(sums, pieces, strict=True)):
+        (cut,) = term.reads
+        assert (cut.code, cut.index) == (0, index)
+        assert piece.reads[:2] == (cut, statistics.writes[0])
+    # The running statistics are read where they change, and nowhere else.
+    assert all(not op.group.free for op in (*sums, *pieces) if op.group)
+    assert statistics.group is not None
+    assert len(statistics.group.free) == 2
+    # A graph in steps can be cut again in the same way, or no longer.
+    assert [op.name for op in placed_graph(graph.groups, splits).operators] == [*ops]
+    check_flow(placed_graph(graph.groups))
+
+
+@pytest.mark.parametrize("change", ["frozen input", "statistics that others read", "channels"])
+def test_other_cuts_of_a_batch_norm_run_as_before(groups: GroupGraph, change: str) -> None:
+    (norm,) = (g for g in groups.groups if "batch_norm" in g.anchor.target)
+    if change == "channels":
+        assert placed_graph(groups, {norm.name: ("channels", 2)}).groups is groups
+        return
+    if change == "frozen input":
+        source = groups.atoms.graph
+        frozen = replace(source.tensors[norm.reads[0]], requires_grad=False)
+        source = replace(source, tensors={**source.tensors, frozen.name: frozen})
+        groups = replace(groups, atoms=replace(groups.atoms, graph=source))
+    else:
+        norm = replace(norm, writes=(*norm.writes, norm.anchor.outputs[1]))
+    assert {label for label, _ in split_choices(groups, norm, 2)} == {"channels"}
 
 
 @pytest.mark.parametrize(

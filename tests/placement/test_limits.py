@@ -24,6 +24,7 @@ from tensoropt.question.model_source import load_model
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.sharding.groups import GroupGraph
+from tests.placement.test_prices import normalised, norms_of
 
 
 @cache
@@ -274,3 +275,24 @@ def test_a_hard_entry_holds_whatever_the_order() -> None:
     assert found.devices == {first: (1,)}
     assert "devices 1" in found.notes[0]
     assert "beside devices 2" in found.notes[0]
+
+
+def test_limits_on_a_batch_norm_hold_for_its_steps() -> None:
+    first, second = norms_of(normalised())
+    costs = CostSource(cluster(), ProfileStore(":memory:"), Settings(), None)
+    given = constraints_of(
+        {
+            "devices": [{"operators": first, "kinds": ["V100*"]}],
+            "together": [{"operators": [first, second]}],
+        }
+    )
+    priced = PlacedPrices(normalised(), cluster(), costs, given).price({first: ("batch", 2)})
+    names = [op.name for op in priced.graph.operators]
+    steps = [
+        *(f"{first} sums[{i}/2]" for i in (1, 2)),
+        f"{first} statistics",
+        f"{first}[1/2]",
+        f"{first}[2/2]",
+    ]
+    assert dict(priced.problem.pinned).items() >= {names.index(name): (1,) for name in steps}.items()
+    assert {names[i] for i in priced.problem.together[0]} == {*steps, second}

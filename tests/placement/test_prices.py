@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import load_model
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.configurations import batch_strategies
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.verify.random_strategies import random_splits
 
 
@@ -89,6 +91,40 @@ def test_the_pieces_of_a_gradient_are_gone_before_it_is_cast(tmp_path: Path) -> 
             assert graph.problem.handed_peak_bytes[number] == (6 if cuts else 4) * elements
             seen.add(len(cuts))
     assert seen == {0, 1}
+
+
+@cache
+def normalised() -> GroupGraph:
+    """A small VGG with two batch norms."""
+    return load_captured(ModelSpec("tests.execute.models:vgg_norm_plain")).graph
+
+
+def norms_of(groups: GroupGraph) -> list[str]:
+    return [group.name for group in groups.groups if "batch_norm" in group.anchor.target]
+
+
+def test_steps_of_a_batch_norm_count_as_parts_of_it() -> None:
+    costs = CostSource(load_cluster("dgx-a100[2]"), ProfileStore(":memory:"), Settings(), None)
+    whole = PlacedPrices(normalised(), costs.cluster, costs).price()
+    parallel = whole.split(whole.data_parallel())
+    for name in norms_of(normalised()):
+        assert parallel.graph.splits[name] == ("batch", 2)
+        parts = [i for i in range(parallel.problem.size) if parallel.whole_of(i) == name]
+        assert [parallel.graph.operators[i].name for i in parts] == [
+            *(f"{name} sums[{i}/2]" for i in (1, 2)),
+            f"{name} statistics",
+            *(f"{name}[{i}/2]" for i in (1, 2)),
+        ]
+        # From each part, the batch norm is cut anew as a whole, or no longer over the batch.
+        for i in parts:
+            assert {label for label, _ in parallel.split_choices(i)} == {"channels"}
+        (again,) = {choice for i in parts for choice in parallel.split_choices(i)}
+        assert not {name, f"{name} sums"} & set(parallel.split({name: again}).graph.steps)
+        # Nothing is free: the input is read once more than by the whole norm, and results are as large.
+        at = [op.name for op in whole.graph.operators].index(name)
+        for seconds in ("forward_s", "backward_s"):
+            both, alone = (getattr(graph.problem, seconds) for graph in (parallel, whole))
+            assert both[parts, 0].sum() > alone[at, 0]
 
 
 def test_splits_add_up(priced: PricedGraph) -> None:

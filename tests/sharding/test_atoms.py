@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.capture import capture
+from tensoropt.ops.families.batch_norm_steps import batch_norm_steps
 from tensoropt.ops.families.views import refine
 from tensoropt.ops.layouts import chunk, local_shape, placement_code, placement_name
-from tensoropt.sharding.atoms import AtomGraph, is_chain, refine_graph
+from tensoropt.sharding.atoms import AtomGraph, is_chain, refine_graph, refine_in_place_of
 from tests.models import Call
 from tests.sharding.models import graph_of
 
@@ -179,6 +182,30 @@ def test_a_refinement_of_coarser_views_is_found(factors, data):
     assert common is not None
     assert len(common) <= len(factors)
     assert len(common) >= max(len(left), len(right))
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_operators_in_place_of_others_get_the_atoms_around_them(shuffled):
+    """As if the new graph were refined whole; the channels of a shuffle are two atoms."""
+
+    def forward(m, x):
+        x = m.norm(torch.nn.functional.conv2d(x, m.w))
+        return x.view(4, 2, 6, 5, 5).transpose(1, 2).reshape(4, 12, 5, 5) if shuffled else x
+
+    model = Call(forward, norm=torch.nn.BatchNorm2d(12), w=(12, 3, 1, 1))
+    found = capture(model, (torch.randn(4, 3, 5, 5),), loss=lambda y: y.exp().sum(), mode="train").graph
+    before = refine_graph(found)
+    (norm,) = (op for op in found.operators if "batch_norm" in op.target)
+    steps = batch_norm_steps(norm, found.tensors)
+    operators = [new for op in found.operators for new in (steps[:3] if op is norm else (op,))]
+    kept = {name: tensor for name, tensor in found.tensors.items() if name not in norm.outputs[1:3]}
+    tensors = {**kept, **{tensor.name: tensor for tensor in steps.tensors}}
+    graph = replace(found, tensors=tensors, operators=tuple(operators))
+    after, whole = refine_in_place_of(before, graph, steps[:3]), refine_graph(graph)
+    assert after.atoms == whole.atoms
+    assert after.spaces == whole.spaces
+    assert after.atoms[steps.tensors[0].name] == ((2,), (2, 6) if shuffled else (12,))
+    assert all(after.atoms[name] == before.atoms[name] for name in kept)
 
 
 def test_chains_under_divisibility():

@@ -22,6 +22,9 @@ from tensoropt.ops.calls import (
 from tensoropt.ops.index_space import Builder, Loops, Opaque
 from tensoropt.ops.kernels import ShardContext
 
+BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
+"""A batch norm in training, which returns the new running statistics as well."""
+
 # -- index spaces ---------------------------------------------------------------------------------
 
 
@@ -213,11 +216,23 @@ def sync_batch_norm(
         The output, mean, inverse standard deviation, new running mean, new running variance.
     """
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
+    return y, mean, inverse, *moved_statistics(running_mean, running_var, mean, var, momentum, count)
+
+
+def moved_statistics(
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    count: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the new running mean and variance."""
     # As in PyTorch: running variances are unbiased, the batch's own is not.
     unbiased = var * (count / max(count - 1, 1))
     new_mean = running_mean * (1 - momentum) + mean * momentum
     new_var = running_var * (1 - momentum) + unbiased * momentum
-    return y, mean, inverse, new_mean, new_var
+    return new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
 
 
 _VARIANCES = Samples(positive=True)
@@ -244,7 +259,7 @@ SPECS = (
     ),
     OpSpec(targets=("aten.instance_norm.default",), rule=instance_norm),
     OpSpec(
-        targets=("aten._native_batch_norm_legit_functional.default",),
+        targets=(BATCH_NORM,),
         rule=_batch_norm_training,
         localiser=_local_batch_norm,
         kernels={"kernels.sync_batch_norm": sync_batch_norm},

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from tensoropt.engine.models import CapturedModel
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import strategy_from_data
 from tensoropt.placement import Placement
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.lower import Tape
 from tensoropt.placement.graph import placed_graph, split_choices
+from tensoropt.placement.strategy import PlacedStrategy
+from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.verify.random_strategies import random_placement
 from tests.placement.execute.cases import (
     difference,
@@ -80,6 +83,64 @@ def test_every_way_of_cutting_every_group() -> None:
         engine = in_one_process(loaded, in_any_order(graph, random_placement(graph, 3, rng)))
         assert step(engine, loaded) == pytest.approx(loss, rel=1e-11)
         assert difference(engine.shards.gradients, whole.shards.gradients) < 1e-10
+
+
+def over_the_batch(loaded: CapturedModel, seed: int, devices: int = 2) -> PlacedStrategy:
+    """A random placement of the pieces of all groups that can be cut over the batch, batch norms included."""
+    batch = batch_strategies(loaded.graph)
+    splits = {
+        g.name: (str(batch[g.name].label), devices)
+        for g in loaded.graph.groups
+        if (str(batch[g.name].label), devices) in split_choices(loaded.graph, g, devices)
+    }
+    graph = placed_graph(loaded.graph, splits)
+    norms = sum("batch_norm" in group.anchor.target for group in loaded.graph.groups)
+    assert len(graph.steps) == 2 * norms > 0
+    return in_any_order(graph, random_placement(graph, devices, random.Random(seed)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["vgg_norm_plain", "shared_norm"])
+def test_batch_norms_in_pieces(name: str, seed: int) -> None:
+    """Each piece is normalised with the statistics of the whole batch, and these move as the model's own."""
+    loaded = opened(name, dtype="float64")
+    whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, seed))
+    for _ in range(2):
+        assert step(engine, loaded) == pytest.approx(step(whole, loaded), rel=1e-12)
+        assert difference(engine.shards.gradients, whole.shards.gradients) < 1e-10
+        assert difference(engine.buffers, whole.buffers) < 1e-12
+    with torch.no_grad():
+        ours, theirs = (e(*loaded.inputs, evaluating=True)[0] for e in (engine, whole))
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-12)
+    assert difference(engine.buffers, whole.buffers) < 1e-12  # evaluation changed none
+
+
+def test_batch_norms_in_pieces_in_single_precision() -> None:
+    loaded = opened("vgg_norm")
+    whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, 1))
+    for _ in range(2):
+        assert step(engine, loaded) == pytest.approx(step(whole, loaded), rel=1e-5)
+        assert difference(engine.shards.gradients, whole.shards.gradients) < 5e-4
+        assert difference(engine.buffers, whole.buffers) < ROUNDING
+
+
+def test_batch_norms_in_pieces_in_mixed_precision() -> None:
+    """As far from the unsplit model in single precision as the unsplit model in mixed precision is."""
+    exact = unsplit(opened("vgg_norm_plain"))
+    loss = step(exact, opened("vgg_norm_plain"))
+    loaded = opened("vgg_norm_plain", compute_dtype="bfloat16")
+    whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, 2))
+    for each in (whole, engine):
+        assert step(each, loaded) == pytest.approx(loss, rel=5e-3)
+        assert difference(each.buffers, exact.buffers) < 1e-2
+    # Biases in front of a batch norm have no gradient but rounding.
+    biases = {f"p_model_features_{number}_bias" for number in (0, 4)}
+    wanted = {n: g for n, g in exact.shards.gradients.items() if n not in biases}
+    assert len(wanted) == len(exact.shards.gradients) - 2
+    far, ours = (
+        difference({n: each.shards.gradients[n] for n in wanted}, wanted) for each in (whole, engine)
+    )
+    assert ours < max(2 * far, 3e-2)
 
 
 @pytest.mark.parametrize("count", [1, 2])

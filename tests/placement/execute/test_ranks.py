@@ -12,6 +12,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.placement import Placement
+from tensoropt.placement.graph import Splits
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.profiling.store import ProfileStore
@@ -34,14 +35,20 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> CostSource:
 
 
 def drawn(
-    loaded: CapturedModel, costs: CostSource, seed: int, devices: int, count: int | None = None
+    loaded: CapturedModel,
+    costs: CostSource,
+    seed: int,
+    devices: int,
+    count: int | None = None,
+    *,
+    parallel: bool = False,
 ) -> tuple[PlacedStrategy, Prediction]:
-    """A placement at random, of operators in pieces; in micro-batches of whole ones, with seed 0 in the
-    model's order."""
+    """A placement at random, of operators in pieces, which may all be ``parallel``: pieces of the batch; in
+    micro-batches of whole ones, with seed 0 in the model's order."""
     rng = random.Random(seed)
     prices = PlacedPrices(loaded.graph, costs.cluster, costs)
-    splits = random_splits(loaded.graph, devices, rng, 0.3) if count is None else None
-    graph = prices.price(splits, micro_batches=count or 1)
+    splits: Splits | None = random_splits(loaded.graph, devices, rng, 0.3) if count is None else None
+    graph = prices.price(prices.price().data_parallel() if parallel else splits, micro_batches=count or 1)
     size = graph.problem.size
     placement = random_placement(graph.graph, devices, rng)
     if count is not None and not seed:
@@ -112,6 +119,32 @@ def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str, count: 
         near = 0.12 if count is None else 0.04
         assert found.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=near)
         assert len(found.memory_tracked_of_ranks) == 3
+
+
+@pytest.mark.distributed
+def test_batch_norms_in_pieces_on_two_ranks(ranks: RankPool, costs: CostSource) -> None:
+    """Four pieces of each on two ranks: running statistics, gradients, messages and memory."""
+    spec = ModelSpec("tests.execute.models:vgg_norm_plain")
+    pairs = [drawn(load_model(spec), costs, seed, 2, parallel=True) for seed in range(2)]
+    assert all(len(strategy.placed_graph.steps) == 4 for strategy, _ in pairs)
+    data = [strategy.to_data() for strategy, _ in pairs]
+    options = CheckOptions(timed_steps=1)
+    for (_, prediction), result in zip(
+        pairs, verify_strategies(spec, data, pool=ranks, options=options), strict=True
+    ):
+        assert result.numerics_ok, result
+        assert unlike(prediction, result.collectives_issued) == []
+        assert result.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_of_batch_norms_in_pieces_on_fake_ranks(costs: CostSource, dtype: str) -> None:
+    loaded = load_model(ModelSpec("zoo:unet-tiny", compute_dtype=dtype, device="meta"))
+    strategy, prediction = drawn(loaded, costs, 0, 3, parallel=True)
+    assert len(strategy.placed_graph.steps) == 2 * 10
+    found = check_on_fake_ranks(loaded, strategy, "adam")
+    assert unlike(prediction, found.collectives_issued) == []
+    assert found.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.02)
 
 
 def test_what_micro_batches_keep_is_all_there_when_forward_ends(costs: CostSource) -> None:

@@ -22,16 +22,15 @@ import networkx as nx
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement
 from tensoropt.placement.flat import FlatProblem, Integers, step_s
 from tensoropt.placement.graph import GroupSplit, Splits
 from tensoropt.plan.point import reduce_points
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed import local_search
 from tensoropt.planners.placed.common.annealing import State
 from tensoropt.planners.placed.common.starting import scheduled
 from tensoropt.planners.placed.common.units import PlacedAnswer
-from tensoropt.planners.placed.local_search import LocalSearch
+from tensoropt.planners.placed.local_search import LocalSearch, simulated_places
 from tensoropt.units import format_seconds
 
 _NAME = "cut_search"
@@ -147,13 +146,12 @@ class _Search(Generic[G]):
                 return None
         effort = LocalSearch(seconds=share * self.settings.seconds)
         try:
-            answers = local_search.places(problem, self.limit, self.seed, effort, known, _NAME)
+            placed, _ = simulated_places(_NAME, problem, self.limit, self.seed, effort, known)
         except InfeasibleError as refusal:
             self.refusal = self.refusal or refusal
             return None
-        placed = [_Found(graph, cuts, simulate_placement(problem, a.placement)) for a in answers]
-        self.found += placed
-        return placed[-1]
+        self.found += [_Found(graph, cuts, simulated) for simulated in placed]
+        return self.found[-1]
 
 
 def _carried(

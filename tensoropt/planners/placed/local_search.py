@@ -131,14 +131,29 @@ def places(
     memory_limit_bytes: float | None,
     seed: int,
     settings: LocalSearch = DEFAULTS,
-    known: Sequence[tuple[str, Placement]] = (),
-    name: str = "local_search",
 ) -> tuple[PlacedAnswer, ...]:
     """Return the placements that fit and that no other one found beats in memory and time.
 
+    Raises:
+        InfeasibleError: nothing found fits.
+    """
+    kept, notes = simulated_places("local_search", problem, memory_limit_bytes, seed, settings)
+    return tuple(PlacedAnswer(simulated.placement, notes) for simulated in kept)
+
+
+def simulated_places(
+    name: str,
+    problem: PlacementProblem,
+    memory_limit_bytes: float | None,
+    seed: int,
+    settings: LocalSearch,
+    known: Sequence[tuple[str, Placement]] = (),
+) -> tuple[Sequence[SimulatedPlacement], tuple[str, ...]]:
+    """Return (what :func:`places` finds, ascending in memory; notes on how).
+
     Args:
-        known: placements from which to start in place of those of the heuristics, each with its origin.
         name: the planner that refuses.
+        known: placements from which to start in place of those of the heuristics, each with its origin.
 
     Raises:
         InfeasibleError: nothing found fits.
@@ -161,8 +176,7 @@ def places(
     if not fitting:
         raise InfeasibleError(_refusal(name, problem, found))
     kept = reduce_points(fitting, lambda simulated: (simulated.memory_bytes, simulated.time_s))
-    notes = _notes(search, starts, kept)
-    return tuple(PlacedAnswer(simulated.placement, notes) for simulated in kept)
+    return kept, _notes(search, starts, kept)
 
 
 def _anywhere(problem: PlacementProblem) -> SimulatedPlacement:

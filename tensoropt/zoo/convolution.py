@@ -423,10 +423,12 @@ def unet(batch: int, image: int = 512, width: int = 64, depth: int = 4, classes:
 class DeepLab(nn.Module):
     """Dilated residual trunk, atrous spatial pyramid, classifier, bilinear upsampling to the image."""
 
-    def __init__(self, blocks: tuple[int, ...], stem: int, width: int, classes: int) -> None:
+    def __init__(
+        self, blocks: tuple[int, ...], stem: int, encoder_width: float, width: int, classes: int
+    ) -> None:
         super().__init__()
-        self.trunk = _trunk(blocks, stem, 1, output_stride=16)
-        channels = 4 * stem * 2 ** (len(blocks) - 1)
+        self.trunk = _trunk(blocks, stem, encoder_width, output_stride=16)
+        channels = 4 * int(stem * encoder_width) * 2 ** (len(blocks) - 1)
         self.pyramid = nn.ModuleList(
             [ConvNorm(channels, width, 1), *(ConvNorm(channels, width, 3, dilation=d) for d in (6, 12, 18))]
         )
@@ -450,10 +452,20 @@ class DeepLab(nn.Module):
 )
 @register("deeplab-v3", paper=_DEEPLAB, size="paper", batch=16)
 def _deeplab_v3(
-    batch: int, depth: int = 101, image: int = 512, stem: int = 64, width: int = 256, classes: int = 21
+    batch: int,
+    depth: int = 101,
+    image: int = 512,
+    stem: int = 64,
+    encoder_width: float = 1,
+    width: int = 256,
+    classes: int = 21,
 ) -> Recipe:
-    """DeepLab-V3 on a dilated ResNet (output stride 16)."""
-    model = DeepLab(_DEPTHS[depth], stem, width, classes)
+    """DeepLab-V3 on a dilated ResNet (output stride 16) of ``depth`` layers.
+
+    ``encoder_width`` multiplies every width of the ResNet after its stem, as in a wide ResNet; ``width`` is the
+    channels of the pyramid.
+    """
+    model = DeepLab(_DEPTHS[depth], stem, encoder_width, width, classes)
     return model, (images(batch, 3, image), tokens(classes, batch, image, image)), {}
 
 

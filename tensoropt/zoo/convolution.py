@@ -462,8 +462,8 @@ def _deeplab_v3(
 ) -> Recipe:
     """DeepLab-V3 on a dilated ResNet (output stride 16) of ``depth`` layers.
 
-    ``encoder_width`` multiplies every width of the ResNet after its stem, as in a wide ResNet; ``width`` is the
-    channels of the pyramid.
+    ``encoder_width`` multiplies every width of the ResNet after its stem, as in a wide ResNet; ``width`` is
+    the channels of the pyramid.
     """
     model = DeepLab(_DEPTHS[depth], stem, encoder_width, width, classes)
     return model, (images(batch, 3, image), tokens(classes, batch, image, image)), {}

@@ -358,8 +358,8 @@ def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[in
     while waiting and groups.count > most_groups:
         lean = min(waiting, key=lambda group: (room.bytes[group], group))
         waiting.discard(lean)
-        for others in (groups.after[lean] | groups.before[lean], groups.members):
-            allowed = [other for other in others if other != lean and room(lean, other)]
+        for near in (groups.after[lean] | groups.before[lean], set(groups.members)):
+            allowed = [other for other in near if other != lean and room(lean, other)]
             if allowed:
                 room.joined(min(allowed, key=lambda group: (room.bytes[group], group)), lean)
                 break

@@ -146,3 +146,16 @@ def test_groups_that_pins_keep_apart_remain():
     groups = share_devices(problem, 1)
     assert len(groups) == 2
     assert all(len({o % 2 for o in group}) == 1 for group in groups)
+
+
+@pytest.mark.parametrize("group", [co_place, share_devices])
+def test_operators_that_no_common_device_can_run_stay_apart(group):
+    problem = random_problem(1, 8, 2)
+    seconds = problem.forward_s.copy()
+    for o in range(8):
+        seconds[o, o % 2] = np.inf
+    problem = replace(problem, forward_s=seconds)
+    limits = GroupLimits(most_operators=8, most_groups=2) if group is co_place else 2
+    found = group(problem, limits)
+    groups = found.groups if group is co_place else found
+    assert all(len({o % 2 for o in members}) == 1 for members in groups)

@@ -3,9 +3,9 @@
     python -m tests.benchmarks.papers.netsplit [--quick] [section ...]
 
 Sections: sizes (Table 6-3: nodes and memory), steps (Table 6-4: samples per second of each planner), tight
-(the same in less memory, as the thesis counts more bytes of a model than the judge). One judge simulates
-every placement from data-sheet figures of the preset ``netsplit-paper``; nothing was run on GPUs, so that
-only ratios within a table may be set beside ratios of the thesis. Results:
+(the same in less memory, as the thesis counts more bytes of a model than the simulator). All is simulated
+from data-sheet figures of the preset ``netsplit-paper``; nothing was run on GPUs, so that only ratios within
+a table may be set beside ratios of the thesis. Results:
 tests/benchmarks/results/papers/DATE-netsplit.{json,md}.
 """
 

@@ -84,7 +84,7 @@ def markdown(data: dict[str, Any]) -> str:
     lines = [
         f"# NetSplit's comparison, {data['date']}",
         "",
-        f"Steps on `{CLUSTER}`, simulated by the judge from data-sheet figures. The thesis ran its own on",
+        f"Steps on `{CLUSTER}`, simulated from data-sheet figures. The thesis ran its own on",
         "its cards: only ratios within a table may be set beside ratios of the thesis.",
         "",
         f"Taken from {described(data)}.",
@@ -96,13 +96,7 @@ def markdown(data: dict[str, Any]) -> str:
         "",
         *_steps(data, "steps"),
         "",
-        "## The same, with memory as full as in the thesis",
-        "",
-        "By Table 6-3 the models fill 68 to 85 % of the three cards; the judge counts fewer bytes. Here each",
-        "device has so much less that the bytes that planners add up fill as much of it.",
-        "",
-        *_steps(data, "tight"),
-        "",
+        *_tight(data),
         "## Table 6-3: nodes and memory at batch 128",
         "",
         "The thesis says neither what a node is nor whose bytes its memory counts. Here: operators after",
@@ -126,6 +120,17 @@ def markdown(data: dict[str, Any]) -> str:
             spent = f" ({row['search_s']:.0f} s)" if "search_s" in row else ""
             lines.append(f"- {row['key']}{spent}" + (f": {said}" if said else ""))
     return "\n".join(lines) + "\n"
+
+
+def _tight(data: Mapping[str, Any]) -> Iterator[str]:
+    if _found(data, "tight"):
+        yield "## The same, with memory as full as in the thesis"
+        yield ""
+        yield "By Table 6-3 the models fill 68 to 85 % of the three cards; the simulator counts fewer bytes."
+        yield "Here each device has so much less that the bytes that planners add up fill as much of it."
+        yield ""
+        yield from _steps(data, "tight")
+        yield ""
 
 
 def _steps(data: Mapping[str, Any], section: str) -> Iterator[str]:

@@ -61,9 +61,7 @@ PLANNER_TITLES = {
     "os_dpos": "OS-DPOS",
     "placer": "Placer",
     "pesto": "Pesto",
-    "pesto_extended": "Pesto, extended",
     "netsplit": "NetSplit",
-    "netsplit_published": "NetSplit, published",
 }
 """The names of planners in a legend; others appear by their own name."""
 _STAGE_OF = {"held/P": 1, "held": 2}

@@ -181,6 +181,8 @@ class _PlacedEntry(Entry):
         return (1,)
 
 
+_AS_PUBLISHED = "its program, kept as published, schedules every operator once in a step"
+
 ENTRIES = {
     entry.name: entry
     for entry in (
@@ -232,15 +234,21 @@ ENTRIES = {
             solves=True,
         ),
         _PlacedEntry(
+            "pesto_extended",
+            "Pesto as NetSplit extends it: forward alone, any number of devices (CP-SAT)",
+            solves=True,
+            one_batch=_AS_PUBLISHED,
+        ),
+        _PlacedEntry(
             "netsplit",
-            "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT)",
+            "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT), and a search",
             solves=True,
         ),
         _PlacedEntry(
             "netsplit_published",
             "NetSplit as published, where operators may share a device",
             solves=True,
-            one_batch="its program, kept as published, schedules every operator once in a step",
+            one_batch=_AS_PUBLISHED,
         ),
     )
 }

@@ -423,17 +423,20 @@ def unet(batch: int, image: int = 512, width: int = 64, depth: int = 4, classes:
 class DeepLab(nn.Module):
     """Dilated residual trunk, atrous spatial pyramid, classifier, bilinear upsampling to the image."""
 
-    def __init__(self, blocks: tuple[int, ...], stem: int, width: int, classes: int) -> None:
+    def __init__(self, blocks: tuple[int, ...], stem: int, width: float, pyramid: int, classes: int) -> None:
         super().__init__()
-        self.trunk = _trunk(blocks, stem, 1, output_stride=16)
-        channels = 4 * stem * 2 ** (len(blocks) - 1)
+        self.trunk = _trunk(blocks, stem, width, output_stride=16)
+        channels = 4 * int(stem * width) * 2 ** (len(blocks) - 1)
         self.pyramid = nn.ModuleList(
-            [ConvNorm(channels, width, 1), *(ConvNorm(channels, width, 3, dilation=d) for d in (6, 12, 18))]
+            [
+                ConvNorm(channels, pyramid, 1),
+                *(ConvNorm(channels, pyramid, 3, dilation=d) for d in (6, 12, 18)),
+            ]
         )
-        self.pooled = ConvNorm(channels, width, 1)
-        self.mix = ConvNorm(5 * width, width, 1)
-        self.refine = ConvNorm(width, width, 3)
-        self.head = nn.Conv2d(width, classes, 1)
+        self.pooled = ConvNorm(channels, pyramid, 1)
+        self.mix = ConvNorm(5 * pyramid, pyramid, 1)
+        self.refine = ConvNorm(pyramid, pyramid, 3)
+        self.head = nn.Conv2d(pyramid, classes, 1)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         image = x.shape[-2:]
@@ -446,14 +449,32 @@ class DeepLab(nn.Module):
 
 
 @register(
-    "deeplab-v3-tiny", paper=_DEEPLAB, size="laptop", batch=4, depth=26, image=64, stem=8, width=16, classes=5
+    "deeplab-v3-tiny",
+    paper=_DEEPLAB,
+    size="laptop",
+    batch=4,
+    depth=26,
+    image=64,
+    stem=8,
+    pyramid=16,
+    classes=5,
 )
 @register("deeplab-v3", paper=_DEEPLAB, size="paper", batch=16)
 def _deeplab_v3(
-    batch: int, depth: int = 101, image: int = 512, stem: int = 64, width: int = 256, classes: int = 21
+    batch: int,
+    depth: int = 101,
+    image: int = 512,
+    stem: int = 64,
+    width: float = 1.0,
+    pyramid: int = 256,
+    classes: int = 21,
 ) -> Recipe:
-    """DeepLab-V3 on a dilated ResNet (output stride 16)."""
-    model = DeepLab(_DEPTHS[depth], stem, width, classes)
+    """DeepLab-V3 on a dilated ResNet (output stride 16) of ``depth`` layers.
+
+    ``width`` multiplies every width of the ResNet after its stem, as in a wide ResNet; ``pyramid`` is the
+    channels of the pyramid.
+    """
+    model = DeepLab(_DEPTHS[depth], stem, width, pyramid, classes)
     return model, (images(batch, 3, image), tokens(classes, batch, image, image)), {}
 
 

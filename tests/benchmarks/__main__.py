@@ -30,6 +30,7 @@ PROGRAMS = {
     "figure6": "tests.benchmarks.papers.figure6",
     "scale": "tests.benchmarks.papers.scale",
     "placing": "tests.benchmarks.papers.placing",
+    "netsplit": "tests.benchmarks.papers.netsplit",
     "planners": "tests.benchmarks.planners.bench_planners",
 }
 """In this order; each takes --quick. What each shows: tests/benchmarks/README.md."""

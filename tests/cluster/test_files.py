@@ -304,6 +304,15 @@ def test_wrong_names_say_what_and_how(name, message):
         load_cluster(name)
 
 
+def test_netsplits_runs_are_on_the_first_cards_of_its_server():
+    server, runs = load_cluster("netsplit-server"), load_cluster("netsplit-paper")
+    fast = {pair for pair, path in server.pairs.items() if path.name == "PCIe3-PIX"}
+    assert fast == {(0, 1), (2, 3), (2, 4), (3, 4)}
+    assert len(server.pairs) == 10
+    assert server.subset(3).pairs == runs.pairs
+    assert sorted(path.name for path in runs.pairs.values()) == ["PCIe3-NODE", "PCIe3-NODE", "PCIe3-PIX"]
+
+
 VALID = {
     "devices": [
         {"kind": {"base": "L40S", "name": "X", "flops": {"float32": 1e13}}, "count": 2, "memory": "1GiB"},

@@ -12,6 +12,7 @@ from functools import partial
 
 from tensoropt.question.settings import settings_fields
 from tests.benchmarks.fidelity.report import PAPER
+from tests.benchmarks.papers.netsplit_report import RATIO_TITLES, ratios
 from tests.docs.figures import Filled, lookup, newest, result, table
 from tests.docs.pages import ROOT
 from tests.docs.taken import sentence
@@ -19,6 +20,7 @@ from tests.docs.taken import sentence
 DEMO = "demo/*-demo.json"
 FIDELITY = "fidelity/*-fidelity.json"
 MEMORY = "fidelity/*-memory.json"
+NETSPLIT = "papers/*-netsplit.json"
 SCALE = "papers/*-scale.json"
 SEARCH = "search/*-search.json"
 STEPS = "execute/*-step.json"
@@ -93,6 +95,17 @@ def compared_steps() -> str:
         "plan / DDP": "{against_ddp:.2f}",
     }
     return f"{origins(steps=STEPS)}\n\n{rows(STEPS, 'model', places, columns)}"
+
+
+def netsplit() -> str:
+    """NetSplit over the best of its baselines, here and in the thesis, with two amounts of memory."""
+    data = result(newest(NETSPLIT))
+    found = [
+        [memory, *row]
+        for section, memory in (("steps", "24 GiB"), ("tight", "as in the thesis"))
+        for row in ratios(data, section)
+    ]
+    return table(["memory", *RATIO_TITLES], found)
 
 
 def layers() -> str:
@@ -231,6 +244,7 @@ PARTS: dict[str, Callable[[], str]] = {
         " with 16 stages and gathers fetched ahead, takes 6.2 s (Llama 3 paper, Table 4, 400 TFLOP/s per"
         " GPU).",
     ),
+    "netsplit": netsplit,
     # tensoropt/README.md
     "layers": layers,
     # tensoropt/cli/README.md

@@ -13,10 +13,11 @@ from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.plan.plan import load_plan
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed import netsplit, netsplit_published, pesto
+from tensoropt.planners.placed import netsplit, pesto, pesto_extended
 from tensoropt.planners.placed.exact import rounds as exact
 from tensoropt.planners.placed.netsplit import NetSplit
 from tensoropt.planners.placed.pesto import Pesto
+from tensoropt.planners.placed.pesto_extended import PestoExtended
 from tensoropt.planners.registry import ENTRIES, planner
 from tensoropt.planners.sharded import flexflow as flexflow_module
 from tensoropt.units import format_bytes
@@ -32,8 +33,8 @@ SHARDED = [name for name, entry in ENTRIES.items() if entry.kind == "sharded"]
 def short_walks(monkeypatch):
     monkeypatch.setattr(flexflow_module, "PROPOSALS", 12)
     monkeypatch.setattr(exact, "EFFORT_PER_SECOND", 2e-3)  # not seconds, which depend on the machine
-    monkeypatch.setattr(netsplit, "DEFAULTS", NetSplit(most_blocks=12))
-    monkeypatch.setattr(netsplit_published, "DEFAULTS", NetSplit(as_published=True, most_blocks=12))
+    monkeypatch.setattr(netsplit, "DEFAULTS", NetSplit(most_blocks=12, search_seconds=0.01))
+    monkeypatch.setattr(pesto_extended, "DEFAULTS", PestoExtended(most_blocks=12))
     monkeypatch.setattr(pesto, "DEFAULTS", Pesto(most_blocks=12))
 
 

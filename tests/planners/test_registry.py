@@ -39,7 +39,7 @@ def test_a_solver_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("netsplit.second=6", "did you mean 'seconds'?"),
+        ("netsplit.second=6", "did you mean 'seconds'"),
         ("netsplit.seconds=six", "the default is 60"),
         ("netsplit.seconds=nan", "should be a finite number"),
         ("netsplit.most_blocks=0", "should be greater than 0"),

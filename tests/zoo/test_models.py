@@ -118,3 +118,11 @@ def test_wide_resnets_match_tofu(depth: int, width: int, figure: float) -> None:
 def test_amoebanet_matches_gpipe() -> None:
     built = zoo.build("amoebanet-d", device="meta", filters=208)
     assert built.parameter_count / 1e6 == pytest.approx(82, rel=0.01)
+
+
+def test_deeplabs_encoder_can_be_a_wide_resnet() -> None:
+    """Trunk for trunk: all but the classifier of one, and all but pyramid and head of the other."""
+    wide = zoo.build("wide-resnet-152", device="meta", width=2).model.features
+    trunk = zoo.build("deeplab-v3", device="meta", depth=152, width=2, image=224).model.trunk
+    sizes = [[tuple(p.shape) for p in part.parameters()] for part in (wide, trunk)]
+    assert sizes[0] == sizes[1]

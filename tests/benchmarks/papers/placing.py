@@ -1,4 +1,4 @@
-"""Placing planners on the papers' clusters: FastT's scaling and order enforcement, NetSplit's comparison.
+"""Placing planners on the papers' clusters: FastT's scaling and order enforcement.
 
     python -m tests.benchmarks.papers.placing [--quick] [section ...]
 
@@ -28,14 +28,13 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.planners.registry import ENTRIES
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tests.benchmarks.charts import Chart, bars, figure
 from tests.benchmarks.machine import Results, described
 from tests.benchmarks.papers import fastt
 
-FASTT, NETSPLIT = "fastt-paper", "netsplit-paper"
+FASTT = "fastt-paper"
 DEVICES = (2, 4, 8)
 SCALED = ((f"{FASTT}[2]", 2, 1), (f"{FASTT}[4]", 4, 1), (FASTT, 8, 2), ("dgx-v100", 8, 1))
 """Clusters with their GPUs and servers: the paper's has four GPUs per server."""
@@ -43,7 +42,6 @@ SCALING = {"alexnet": 256, "vgg19": 64, "inception-v3": 64}
 """Global batch of the strong, batch per device of the weak scaling."""
 ORDER = {"alexnet": 256, "vgg19": 64, "inception-v3": 64, "gnmt": 128}
 ORDERED = ("dpos", "os_dpos", "m_etf")
-NETSPLIT_MODELS = {"unet": 16, "inception-v3": 64, "gnmt": 128}
 POINTS, EPSILON = 50, 0.05
 """Only the frontier's fastest point is shown."""
 Row = dict[str, Any]
@@ -135,17 +133,6 @@ def order(quick: bool) -> Iterator[Row]:
                     }
 
 
-def netsplit(quick: bool) -> Iterator[Row]:
-    """Every placing planner on three cards with unlike links."""
-    names = [name for name, entry in ENTRIES.items() if entry.kind == "placed"]
-    with ProfileStore() as store:
-        for model, batch in {"lenet": 32}.items() if quick else NETSPLIT_MODELS.items():
-            graph = priced(model, batch, load_cluster(NETSPLIT), store)
-            for name in names:
-                about = {"section": "netsplit", "key": f"{model}, {name}", "model": model, "planner": name}
-                yield about | _played(name, graph)
-
-
 def _played(name: str, graph: PricedGraph) -> Row:
     begun = time.perf_counter()
     try:
@@ -165,7 +152,7 @@ def _played(name: str, graph: PricedGraph) -> Row:
     }
 
 
-SECTIONS = {"scaling": scaling, "order": order, "netsplit": netsplit}
+SECTIONS = {"scaling": scaling, "order": order}
 
 
 def markdown(data: dict[str, Any], stem: str) -> str:
@@ -213,20 +200,8 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "## FastT's gains, theirs beside ours",
         "",
         *fastt.beside(by_section["scaling"], by_section["order"]),
-        "",
-        f"## NetSplit's comparison, `{NETSPLIT}`",
-        "",
-        "In the manner of its Table 6-4, whose figures were not at hand: none are quoted.",
-        "",
-        "| model | planner | step | fullest device | found in |",
-        "|" + " --- |" * 5,
     ]
-    for row in by_section["netsplit"]:
-        figures = ["refuses", "", ""] if "refused" in row else [
-            _ms(row["time_s"]), f"{row['memory_bytes'] / 2**30:.2f} GiB", f"{row['search_s']:.2f} s"
-        ]  # fmt: skip
-        lines.append(_line([row["model"], row["planner"], *figures]))
-    refused = [f"- {r['key']}: {r['refused']}" for r in by_section["netsplit"] if "refused" in r]
+    refused: list[str] = []
     for row in by_section["scaling"]:
         refused += [f"- {row['key']}, {name}: {why}" for name, why in row["refused"].items()]
     return "\n".join([*lines, "", *refused]) + "\n"

@@ -1,19 +1,19 @@
-"""Join operators of a placement problem into blocks, without ever closing a cycle.
+"""Node co-placement: join operators of a placement problem along the heaviest edges.
 
-An exact program over hundreds of operators finds little in a minute; over a few dozen blocks it finds good
-schedules. A block lies on one device and runs in one go, so blocks must not wait for each other: joining u
-and v along u -> v closes a cycle exactly if a second path leads from u to v.
+This is NetSplit's Algorithm 3, by union-find, with limits on the size and the number of groups: a good split
+does not cut heavy edges, so the two ends of one share a device from the start, and the program decides for
+groups instead of operators. As published, the operators of a group share a device and nothing else
+(:func:`share_devices`).
 
-Node co-placement joins along the heaviest edges first, by union-find, with limits on the size and the number
-of groups.
-
-This is NetSplit's Algorithm 3: a good split does not cut heavy edges, so the two ends of one share a device
-from the start, and the program decides for groups instead of operators. Here groups are also scheduled in one
-go (:mod:`.contraction`), so two groups are joined only if that closes no cycle.
+An exact program that schedules hundreds of operators one by one finds little in a minute; over a few dozen
+blocks it finds good schedules. A block (:func:`co_place`) lies on one device and runs in one go, so blocks
+must not wait for each other: joining u and v along u -> v closes a cycle exactly if a second path leads from
+u to v.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,23 +21,17 @@ from functools import cached_property
 import numpy as np
 
 from tensoropt.placement import PlacedTensor, Placement, PlacementProblem
+from tensoropt.planners.placed.common.units import units_of
 
 
-class _ContractedBlocks:
-    """Blocks of operators that grow along edges; their graph stays acyclic.
-
-    Keeps a topological order of the blocks. A second path from u to v only visits blocks between the two, so
-    looking for it, and repairing the order, costs no more than that stretch.
-    """
+class _Groups:
+    """Groups of operators, joined two by two; a union-find whose sets list their members."""
 
     def __init__(self, problem: PlacementProblem):
-        count = problem.size
-        self.members: dict[int, list[int]] = {o: [o] for o in range(count)}
-        self.block: list[int] = list(range(count))
-        self.after: dict[int, set[int]] = {o: set() for o in range(count)}
-        self.before: dict[int, set[int]] = {o: set() for o in range(count)}
-        self.rank: dict[int, int] = {o: o for o in range(count)}
-        self.line: list[int | None] = list(range(count))
+        self.members: dict[int, list[int]] = {o: [o] for o in range(problem.size)}
+        self.block: list[int] = list(range(problem.size))
+        self.after: dict[int, set[int]] = {o: set() for o in range(problem.size)}
+        self.before: dict[int, set[int]] = {o: set() for o in range(problem.size)}
         for tensor in problem.tensors:
             for reader in tensor.readers:
                 self.after[tensor.producer].add(reader)
@@ -45,8 +39,42 @@ class _ContractedBlocks:
 
     @property
     def count(self) -> int:
-        """The number of blocks."""
+        """The number of groups."""
         return len(self.members)
+
+    def join(self, first: int, second: int) -> bool:
+        """Join two groups into the first; return whether that was possible."""
+        for old, new in ((self.after, self.before), (self.before, self.after)):
+            for neighbour in old.pop(second):
+                new[neighbour].discard(second)
+                if neighbour != first:
+                    new[neighbour].add(first)
+                    old[first].add(neighbour)
+        for operator in self.members[second]:
+            self.block[operator] = first
+        self.members[first] += self.members.pop(second)
+        return True
+
+    def lone(self) -> list[int]:
+        """Return the groups without any edge."""
+        return [w for w in self.members if not self.after[w] and not self.before[w]]
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Return the groups, each with its operators ascending."""
+        return tuple(tuple(sorted(members)) for members in self.members.values())
+
+
+class _ContractedBlocks(_Groups):
+    """Groups whose graph stays acyclic.
+
+    Keeps a topological order of the blocks. A second path from u to v only visits blocks between the two, so
+    looking for it, and repairing the order, costs no more than that stretch.
+    """
+
+    def __init__(self, problem: PlacementProblem):
+        super().__init__(problem)
+        self.rank: dict[int, int] = {o: o for o in range(problem.size)}
+        self.line: list[int | None] = list(range(problem.size))
 
     def join(self, first: int, second: int) -> bool:
         """Join two blocks into one; return False, with nothing changed, if that closes a cycle."""
@@ -56,16 +84,7 @@ class _ContractedBlocks:
         if v in reached:
             return False
         self._reorder(u, v, reached)
-        for old, new in ((self.after, self.before), (self.before, self.after)):
-            for neighbour in old.pop(v):
-                new[neighbour].discard(v)
-                if neighbour != u:
-                    new[neighbour].add(u)
-                    old[u].add(neighbour)
-        for operator in self.members[v]:
-            self.block[operator] = u
-        self.members[u] += self.members.pop(v)
-        return True
+        return super().join(u, v)
 
     def _reached(self, u: int, v: int) -> set[int]:
         """Return the blocks up to v to which a path from u leads, other than by the edge u -> v."""
@@ -95,18 +114,15 @@ class _ContractedBlocks:
         for position, w in enumerate(stretch, start):
             self.rank[w] = position
 
-    def lone(self) -> list[int]:
-        """Return the blocks without any edge."""
-        return [w for w in self.members if not self.after[w] and not self.before[w]]
-
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Return the blocks in a topological order, each with its operators ascending."""
         return tuple(tuple(sorted(self.members[w])) for w in self.line if w is not None)
 
 
 def _allowed_devices(problem: PlacementProblem) -> list[set[int]]:
-    """Return the devices that each operator may lie on."""
-    allowed = [set(range(problem.devices.count)) for _ in problem.names]
+    """Return the devices that each operator may lie on and that can run it."""
+    possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
+    allowed = [set(np.flatnonzero(row).tolist()) for row in possible]
     for operator, devices in problem.pinned:
         allowed[operator] &= set(devices)
     return allowed
@@ -283,6 +299,19 @@ class GroupLimits:
     most_bytes: float = float("inf")
     most_seconds: float = float("inf")
 
+    @classmethod
+    def of_shares(cls, problem: PlacementProblem, share: float, most_groups: int) -> GroupLimits:
+        """Return limits that give a group at most this share of all operators, work and memory."""
+        lasting = [problem.step_bytes(o) for o in range(problem.size)]
+        work = (problem.forward_s + problem.backward_s + problem.update_s).min(axis=1)
+        return cls(
+            most_operators=math.ceil(share * problem.size),
+            most_groups=most_groups,
+            # The largest operator alone may exceed its share and is a group all the same.
+            most_bytes=max(share * sum(lasting), max(lasting)),
+            most_seconds=max(share * float(work.sum()), float(work.max())),
+        )
+
 
 def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
     """Return the bytes of all tensors that cross from a producer to a reader, and of their gradients, by
@@ -299,48 +328,80 @@ def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
 
 
 def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
-    """Return the operators grouped by NetSplit's Algorithm 3.
+    """Return the operators in blocks that run in one go, joined by NetSplit's Algorithm 3 where that closes
+    no cycle.
 
-    The edges are taken from the heaviest to the lightest until ``most_groups`` is reached, and again as long
-    as a round joins anything, because an edge that would have closed a cycle may be free once its detour has
-    been joined too. More groups than requested remain if the other limits, cycles or missing edges forbid
-    further joining: compare ``len(result.groups)``.
+    More blocks than requested remain if the limits, cycles or missing edges forbid further joining: compare
+    ``len(result.groups)``.
     """
     blocks = _ContractedBlocks(problem)
-    may_join = _Room(problem, limits, blocks)
+    _join_along_edges(problem, blocks, _Room(problem, limits, blocks))
+    return contract(problem, blocks.groups())
+
+
+def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[int, ...], ...]:
+    """Return the operators in at most ``most_groups`` groups that share a device, by NetSplit's Algorithm 3:
+    a group may wait for another in its midst, as its operators are timed one by one.
+
+    Edges are followed up to an even share of all operators, work and memory in one group, as a group of all
+    that is heavy leaves the program no choice. The rest joins, the leanest group first, the leanest of its
+    neighbours, or of all groups; these are assumptions. More groups remain only if pins forbid joining them.
+    """
+    groups = _Groups(problem)
+    room = _Room(problem, GroupLimits.of_shares(problem, 1 / most_groups, most_groups), groups)
+    for first, *others in units_of(problem).members:
+        for other in others:
+            room.joined(first, other)
+    _join_along_edges(problem, groups, room)
+    room.limits = GroupLimits(most_operators=problem.size, most_groups=most_groups)
+    waiting = set(groups.members)
+    while waiting and groups.count > most_groups:
+        lean = min(waiting, key=lambda group: (room.bytes[group], group))
+        waiting.discard(lean)
+        for near in (groups.after[lean] | groups.before[lean], set(groups.members)):
+            allowed = [other for other in near if other != lean and room(lean, other)]
+            if allowed:
+                room.joined(min(allowed, key=lambda group: (room.bytes[group], group)), lean)
+                break
+    return groups.groups()
+
+
+def _join_along_edges(problem: PlacementProblem, blocks: _Groups, room: _Room) -> None:
+    """Join groups along the edges, from the heaviest to the lightest, until ``most_groups`` is reached; and
+    again as long as a round joins anything, because an edge that would have closed a cycle may be free once
+    its detour has been joined too.
+    """
+    most_groups = room.limits.most_groups
     weights = edge_weights(problem)
     # Ties by the operators' numbers, so that the blocks are the same in every run.
     edges = sorted(weights, key=lambda edge: (-weights[edge], edge))
     joined = True
-    while joined and blocks.count > limits.most_groups:
+    while joined and blocks.count > most_groups:
         joined, left = False, []
         for edge in edges:
-            if blocks.count <= limits.most_groups:
+            if blocks.count <= most_groups:
                 break
             u, v = (blocks.block[o] for o in edge)
             if u == v:
                 continue
-            if may_join(u, v) and blocks.join(u, v):
-                may_join.merged(u, v)
+            if room(u, v) and room.joined(u, v):
                 joined = True
             else:
                 left.append(edge)
         edges = left
     # Without this, 371 operators of DeepLab-V3 were reduced to 112 blocks instead of 40.
-    _gather(blocks, may_join, limits.most_groups)
-    return contract(problem, blocks.groups())
+    _gather(blocks, room)
 
 
-def _gather(blocks: _ContractedBlocks, may_join: _Room, most_groups: int) -> None:
+def _gather(blocks: _Groups, room: _Room) -> None:
     """Join blocks without edges, which the algorithm never meets: for example, counters of a
     normalization.
     """
     first: int | None = None
     for block in blocks.lone():
-        if blocks.count <= most_groups:
+        if blocks.count <= room.limits.most_groups:
             return
-        if first is not None and may_join(first, block) and blocks.join(first, block):
-            may_join.merged(first, block)
+        if first is not None and room(first, block) and room.joined(first, block):
             first = blocks.block[first]
         else:
             first = block
@@ -349,7 +410,7 @@ def _gather(blocks: _ContractedBlocks, may_join: _Room, most_groups: int) -> Non
 class _Room:
     """The contents of the groups, and whether two of them stay within the limits together."""
 
-    def __init__(self, problem: PlacementProblem, limits: GroupLimits, blocks: _ContractedBlocks):
+    def __init__(self, problem: PlacementProblem, limits: GroupLimits, blocks: _Groups):
         self.limits, self.blocks = limits, blocks
         self.bytes = [problem.step_bytes(o) for o in range(problem.size)]
         self.seconds = problem.forward_s + problem.backward_s + problem.update_s
@@ -364,9 +425,13 @@ class _Room:
             and bool(self.allowed[u] & self.allowed[v])
         )
 
-    def merged(self, u: int, v: int) -> None:
-        """Record that two groups are one: both names stand for it, whichever of them it kept."""
+    def joined(self, u: int, v: int) -> bool:
+        """Join two groups, whatever the limits; return False if the groups cannot be joined."""
+        if not self.blocks.join(u, v):
+            return False
         total, seconds = self.bytes[u] + self.bytes[v], self.seconds[u] + self.seconds[v]
         devices = self.allowed[u] & self.allowed[v]
+        # Both names stand for the group, whichever of them it kept.
         for name in (u, v):
             self.bytes[name], self.seconds[name], self.allowed[name] = total, seconds, devices
+        return True

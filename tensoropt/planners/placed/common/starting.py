@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.planners.errors import UnsuitableError
+from tensoropt.units import format_seconds
 
 _WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
 """Heuristics whose placements are tried; the others place by rules alone, or change the graph."""
@@ -31,6 +32,23 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Plac
             yield f"device {device} alone", placement
     for name in _WARM_STARTS:
         yield from _method(name, problem, seed)
+
+
+def fastest_heuristic(problem: PlacementProblem, seed: int) -> tuple[str, SimulatedPlacement] | None:
+    """Return the heuristics' fastest placement that fits, and the heuristic; None if none fits."""
+    simulated = (
+        (name, simulate_placement(problem, placement)) for name, placement in heuristics(problem, seed)
+    )
+    fitting = [(name, each) for name, each in simulated if each.fits()]
+    return min(fitting, key=lambda pair: pair[1].time_s, default=None)
+
+
+def faster_heuristic(problem: PlacementProblem, seed: int, time_s: float) -> str:
+    """Return a note that names a heuristic whose placement is faster than ``time_s``; "" if there is none."""
+    fastest = fastest_heuristic(problem, seed)
+    if fastest is None or fastest[1].time_s >= time_s:
+        return ""
+    return f"{fastest[0]} is faster: {format_seconds(fastest[1].time_s)}"
 
 
 def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:

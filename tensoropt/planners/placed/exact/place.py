@@ -1,14 +1,18 @@
-"""The procedure that the exact planners share: a warm start, a program, and the simulator to check both.
+"""The procedure that the exact planners share: a program, a search, and the simulator to check both.
 
-1. The heuristics place the problem; the best of them when simulated is the warm start.
+1. The heuristics place the problem; a program is warm-started from the best of them when simulated.
 2. A graph too large for the program is contracted by node co-placement (``common/contraction.py``).
-3. The program starts from the best known schedule; the better placements it finds are simulated.
+3. The program starts from the best known schedule of its blocks; the better placements it finds are
+   simulated.
 4. If the simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the
    device that overflowed gets less room, and the program is solved once more while there is effort left
    (:mod:`.rounds`).
+5. Where nothing is proven, a neighbourhood search goes on from there (:mod:`.neighbourhood`).
 
-The answer is the fastest placement that was simulated, that fits and that obeys the planner's rules; it is
-never a program's own opinion. A placement that breaks a rule is neither an answer nor a bound for one.
+The answer is the fastest placement of the program and the search that was simulated, that fits and that obeys
+the planner's rules; it is never a program's own opinion. If the program knows all placements, the heuristics'
+are among its own; otherwise the heuristics' placements of the whole graph are no answers, even if they are
+faster: the notes name them. A placement that breaks a rule is neither an answer nor a bound for one.
 
 The notes on an exact planner's answer say which method found it and what is proven about it, or why there is
 none.
@@ -27,13 +31,14 @@ from tensoropt.planners.compare import cp_sat
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed.common.contraction import Contraction, GroupLimits, co_place, contract
 from tensoropt.planners.placed.common.units import PlacedAnswer, units_of
+from tensoropt.planners.placed.exact.neighbourhood import SearchEffort, search
 from tensoropt.planners.placed.exact.rounds import (
-    EFFORT_PER_SECOND,
     ExactSettings,
     KnownPlacement,
     KnownPlacements,
     Proof,
     Rounds,
+    effort_words,
     starts,
 )
 from tensoropt.planners.placed.exact.rules import (
@@ -56,12 +61,13 @@ class _Notes:
         contraction: Contraction,
         known: KnownPlacements,
         best: KnownPlacement,
-        warm: KnownPlacement | None,
+        heuristic: KnownPlacement | None,
         proof: Proof,
+        searched: SearchEffort | None,
     ):
         self.settings, self.contraction, self.proof = settings, contraction, proof
         self.broken = known.broken
-        self.best, self.warm = best, warm
+        self.best, self.heuristic, self.searched = best, heuristic, searched
 
     def lines(self) -> list[str]:
         """Return the notes, a sentence each, without those that do not apply."""
@@ -69,8 +75,10 @@ class _Notes:
             line
             for line in (
                 self._origin(),
+                self._faster(),
                 self._broken(),
                 self._blocks(),
+                self._search(),
                 self._gap(),
                 self._effort(),
                 self._fill(),
@@ -81,13 +89,21 @@ class _Notes:
 
     def _origin(self) -> str:
         took = format_seconds(self.best.simulated.time_s)
-        if self.warm is None:
+        if self.heuristic is None:
             ruled = " and keeps to the rules" if rule_words(self.settings.rules) else ""
             return f"no heuristic found a placement that fits{ruled}; {self.best.source} did, {took}"
-        before = format_seconds(self.warm.simulated.time_s)
-        if self.best is self.warm:
+        before = format_seconds(self.heuristic.simulated.time_s)
+        if self.best.simulated.placement == self.heuristic.simulated.placement:
             return f"the warm start stands: nothing simulated is faster than {self.best.source}, {took}"
-        return f"found by {self.best.source}: {took}; warm start {self.warm.source}: {before}"
+        return (
+            f"found by {self.best.source}: {took}; the fastest heuristic, {self.heuristic.source}: {before}"
+        )
+
+    def _faster(self) -> str:
+        """Name a heuristic that is faster than the answer."""
+        if self.heuristic is None or self.heuristic.simulated.time_s >= self.best.simulated.time_s:
+            return ""
+        return f"{self.heuristic.source} is faster"
 
     def _broken(self) -> str:
         """Name a faster placement that breaks a rule, and so is not the answer."""
@@ -99,6 +115,13 @@ class _Notes:
     def _blocks(self) -> str:
         whole, blocks = self.contraction.whole.size, len(self.contraction.groups)
         return f"{whole} operators contracted to {blocks} blocks by co-placement" if blocks < whole else ""
+
+    def _search(self) -> str:
+        if self.searched is None:
+            return ""
+        return (
+            f"neighbourhood search: {self.searched.tried:,} placements tried in {self.searched.chains} chains"
+        )
 
     def _gap(self) -> str:
         """Say what is proven: about all placements if the program knew them all, otherwise about a bound for
@@ -113,7 +136,7 @@ class _Notes:
             return text if rules or outcome is not None else f"{text}; no program was needed for that"
         text = _proven(took, floor_s, "")
         if outcome is None:
-            return f"{text}; no schedule of the blocks in one go each is faster, so no program was solved"
+            return f"{text}; nothing is faster over its blocks, so no program was solved"
         within = "over its blocks and rules"
         if self.proof.bound_s >= took * (1 - ROUNDING):
             return f"{text}; the program proves that nothing is faster {within}"
@@ -126,14 +149,9 @@ class _Notes:
         outcome = self.proof.last
         if outcome is None:
             return ""
-        if outcome.proven:
-            return f"times rounded down by less than {ROUNDING:.1%}"
-        ended = (
-            f"ended by the clock after {self.settings.seconds:g} s: another machine may answer differently"
-            if outcome.clock
-            else f"ended by its limit of effort, {self.settings.seconds * EFFORT_PER_SECOND:g} units"
+        return (
+            effort_words(outcome, self.settings.seconds) or f"times rounded down by less than {ROUNDING:.1%}"
         )
-        return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
 
     def _fill(self) -> str:
         """Say which part of a step with several micro-batches the program ignores."""
@@ -155,10 +173,9 @@ class _Notes:
         fits = "" if own.fits() else ", and it does not fit there"
         if not fits and abs(simulated_s - program_s) <= ROUNDING * simulated_s:
             return ""
-        why = "" if self.settings.rules.exclusive else ", as it lets operators share a device"
         return (
             f"the program says {format_seconds(program_s)} of its own answer, the simulator "
-            f"{format_seconds(simulated_s)}{why}{fits}"
+            f"{format_seconds(simulated_s)}{fits}"
         )
 
 
@@ -177,19 +194,27 @@ def _breach(rules: Rules, broken: KnownPlacement) -> str:
     return f"{share:.1%} of what is stored and kept is on one device, and the rule allows {rules.balance:.0%}"
 
 
-def refusal(settings: ExactSettings, known: KnownPlacements, contraction: Contraction, proof: Proof) -> str:
+def refusal(
+    settings: ExactSettings,
+    known: KnownPlacements,
+    heuristics: KnownPlacements,
+    contraction: Contraction,
+    proof: Proof,
+) -> str:
     problem = contraction.whole
     none = ", and none exists" if math.isinf(proof.bound_s) and contraction.problem is problem else ""
-    if known.broken is not None:
+    if broken := known.broken or heuristics.broken:
         text = f"{settings.name} finds no plan with {rule_words(settings.rules)}{none}"
         text += _indivisible(settings.rules, contraction)
-        broken = known.broken
         text += f"; of the fastest that fits, {broken.source}, {_breach(settings.rules, broken)}"
         return f"{text}; use netsplit or dpos, which have no such rule"
     capacity = format_bytes(problem.devices.in_all(float(problem.devices.capacity_bytes.max())))
     text = f"{settings.name} finds no plan within {capacity} on {problem.devices.count} devices{none}"
-    if known.nearest is not None:
-        text += f"; the nearest needs {format_bytes(known.nearest.excess_bytes)} more on one of them"
+    if heuristics.best is not None:
+        took = format_seconds(heuristics.best.simulated.time_s)
+        return f"{text}, and {heuristics.best.source} does: {took}; use that, or raise the limit"
+    if nearest := _nearest(known, heuristics):
+        text += f"; the nearest needs {format_bytes(nearest[0].excess_bytes)} more on one of them"
     return f"{text}; raise the limit, use more devices or a smaller batch"
 
 
@@ -223,30 +248,19 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
     """
     if problem.size <= most_blocks:
         return contract(problem, [[o] for o in range(problem.size)])
-    devices = problem.devices.count
-    lasting = [problem.step_bytes(o) for o in range(problem.size)]
-    work = (problem.forward_s + problem.backward_s + problem.update_s).min(axis=1)
     # A quarter of a device's share is an assumption: larger blocks leave less to decide, smaller ones leave
     # too many of them.
-    share = 1 / (4 * devices)
+    share = 1 / (4 * problem.devices.count)
     while True:
-        contraction = co_place(
-            problem,
-            GroupLimits(
-                most_operators=math.ceil(share * problem.size),
-                most_groups=most_blocks,
-                # The largest operator alone may exceed its share and is a block all the same.
-                most_bytes=max(share * sum(lasting), max(lasting)),
-                most_seconds=max(share * float(work.sum()), float(work.max())),
-            ),
-        )
+        contraction = co_place(problem, GroupLimits.of_shares(problem, share, most_blocks))
         if len(contraction.groups) <= most_blocks or share >= 1:
             return contraction
         share *= 2
 
 
 def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings) -> PlacedAnswer:
-    """Return the fastest placement found within the devices' capacity, with notes on what is proven about it.
+    """Return the fastest placement that the program and the search found within the devices' capacity, with
+    notes on what is proven about it.
 
     Raises:
         MissingExtraError: OR-tools is not installed.
@@ -256,19 +270,30 @@ def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings)
     # Refused before the heuristics have run.
     cp_sat(settings.name)
     if problem.micro_batches > 1:
-        settings = replace(settings, seconds=_SHARE * settings.seconds)
+        settings = replace(settings, seconds=_SHARE * settings.seconds, search_s=_SHARE * settings.search_s)
     contraction = contracted(problem, settings.most_blocks)
     if settings.most_after_all is not None and len(contraction.groups) > settings.most_after_all:
         raise UnsuitableError(
             f"{problem.size} operators can only be contracted to {len(contraction.groups)} blocks; "
             f"the program takes {settings.most_after_all}; use netsplit or dpos"
         )
-    known = KnownPlacements(problem, settings.rules)
+    heuristics, known = KnownPlacements(problem, settings.rules), KnownPlacements(problem, settings.rules)
     for source, placement in starts(problem, settings.rules, seed):
-        known.consider(placement, source)
-    warm = known.best
-    proof = Rounds(settings, contraction, known, seed).solve()
+        heuristics.consider(placement, source)
+    proof = Rounds(settings, contraction, known, heuristics, seed).solve()
+    whole = contraction.problem is problem
+    bound_s = proof.bound_s if whole else lower_bound_s(problem)
+    searched = None
+    if settings.search_s and known.best_s * (1 - ROUNDING) > bound_s:
+        begin = (*known.fastest[:1], *heuristics.fastest) or _nearest(known, heuristics)
+        searched = search(known, begin, seed, settings.search_s)
     if known.best is None:
-        raise InfeasibleError(refusal(settings, known, contraction, proof))
-    notes = _Notes(settings, contraction, known, known.best, warm, proof).lines()
+        raise InfeasibleError(refusal(settings, known, heuristics, contraction, proof))
+    notes = _Notes(settings, contraction, known, known.best, heuristics.best, proof, searched).lines()
     return PlacedAnswer(known.best.simulated.placement, tuple(notes))
+
+
+def _nearest(*known: KnownPlacements) -> tuple[KnownPlacement, ...]:
+    """Return the placement that exceeds a device least, where none fits."""
+    nearest = (each.nearest for each in known if each.nearest is not None)
+    return tuple(sorted(nearest, key=lambda known: known.excess_bytes)[:1])

@@ -8,6 +8,7 @@ different speeds (:meth:`._send`); every variable counts once per device it is o
 ends when the last task has ended (:meth:`._end`). These are NetSplit's (5-11)–(5-18), in which operators may
 run on one device at the same time; ``Rules.exclusive`` adds what is missing: a device, and a lane of a link,
 does one thing at a time, a device's backward comes after its forward, and the optimizer's step after that.
+Without ``Rules.backward`` and with unlimited capacity they are Pesto's as NetSplit extends them, (6-2)–(6-7).
 
 With several micro-batches the program schedules only one; a step is no shorter than that, nor than the work
 of all of them on any device or lane. How they fill and drain the devices is left to the simulator.
@@ -66,6 +67,7 @@ class PlacementProgram(Variables):
     ):
         super().__init__(problem, grid, most_s, capacity_bytes)
         self.rules = rules
+        self.backward = problem.training and rules.backward
         self.busy: dict[Any, list[Any]] = defaultdict(list)
         self.sending: dict[str, list[tuple[int, Any]]] = defaultdict(list)
         self.firsts: dict[OrderKey, Any] = {}
@@ -77,11 +79,13 @@ class PlacementProgram(Variables):
             limit_lifetimes(self)
         self._end()
 
-    def _occupy(self, name: Any, start: Any, ticks: int, end: Any, present: Any) -> Any:
+    def _occupy(self, name: Any, start: Any, ticks: int, end: Any, present: Any) -> None:
         """Add that ``present`` implies start + ticks == end; the interval queues with others of this name."""
+        if not self.rules.exclusive:  # nothing queues, and an interval would only burden the solver
+            self.model.add(end == start + ticks).only_enforce_if(present)
+            return
         interval = self.model.new_optional_interval_var(start, ticks, end, present, "")
         self.busy[name].append(interval)
-        return interval
 
     # -- constraints ------------------------------------------------------------------------------
 
@@ -106,24 +110,27 @@ class PlacementProgram(Variables):
         """
         model, problem = self.model, self.problem
         for back, seconds in ((False, problem.forward_s), (True, problem.backward_s)):
-            if back and not problem.training:
+            if back and not self.backward:
                 break
             self.start[back] = [self.time() for _ in problem.names]
             self.end[back] = [self.time() for _ in problem.names]
             for o in range(problem.size):
                 start, end = self.start[back][o], self.end[back][o]
+                if not self.rules.exclusive and (seconds[o] == seconds[o, 0]).all():
+                    model.add(end == start + self.grid.ticks(seconds[o, 0]))
+                    continue
                 for d in self.devices:
                     self._occupy(d, start, self.grid.ticks(seconds[o, d]), end, self.on[o][d])
                 # Implied by the intervals, but those hold only under a literal: without it the relaxation
                 # sees no durations.
                 model.add(end >= start + self.grid.ticks(seconds[o].min()))
-        if problem.training:
+        if self.backward:
             for o in range(problem.size):
                 model.add(self.start[True][o] >= self.end[False][o])
         self.turn = [self.time() for _ in self.devices]
         for d in self.devices:
             self.derive(self.turn[d], self._last_of(self.end[False], d))
-        if problem.training and self.rules.exclusive:
+        if self.backward and self.rules.exclusive:
             for o in range(problem.size):
                 for d in self.devices:
                     model.add(self.end[False][o] <= self.turn[d]).only_enforce_if(self.on[o][d])
@@ -144,7 +151,7 @@ class PlacementProgram(Variables):
     def _precede(self, producer: int, readers: Iterable[int], gradient: bool) -> None:
         for reader in readers:
             self.model.add(self.start[False][reader] >= self.end[False][producer])
-            if gradient and self.problem.training:
+            if gradient and self.backward:
                 self.model.add(self.start[True][producer] >= self.end[True][reader])
 
     def _send_to(self, number: int, device: int) -> None:
@@ -159,7 +166,7 @@ class PlacementProgram(Variables):
         self.derive(ends, lambda value: value(begins))
         for reader in tensor.readers:
             model.add(self.start[False][reader] >= ends).only_enforce_if(self.on[reader][device])
-        back = problem.training and tensor.gradient
+        back = self.backward and tensor.gradient
         if back:
             returns, returned = self.message[MessageKey(number, device, True)] = (self.time(), self.time())
             model.add(self.start[True][tensor.producer] >= returned)
@@ -230,7 +237,7 @@ class PlacementProgram(Variables):
         minimized."""
         model, problem = self.model, self.problem
         self.total = self.time()
-        last = self.end[problem.training]
+        last = self.end[self.backward]
         for o in range(problem.size):
             model.add(self.total >= last[o])
         self.last = [self.time() for _ in self.devices]

@@ -48,25 +48,29 @@ class KnownPlacement:
         return float(over.max())
 
 
+_FASTEST = 3
+"""The number of fastest placements that are kept; an assumption."""
+
+
 @dataclass
 class KnownPlacements:
-    """All placements of one problem that were simulated.
+    """Placements of one problem that were simulated, all of one origin.
 
     Attributes:
         rules: the rules that an answer must obey, beside fitting.
-        best: the fastest placement that fits and obeys the rules.
+        fastest: the fastest placements that fit and obey the rules, on different devices, ascending in time.
         broken: the fastest placement that fits but breaks the rules.
         nearest: of the placements that do not fit, the one that exceeds a device least.
     """
 
     problem: PlacementProblem
     rules: Rules = field(default_factory=Rules)
-    best: KnownPlacement | None = None
+    fastest: tuple[KnownPlacement, ...] = ()
     broken: KnownPlacement | None = None
     nearest: KnownPlacement | None = None
 
     def consider(self, placement: Placement, source: str) -> SimulatedPlacement:
-        """Simulate a placement, keep it if it is the best, and return its simulated step."""
+        """Simulate a placement, keep it if it is among the best, and return its simulated step."""
         candidate = KnownPlacement(source, simulate_placement(self.problem, placement))
         simulated = candidate.simulated
         if not simulated.fits():
@@ -75,11 +79,22 @@ class KnownPlacements:
         # A placement that breaks a rule must be neither the answer nor a bound on the program, however fast
         # it is.
         elif obeys(self.problem, placement.device, self.rules):
-            if simulated.time_s < self.best_s:
-                self.best = candidate
+            self._keep(candidate)
         elif self.broken is None or simulated.time_s < self.broken.simulated.time_s:
             self.broken = candidate
         return simulated
+
+    def _keep(self, candidate: KnownPlacement) -> None:
+        kept: dict[tuple[int, ...], KnownPlacement] = {}
+        # Stable: what was known first stands before what is only as fast.
+        for known in sorted((*self.fastest, candidate), key=lambda known: known.simulated.time_s):
+            kept.setdefault(known.simulated.placement.device, known)
+        self.fastest = tuple(kept.values())[:_FASTEST]
+
+    @property
+    def best(self) -> KnownPlacement | None:
+        """The fastest placement that fits and obeys the rules."""
+        return self.fastest[0] if self.fastest else None
 
     @property
     def best_s(self) -> float:
@@ -90,6 +105,12 @@ class KnownPlacements:
 EFFORT_PER_SECOND = 0.3
 """Effort granted per second of the time limit. One otherwise idle core spends a little more than that, so
 that the limit on effort is usually reached first."""
+
+
+def effort_of(seconds: float) -> float:
+    """Return the solver's effort for a time limit, in the solver's units."""
+    return seconds * EFFORT_PER_SECOND
+
 
 STRATEGIES = 8
 """The solver's strategies, run in parallel if there are cores for them. A single one often ends without a
@@ -105,7 +126,7 @@ early.
 
 
 @dataclass(frozen=True)
-class _SolverOutcome:
+class SolverOutcome:
     """The result of a solver run.
 
     Attributes:
@@ -134,7 +155,7 @@ def solve(
     seconds: float,
     hint: SimulatedPlacement | None = None,
     on_placement: Callable[[Placement], None] = lambda placement: None,
-) -> _SolverOutcome:
+) -> SolverOutcome:
     """Solve a program within its limits.
 
     Args:
@@ -165,7 +186,7 @@ def solve(
     solved = status in (cp.OPTIMAL, cp.FEASIBLE)
     response = solver.response_proto
     bound = float("inf") if status == cp.INFEASIBLE else solver.best_objective_bound * program.grid.tick_s
-    return _SolverOutcome(
+    return SolverOutcome(
         bound_s=bound,
         placement=program.decode(solver.value) if solved else None,
         time_s=solver.objective_value * program.grid.tick_s if solved else float("inf"),
@@ -173,6 +194,18 @@ def solve(
         effort=float(response.deterministic_time),
         clock=status in (cp.FEASIBLE, cp.UNKNOWN) and solver.wall_time >= _CLOCK * seconds,
     )
+
+
+def effort_words(outcome: SolverOutcome, seconds: float) -> str:
+    """Return what ended a run of the solver before its proof; "" if it was proven."""
+    if outcome.proven:
+        return ""
+    ended = (
+        f"ended by the clock after {seconds:g} s: another machine may answer differently"
+        if outcome.clock
+        else f"ended by its limit of effort, {effort_of(seconds):g} units"
+    )
+    return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
 
 
 def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
@@ -242,7 +275,7 @@ class _TimedTask(NamedTuple):
 def _operators(program: PlacementProgram, simulated: SimulatedPlacement) -> Iterator[_TimedTask]:
     problem, place = program.problem, simulated.placement
     phases = [(False, "forward", place.forward, problem.forward_s)]
-    if problem.training:
+    if program.backward:
         phases.append((True, "backward", place.backward_orders, problem.backward_s))
     for back, phase, orders, seconds in phases:
         events = [e for e in simulated.timeline.events if e.task.phase == phase]
@@ -272,6 +305,8 @@ class ExactSettings:
         rules: the rules of its program.
         most_blocks: a graph with more operators is contracted to so many blocks.
         seconds: the solver's time, to which the limit on its effort is proportional.
+        search_s: the time of a neighbourhood search from the program's answer and the heuristics'
+            (:mod:`.neighbourhood`), if the answer is not proven optimal; 0 for none.
         most_after_all: refuse if more blocks remain because no more can be joined; None never refuses.
     """
 
@@ -279,6 +314,7 @@ class ExactSettings:
     rules: Rules
     most_blocks: int
     seconds: float
+    search_s: float = 0.0
     most_after_all: int | None = None
 
 
@@ -336,27 +372,34 @@ class Proof:
     """
 
     bound_s: float
-    last: _SolverOutcome | None = None
+    last: SolverOutcome | None = None
     own: SimulatedPlacement | None = None
 
 
 class Rounds:
     """The program, solved until its bound meets the simulator or its effort is spent."""
 
-    def __init__(self, settings: ExactSettings, contraction: Contraction, known: KnownPlacements, seed: int):
+    def __init__(
+        self,
+        settings: ExactSettings,
+        contraction: Contraction,
+        known: KnownPlacements,
+        heuristics: KnownPlacements,
+        seed: int,
+    ):
         self.settings, self.contraction, self.known, self.seed = settings, contraction, known, seed
         self.blocks = contraction.problem
         self.whole = self.blocks is contraction.whole
-        self.longest_s = self.blocks.micro_batches * _serial_s(self.blocks)
-        self.hint = self._hint()
+        self.longest_s = self.blocks.micro_batches * serial_s(self.blocks)
+        self.hint = self._hint(heuristics.best)
         self.floor_s = lower_bound_s(self.blocks)
         self.capacity = self.blocks.devices.capacity_bytes.astype(float)
         # Memory over time takes intervals for every tensor on every device: it is followed only where memory
-        # is known to be tight. NetSplit as published has no such rule.
-        # With several micro-batches the program knows only one, and not the memory of the others beside it.
-        follows = settings.rules.exclusive and self.blocks.micro_batches == 1
-        self.rules = replace(settings.rules, lifetimes=follows and self._tight())
-        self.effort = settings.seconds * EFFORT_PER_SECOND
+        # is known to be tight. With several micro-batches the program knows only one, and not the memory of
+        # the others beside it.
+        self.follows = self.blocks.micro_batches == 1
+        self.rules = replace(settings.rules, lifetimes=self.follows and self._tight())
+        self.effort = effort_of(settings.seconds)
         self.end = time.monotonic() + settings.seconds
         self.tightened = self.cut = False
 
@@ -401,8 +444,7 @@ class Rounds:
     def _is_last_round(self) -> bool:
         """Return whether no other round is planned: the first leaves half the effort to one that knows
         lifetimes."""
-        follows = self.rules.exclusive and self.blocks.micro_batches == 1
-        return self.rules.lifetimes or not follows or bool(np.isinf(self.capacity).all())
+        return self.rules.lifetimes or not self.follows or bool(np.isinf(self.capacity).all())
 
     def _next(self, program: PlacementProgram, proof: Proof) -> PlacementProgram:
         """Return the program of the next round, given a placement about which the simulator disagrees."""
@@ -439,9 +481,9 @@ class Rounds:
     @property
     def cuts(self) -> bool:
         """Whether a placement that is slower than the program takes it to be may be forbidden."""
-        return self.settings.rules.exclusive and self.blocks.size <= _CUT_BLOCKS
+        return self.blocks.size <= _CUT_BLOCKS
 
-    def _bound(self, proof: Proof, outcome: _SolverOutcome) -> float:
+    def _bound(self, proof: Proof, outcome: SolverOutcome) -> float:
         """Return the bound after a round: forbidden placements have been simulated, so the best of them
         bounds as well; less room does not."""
         # With less room than there is the program may exclude placements that fit, so that its bounds prove
@@ -452,16 +494,19 @@ class Rounds:
         simulated_s = self.known.best_s if self.cut else math.inf
         return max(proof.bound_s, min(outcome.bound_s, simulated_s))
 
-    def _hint(self) -> SimulatedPlacement | None:
-        """Return the best known schedule that obeys the rules, for one micro-batch as in the program; if it
-        is of blocks, the whole placement is simulated.
+    def _hint(self, best: KnownPlacement | None) -> SimulatedPlacement | None:
+        """Return the best known schedule that obeys the rules, for one micro-batch as in the program; the
+        placements over blocks, which the program starts from, are simulated in whole.
+
+        Args:
+            best: the heuristics' best placement of the whole graph.
         """
-        best, rules = self.known.best, self.settings.rules
+        rules = self.settings.rules
         simulated_ones = []
         for source, placement in starts(self.blocks, rules, self.seed):
             simulated_ones.append(simulate_placement(self.blocks, placement))
-            if not self.whole:
-                self.known.consider(self.contraction.expand(placement), f"{source} over blocks")
+            name = source if self.whole else f"{source} over blocks"
+            self.known.consider(self.contraction.expand(placement), name)
         if best is not None and not self.whole:
             # The best placement may cut through blocks: each goes where most of its work lay.
             device = self.contraction.majority(best.simulated.placement.device)
@@ -501,7 +546,7 @@ class Rounds:
                 self.known.consider(placement, f"the program, ordered by {source}")
 
 
-def _serial_s(problem: PlacementProblem) -> float:
+def serial_s(problem: PlacementProblem) -> float:
     """Return an upper bound on any sensible schedule: the seconds of everything one after another, and of
     every message on top.
     """

@@ -28,8 +28,9 @@ class Rules:
     """The demands of a program beside dependencies, transfer times and capacity.
 
     Attributes:
-        exclusive: whether a device and a lane do one thing at a time. False is NetSplit's program as
-            published.
+        exclusive: whether a device and a lane do one thing at a time. They do not in NetSplit's program as
+            published, nor in its extension of Pesto's.
+        backward: whether backward is scheduled as well. It is not in the extension of Pesto's program.
         balance: the largest share of all stored and kept bytes that one device may hold; None for no rule.
         alpha: the optimizer's state in sizes of the parameters, for the memory rule; None for the problem's.
         lifetimes: whether memory is limited over time, in addition to stored and kept bytes; see
@@ -37,6 +38,7 @@ class Rules:
     """
 
     exclusive: bool = True
+    backward: bool = True
     balance: float | None = None
     alpha: float | None = None
     lifetimes: bool = False

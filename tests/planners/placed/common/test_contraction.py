@@ -15,7 +15,9 @@ from tensoropt.planners.placed.common.contraction import (
     co_place,
     contract,
     edge_weights,
+    share_devices,
 )
+from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
 
 
@@ -117,3 +119,43 @@ def test_majority_follows_the_work_and_the_pins():
     assert found.majority((0, 0, 0, 1, 1, 1)) == (0, 1)
     pinned = replace(problem, pinned=((0, (1,)),))
     assert contract(pinned, found.groups).majority((0, 0, 0, 1, 1, 1))[0] == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_share_devices_as_evenly_as_can_be(seed):
+    problem = replace(random_problem(seed, 60, 3, width=8), together=((0, 30), (5, 59)), pinned=((7, (1,)),))
+    groups = share_devices(problem, 6)
+    assert sorted(o for group in groups for o in group) == list(range(60))
+    assert len(groups) <= 6
+    for pair in problem.together:
+        assert any(set(pair) <= set(group) for group in groups)
+    held = [sum(problem.step_bytes(o) for o in group) for group in groups]
+    assert max(held) <= 0.5 * sum(held)
+
+
+def test_a_group_may_wait_for_another_in_its_midst():
+    """0 and 3 share a device over their heavy edge, which a block that runs in one go cannot."""
+    heavy = {(0, 1): 1.0, (0, 3): 9.0, (1, 3): 1.0, (2, 3): 2.0}
+    problem = problem_of([1.0, 2.0, 2.0, 1.0], list(heavy), message_s=heavy)
+    assert {(0, 3), (1,), (2,)} == set(share_devices(problem, 3))
+    assert (0, 3) not in co_place(problem, GroupLimits(most_operators=2, most_groups=3)).groups
+
+
+def test_groups_that_pins_keep_apart_remain():
+    problem = replace(random_problem(1, 8, 2), pinned=tuple((o, (o % 2,)) for o in range(8)))
+    groups = share_devices(problem, 1)
+    assert len(groups) == 2
+    assert all(len({o % 2 for o in group}) == 1 for group in groups)
+
+
+@pytest.mark.parametrize("group", [co_place, share_devices])
+def test_operators_that_no_common_device_can_run_stay_apart(group):
+    problem = random_problem(1, 8, 2)
+    seconds = problem.forward_s.copy()
+    for o in range(8):
+        seconds[o, o % 2] = np.inf
+    problem = replace(problem, forward_s=seconds)
+    limits = GroupLimits(most_operators=8, most_groups=2) if group is co_place else 2
+    found = group(problem, limits)
+    groups = found.groups if group is co_place else found
+    assert all(len({o % 2 for o in members}) == 1 for members in groups)

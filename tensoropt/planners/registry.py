@@ -216,6 +216,7 @@ ENTRIES = {
             "local_search",
             "ours: annealing from the heuristics' placements, for every amount of memory",
         ),
+        _PlacedEntry("post", "Post: placements drawn from a distribution that learns from the fast ones"),
         _PlacedEntry(
             "pesto",
             "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)",

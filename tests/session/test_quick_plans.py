@@ -48,7 +48,7 @@ from tests.situations import branching
 
 QUICK = quick_planners(1)
 ALL_PLACED = (*PLACED, *FEW_PLACED)
-SLOW = ("flexflow", "local_search", "pesto", "netsplit", "netsplit_published")
+SLOW = ("flexflow", "local_search", "post", "pesto", "netsplit", "netsplit_published")
 """Planners that take more than a few seconds for a model of the zoo at laptop size."""
 LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
 ALL_BUT_SLOW = [name for name in ENTRIES if name not in SLOW]

@@ -5,10 +5,10 @@ X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT)
 operators that are cut in the same way on both sides of an edge need neither.
 
 The paper starts from the data-parallel graph if the model fits on one device, otherwise from the model
-itself. The data-parallel graph is the batch of every operator cut into as many pieces as there are devices, or
-the next number that divides it. Here both are tried, as neither is better for all models: the answer is the one
-that is faster when simulated, and a note has both. An operator that is already in pieces is cut anew as a
-whole: the same dims and counts are tried for it instead of its current ones.
+itself. The data-parallel graph is the batch of every operator cut into as many pieces as there are devices,
+or the next number that divides it. Here both are tried, as neither is better for all models: the answer is
+the one that is faster when simulated, and a note has both. An operator that is already in pieces is cut anew
+as a whole: the same dims and counts are tried for it instead of its current ones.
 """
 
 from __future__ import annotations

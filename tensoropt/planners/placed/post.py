@@ -73,7 +73,7 @@ class Post:
     placements: int = 30_000
     seconds: float = 20.0
     per_ascent: int = 100
-    per_fit: int = 500
+    per_fit: int = 1_000
     elite: float = 0.05
     uniform: float = 0.003
 
@@ -140,7 +140,7 @@ class _Learner:
 
     def run(self) -> None:
         """Run algorithm 1."""
-        per_ascent, per_fit = round(self.settings.per_ascent), round(self.settings.per_fit)
+        per_ascent, per_fit = self.settings.per_ascent, self.settings.per_fit
         drawn: list[Integers] = []
         seconds: list[float] = []
         while self.drawn < self.placements:
@@ -172,7 +172,8 @@ class _Learner:
 
     def _excess_bytes(self, devices: Integers) -> float:
         memory = self.memory
-        booked = np.bincount(devices, weights=self.units.bytes, minlength=len(memory.caps))
+        booked: Floats = np.zeros(len(memory.caps))
+        np.add.at(booked, devices, self.units.bytes)
         if memory.counts_transients:
             transient = np.zeros(len(memory.caps))
             np.maximum.at(transient, devices, self.units.transient_bytes)
@@ -189,7 +190,8 @@ class _Learner:
 
     def _ascend(self, drawn: Integers, seconds: Floats) -> None:
         """Improve PPO's objective for some placements, step by step."""
-        advantage = (seconds.mean() - seconds) / max(float(seconds.std()), 1e-12 * float(seconds.mean()))
+        mean, spread = float(seconds.mean()), float(seconds.std())
+        advantage = (mean - seconds) / (spread if spread > 1e-12 * mean else 1.0)  # equal but for rounding
         before = self.chances
         chosen = _one_hot(drawn, before.shape[1])
         log_before = np.log(np.maximum(before, np.finfo(float).tiny))

@@ -47,7 +47,7 @@ SEARCHES = {
     "Transformer": SearchSeconds(201, 1_535, 3_030),
 }
 """TensorOpt, Table 3, of the whole models."""
-STEPS = {
+ITERATIONS = {
     "VGG16": StepSeconds(0.10, 0.16, 0.15),
     "WideResNet": StepSeconds(1.99, 2.89, 2.80),
     "Transformer-S": StepSeconds(1.16, 1.18, 1.04),

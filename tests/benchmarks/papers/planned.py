@@ -22,15 +22,15 @@ Row = dict[str, Any]
 
 
 @lru_cache(maxsize=2)
-def captured(model: str, batch: int, options: tuple[tuple[str, int], ...] = ()) -> Problem:
-    """A model of the zoo with a batch, grouped; of the newest two, which several clusters share."""
+def captured(model: str, batch: int | None, options: tuple[tuple[str, int], ...] = ()) -> Problem:
+    """A model of the zoo with a batch (None: its own), grouped; several clusters share it."""
     built = zoo.build(model, device="meta", batch=batch, **dict(options))
     return prepare_graph(capture(built.model, built.args, built.kwargs).graph)
 
 
 def priced(
     model: str,
-    batch: int,
+    batch: int | None,
     cluster: Cluster,
     store: ProfileStore,
     options: tuple[tuple[str, int], ...] = (),

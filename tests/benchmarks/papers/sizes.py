@@ -3,7 +3,8 @@
     python -m tests.benchmarks.papers.sizes [--quick]
 
 Memory is that of a step on one device that holds everything, simulated: parameters, gradients, SGD without
-momentum, and what backward needs. The paper's counts less. Results: tests/benchmarks/results/papers/DATE-sizes.{json,md}.
+momentum, and what backward needs. The paper's counts less. Results:
+tests/benchmarks/results/papers/DATE-sizes.{json,md}.
 """
 
 from __future__ import annotations

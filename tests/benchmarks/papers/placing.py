@@ -193,9 +193,17 @@ def main() -> None:
     for name in options.sections or SECTIONS:
         for row in SECTIONS[name](options.quick):
             results.add("key", row)
+            results.data["rows"].sort(key=_place)
             save(results)
             print(row, flush=True)
     print(markdown(results.data, results.stem.name))
+
+
+def _place(row: Row) -> tuple[int, str, int]:
+    """The place of a row among those of its section, whichever was run first."""
+    model = row.get("model")
+    known = list(fastt.MODELS)
+    return known.index(model) if model in known else len(known), row.get("scaling", ""), row.get("devices", 0)
 
 
 def save(results: Results) -> None:

@@ -21,6 +21,7 @@ from tensoropt.exploration.cluster_offers import (
     ClusterQuestion,
     Offers,
     Profile,
+    batch_per_device,
     check_headroom,
     check_prices,
     load_sweep,
@@ -30,7 +31,7 @@ from tensoropt.exploration.cluster_offers import (
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
 from tensoropt.files import write_text
-from tensoropt.question.model_source import ModelSourceError
+from tensoropt.question.model_source import LoadedModel, ModelSourceError, batch_on
 from tensoropt.session.kept import KeptCapture
 from tensoropt.sharding.constraints import ConstraintError, LackingDevicesError
 from tensoropt.types import Progress, silent
@@ -67,6 +68,11 @@ class OnClusters:
         """The table devices x memory -> time, without explorations that were saved without their cluster."""
         return profile([ClusterCurve.of(e) for e in self.explorations if made_for(e.cluster)])
 
+    @property
+    def batch_per_device(self) -> int | None:
+        """The batch of each device, if the global batch grows with the devices; otherwise None."""
+        return batch_per_device(self.explorations)
+
 
 SavedOnClusters = OnClusters | str | os.PathLike[str] | Sequence[Exploration]
 """Explorations on several clusters or numbers of devices, or the folder that they were saved in."""
@@ -78,11 +84,13 @@ def explore_clusters(
     kwargs: Mapping[str, Any] | None = None,
     *,
     clusters: str | Sequence[str | Cluster],
+    batch_per_device: int | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **more: Any,
 ) -> OnClusters:
-    """Return the cost frontiers of one model on several clusters; the model is captured once.
+    """Return the cost frontiers of one model on several clusters; the model is captured once for all, or for
+    each if its batch grows with the devices.
 
     A failure on one cluster is recorded for that cluster, and the others are explored; an unknown name is
     refused before anything is explored.
@@ -90,6 +98,8 @@ def explore_clusters(
     Args:
         model, args, kwargs: as in :func:`tensoropt.explore`.
         clusters: names, files or clusters; ``presets`` for all presets.
+        batch_per_device: the batch of each device, for weak scaling; ``model`` is then the result of
+            :func:`tensoropt.load_model` for a model of the zoo, without a batch.
         out: a folder, in which each exploration gets a folder like that of ``explore --out``.
         progress: as in :func:`tensoropt.explore`.
         more: any other arguments of :func:`tensoropt.explore` except planners.
@@ -97,11 +107,18 @@ def explore_clusters(
     Raises:
         ClusterError: a name is not a cluster.
         CaptureError: the model cannot be captured, whatever the cluster.
-        TensorOptError: it could not be explored on any cluster; the message has the reasons.
+        TensorOptError: it could not be explored on any cluster; the message has the reasons. Or a batch per
+            device is given for a model that brings its own inputs.
     """
+    loaded = model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {})
+    if batch_per_device is not None:
+        batch_on(loaded.source, loaded.batch, batch_per_device, 1)  # refused before anything is explored
     graph_settings = {k: v for k, v in more.items() if k not in ("loss", "source", "seed")}
 
     def on(cluster: Cluster, first: Exploration | None) -> Exploration:
+        if batch_per_device is not None:
+            sized = loaded.on(cluster.device_count, batch_per_device)
+            return explore(sized, cluster=cluster, progress=progress, **more)
         if first is None:
             return explore(model, args, kwargs, cluster=cluster, progress=progress, **more)
         captured = KeptCapture(first.model, first.recorded.graph)

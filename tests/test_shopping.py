@@ -66,6 +66,22 @@ def test_a_model_is_captured_once_and_explored_on_each(
     ]  # fmt: skip
 
 
+def test_a_batch_per_device_grows_with_the_cluster(tmp_path: Path) -> None:
+    clusters = "dgx-h100[1],dgx-h100[2]"
+    chosen = {"clusters": clusters, "micro_batches": (1,), "placements": "never", "pipelines": "never"}
+    lenet = tensoropt.load_model("zoo:lenet", device="meta")
+    found = tensoropt.explore_clusters(lenet, batch_per_device=4, out=tmp_path / "out", **chosen)
+    assert [one.model.batch for one in found.explorations] == [4, 8]
+    assert found.batch_per_device == 4
+    assert [row.batch for row in tensoropt.shop(tmp_path / "out").rows] == [4, 8]
+    model, inputs = net()
+    with pytest.raises(TensorOptError, match="a module brings its own example inputs"):
+        tensoropt.explore_clusters(model, inputs, batch_per_device=4, loss=loss, **chosen)
+    sized = tensoropt.load_model("zoo:lenet", device="meta", batch=8)
+    with pytest.raises(TensorOptError, match=r"a batch of 4 per device grows .* a batch of 8 does not"):
+        tensoropt.explore_clusters(sized, batch_per_device=4, **chosen)
+
+
 def test_what_is_no_cluster_is_refused_before_anything_is_explored(tmp_path: Path) -> None:
     def explore_on(cluster: object, first: object) -> Exploration:
         raise AssertionError("nothing is to be explored")

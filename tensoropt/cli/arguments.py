@@ -355,6 +355,7 @@ def question_option(options: argparse.Namespace) -> Any:
         model=options.model,
         cluster=options.cluster,
         batch=options.batch,
+        batch_per_device=getattr(options, "batch_per_device", None),
         seed=options.seed,
         dims=dims_option(options),
         outputs=options.output,
@@ -389,6 +390,7 @@ def explored(
 
     # Before the folder: a wrong option is refused before anything is made.
     cluster = load_cluster(question.cluster if cluster is None else cluster)
+    question = question.on(cluster)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         progress.note(question.in_effect(cluster, settings, out))

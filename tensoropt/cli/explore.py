@@ -32,6 +32,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "1, 2, 4, ... up to all of them",
     )
     verb.add_argument(
+        "--batch-per-device",
+        type=int,
+        metavar="N",
+        help="weak scaling: the global batch of a zoo model is N for each device, instead of --batch",
+    )
+    verb.add_argument(
         "--also-on",
         metavar="CLUSTER,...",
         help="explore on these clusters too, a folder in DIR for each, and compare; presets: all of them",
@@ -90,10 +96,13 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
         clusters = named_clusters(
             [first if isinstance(first, str) else load_cluster(first), *question.also_on]
         )
+    question.on(load_cluster(question.cluster))  # a wrong batch is refused before anything is explored
     with writable_folder(out) as folder:
 
         def on(cluster: Any, sibling: Any) -> Any:
-            return explored(question, progress, None, cluster, sibling)
+            # Operators have the batch in their shapes.
+            alike = sibling if question.batch_per_device is None else None
+            return explored(question, progress, None, cluster, alike)
 
         explorations = explore_each(clusters, on, out=folder, progress=progress)
     answer = offers_answer(explorations, {})

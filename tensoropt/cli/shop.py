@@ -44,7 +44,8 @@ def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) ->
 
     explorations = OnClusters.of(saved)
     offers, profile = shop(explorations, **limits), explorations.profile
-    lines = [_profile_table(profile), "", _table(offers), "", *offers.sentences()]
+    per_device = explorations.batch_per_device
+    lines = [_profile_table(profile, per_device), "", _table(offers), "", *offers.sentences()]
     if csv:
         write_offers_csv(offers, csv)
         lines.append(f"{len(offers.rows)} clusters written to {csv}")
@@ -54,6 +55,7 @@ def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) ->
     }
     data = {
         "profile": asdict(profile),
+        "batch_per_device": per_device,
         **best,
         "amount": offers.question.amount.words,
         "currency": offers.question.tariff.currency,
@@ -63,11 +65,14 @@ def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) ->
     return Answer(data, "\n".join(lines))
 
 
-def _profile_table(profile: Any) -> str:
-    rows = [["devices", "kind", *(f"<= {format_bytes(budget)}" for budget in profile.budgets_bytes)]]
+def _profile_table(profile: Any, batch_per_device: int | None) -> str:
+    weak = batch_per_device is not None
+    budgets = [f"<= {format_bytes(budget)}" for budget in profile.budgets_bytes]
+    rows = [["devices", "kind", *(["batch"] if weak else []), *budgets]]
     for row in profile.rows:
         cells = ("-" if cell is None else format_seconds(cell.time_s) for cell in row.cells)
-        rows.append([str(row.devices), row.kind, *cells])
+        batch = [str(batch_per_device * row.devices)] if batch_per_device is not None else []
+        rows.append([str(row.devices), row.kind, *batch, *cells])
     return columns(rows, left=(1,))
 
 

@@ -4,7 +4,9 @@ On each cluster the fastest plan that fits is also the cheapest, since money is 
 cluster is one row. The cheapest within a time and the fastest within a price are chosen among these rows.
 
 A device sweep (the paper's profiling mode, and mini-parallelism) is a folder of explorations, one per number
-of devices, as ``tensoropt explore --devices`` leaves it.
+of devices, as ``tensoropt explore --devices`` leaves it: of one step (strong scaling) or, with
+``--batch-per-device``, of steps whose batch grows with the devices (weak scaling). Those are compared by
+sample.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tensoropt.exploration.export import write_rows
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Rates, RatesOf, StepWork, Tariff
 from tensoropt.plan.point_table import PointTable
 from tensoropt.question.settings import settings_fields
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.units import format_bytes, format_number, format_seconds
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class ClusterOffer:
     Attributes:
         cluster: its name.
         devices: the kinds of its devices, in words.
+        batch: the samples of a step; None if unknown.
         point: the index of the fastest point that fits; None if none does.
         rates: the rates of that point.
         memory_bytes: the memory that it needs per device.
@@ -44,6 +47,7 @@ class ClusterOffer:
 
     cluster: str
     devices: str = ""
+    batch: int | None = None
     point: int | None = None
     rates: Rates | None = None
     memory_bytes: float | None = None
@@ -91,19 +95,28 @@ class Offers:
         return tuple(row for row in self.rows if not row.reason)
 
     @property
+    def weak(self) -> bool:
+        """Whether steps differ in their samples, as in weak scaling."""
+        return len({row.batch for row in self.rows if row.batch is not None}) > 1
+
+    @property
     def cheapest(self) -> ClusterOffer | None:
         """The cheapest offer within the limits whose price is known; of equals, the fastest."""
         priced = [row for row in self.within if row.cost is not None]
-        return min(priced, key=lambda row: (row.cost or 0.0, _seconds(row)), default=None)
+        return min(priced, key=lambda row: (row.cost or 0.0, self._pace(row)), default=None)
 
     @property
     def fastest(self) -> ClusterOffer | None:
-        """The fastest offer within the limits; of equals, the cheapest."""
+        """The fastest offer within the limits, by sample if steps differ; of equals, the cheapest."""
         return min(
             self.within,
-            key=lambda row: (_seconds(row), float("inf") if row.cost is None else row.cost),
+            key=lambda row: (self._pace(row), float("inf") if row.cost is None else row.cost),
             default=None,
         )
+
+    def _pace(self, row: ClusterOffer) -> float:
+        """Return the seconds of a step or, if steps differ, of a sample."""
+        return _seconds(row) / (row.batch or 1) if self.weak else _seconds(row)
 
     def sentences(self) -> Iterator[str]:
         """Yield the answer in words."""
@@ -127,7 +140,11 @@ class Offers:
             among = f" of a cluster {said}" if limits else ""
             yield f"Which is cheapest is unknown: no price{among} is known."
         cost = "of unknown price" if fastest.cost is None else question.tariff.words(fastest.cost)
-        yield f"Fastest {said}: {fastest.cluster}, {format_seconds(_seconds(fastest))} a step, {cost}."
+        assert fastest.rates is not None
+        rate = fastest.rates.samples_per_s
+        by_sample = f" ({format_number(rate)} samples/s)" if self.weak and rate is not None else ""
+        step = f"{format_seconds(_seconds(fastest))} a step{by_sample}"
+        yield f"Fastest {said}: {fastest.cluster}, {step}, {cost}."
         unknown = [row.cluster for row in self.within if row.cost is None]
         if unknown and cheapest is not None:
             yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
@@ -148,10 +165,16 @@ def offers(
     Args:
         refused: clusters that could not be explored, with the reason.
 
+    An amount in steps is one in the samples of the largest step, if steps differ (weak scaling).
+
     Raises:
         TensorOptError: the amount is in a unit of which a step's is unknown.
     """
     question = question or ClusterQuestion()
+    batches = {batch for found in explorations if (batch := StepWork.of(found).samples) is not None}
+    if len(batches) > 1 and question.amount.unit == "steps":
+        samples = Amount(question.amount.count * max(batches), "samples")
+        question = replace(question, amount=samples)
     rows = [_offer(found, question) for found in explorations]
     rows += [ClusterOffer(cluster, reason=why) for cluster, why in (refused or {}).items()]
     return Offers(question, tuple(rows))
@@ -243,7 +266,8 @@ def offer_of(
         work: of the step, which all clusters share.
         rates_of: the rates of a point; without it those that follow from the curve alone, without MFU.
     """
-    row = ClusterOffer(curve.cluster, ", ".join(f"{some.count} x {some.kind}" for some in curve.devices))
+    devices = ", ".join(f"{some.count} x {some.kind}" for some in curve.devices)
+    row = ClusterOffer(curve.cluster, devices, work.samples)
     fitting = np.flatnonzero(curve.fitting(question))
     if not len(fitting):
         room = format_bytes(question.room(curve.smallest.memory_bytes))
@@ -297,6 +321,7 @@ _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
     "mfu": lambda row: row.rates and row.rates.mfu,
     "name": lambda row: row.name,
     "reason": lambda row: row.reason,
+    "batch": lambda row: row.batch,
 }
 """Of the CSV and of plain data: a figure by its name; hours and money are of the amount asked for."""
 
@@ -396,7 +421,8 @@ def load_sweep(
         raise TensorOptError(
             f"{folder} holds no exploration that can be read ({reason}); run `tensoropt explore` with --out"
         )
-    if len({same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}) > 1:
+    steps = {same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}
+    if len(steps) > 1 and batch_per_device(sweep) is None:
         raise TensorOptError(
             f"{folder} holds explorations of different models or settings, which cannot be compared; name "
             "one of them, or keep those of one in a folder of their own"
@@ -414,6 +440,21 @@ def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """
     of_step = (setting for setting in settings_fields() if setting.of_step)
     return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
+
+
+def batch_per_device(sweep: Sequence[Exploration]) -> int | None:
+    """Return the batch of each device in explorations of one zoo model whose batch grows with the devices
+    (weak scaling); None if they are others.
+    """
+    shares = {(found.model.batch or 0) / found.devices for found in sweep}
+    alike = {
+        (found.model.source, found.model.seed, *same_step("", found.settings))
+        for found in sweep
+        if found.model.source.startswith("zoo:")
+    }
+    share = shares.pop() if len(shares) == len(alike) == 1 else 0.0
+    several = len({found.model.batch for found in sweep}) > 1
+    return int(share) if several and share and share.is_integer() else None
 
 
 def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:

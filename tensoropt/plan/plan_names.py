@@ -60,6 +60,7 @@ PLANNER_TITLES = {
     "dpos": "DPOS",
     "os_dpos": "OS-DPOS",
     "placer": "Placer",
+    "post": "Post",
     "pesto": "Pesto",
     "netsplit": "NetSplit",
 }

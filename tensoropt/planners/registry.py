@@ -223,6 +223,7 @@ ENTRIES = {
             "local_search",
             "ours: annealing from the heuristics' placements, for every amount of memory",
         ),
+        _PlacedEntry("post", "Post: placements drawn from a distribution that learns from the fast ones"),
         _PlacedEntry(
             "cut_search",
             "ours: the batch cut over devices or operators whole, segment by segment, annealed",

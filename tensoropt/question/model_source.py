@@ -57,6 +57,16 @@ class LoadedModel:
     batch: int | None = None
     onnx: OnnxOptions | None = None
 
+    def on(self, devices: int, batch_per_device: int) -> LoadedModel:
+        """Return the model with inputs for some devices, ``batch_per_device`` samples for each.
+
+        Raises:
+            TensorOptError: it has a batch, or is not of the zoo.
+        """
+        batch = batch_on(self.source, self.batch, batch_per_device, devices)
+        device = next(self.model.parameters()).device.type
+        return load_model(self.source, device=device, seed=self.seed, batch=batch)
+
 
 def is_onnx(source: str) -> bool:
     """Return whether a source is an ONNX file, by its suffix."""
@@ -109,6 +119,31 @@ def _loaded(source: str, device: str, seed: int, batch: int | None, onnx: OnnxOp
         )
     function = named_function(source, "() returning (model, args)")
     return _call(function, source, device, seed)
+
+
+def batch_on(source: str, batch: int | None, per_device: int, devices: int) -> int:
+    """Return the global batch of a model on some devices, with ``per_device`` samples for each of them.
+
+    Args:
+        source: the model's.
+        batch: the batch that was asked for otherwise; None for none.
+
+    Raises:
+        TensorOptError: there is such a batch, or the model is not of the zoo.
+    """
+    if not source.startswith("zoo:"):
+        raise TensorOptError(
+            f"a batch per device is for models of the zoo; {source or 'a module'} brings its own example "
+            "inputs: explore it on each number of devices with inputs of its batch"
+        )
+    if per_device < 1:
+        raise TensorOptError(f"a batch of {per_device} per device is none; give at least 1")
+    if batch is not None:
+        raise TensorOptError(
+            f"a batch of {per_device} per device grows with the devices, a batch of {batch} does not; give "
+            "--batch-per-device or --batch"
+        )
+    return per_device * devices
 
 
 def named_function(source: str, signature: str) -> Callable[..., Any]:

@@ -14,7 +14,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.question.model_source import LoadedModel, ModelSourceError, OnnxOptions, is_onnx, load_model
+from tensoropt.question.model_source import (
+    LoadedModel,
+    ModelSourceError,
+    OnnxOptions,
+    batch_on,
+    is_onnx,
+    load_model,
+)
 from tensoropt.question.settings import Settings, settings_fields
 from tensoropt.units import format_bytes, parse_bytes, write_counts, write_size
 
@@ -26,6 +33,7 @@ class Question(BaseModel):
         model: as on the command line: ``zoo:NAME``, ``FILE.onnx``, ``path/file.py:function`` and the like.
         cluster: the name of a cluster, or the content of a cluster file.
         batch: the batch size of a zoo model; None for its own.
+        batch_per_device: the same for each device: the batch grows with the cluster.
         seed: the seed of weights and random walks.
         dims, outputs, loss: what an ONNX file leaves open.
         settings: the settings of the exploration.
@@ -44,6 +52,7 @@ class Question(BaseModel):
     model: str
     cluster: str | dict[str, Any]
     batch: int | None = None
+    batch_per_device: int | None = None
     seed: int = 0
     dims: dict[str, int] = {}
     outputs: tuple[str, ...] = ()
@@ -91,6 +100,17 @@ class Question(BaseModel):
         chosen = {"batch": self.batch, "seed": self.seed, "onnx": repr(self.onnx)}
         return {**chosen, "mode": self.settings.mode, "dtype": self.settings.dtype}
 
+    def on(self, cluster: Cluster) -> Question:
+        """Return the question about a cluster, with the batch for as many devices as it has.
+
+        Raises:
+            TensorOptError: a batch per device is given beside a batch, or for a model that brings its own.
+        """
+        if self.batch_per_device is None:
+            return self
+        batch = batch_on(self.model, self.batch, self.batch_per_device, cluster.device_count)
+        return self.model_copy(update={"batch": batch, "batch_per_device": None})
+
     def loaded_model(self, *, on_meta: bool) -> LoadedModel:
         """Return its model, without memory for its weights if ``on_meta`` and its code allows it."""
         if self.batch is not None and not self.model.startswith("zoo:"):
@@ -136,6 +156,7 @@ class Question(BaseModel):
         cluster = self.cluster if isinstance(self.cluster, str) else cluster_file
         words = ["compare" if self.planners else "explore", self.model, "--cluster", cluster]
         words += [] if self.batch is None else ["--batch", str(self.batch)]
+        words += [] if self.batch_per_device is None else ["--batch-per-device", str(self.batch_per_device)]
         words += [word for name, size in self.dims.items() for word in ("--dim", f"{name}={size}")]
         words += [word for tensor in self.outputs for word in ("--output", tensor)]
         words += [] if self.loss is None else ["--loss", self.loss]

@@ -27,6 +27,7 @@ PROGRAMS = {
     "fidelity": "tests.benchmarks.fidelity.bench_fidelity",
     "step": "tests.benchmarks.execute.bench_step",
     "overlap": "tests.benchmarks.execute.bench_overlap",
+    "sizes": "tests.benchmarks.papers.sizes",
     "figure6": "tests.benchmarks.papers.figure6",
     "scale": "tests.benchmarks.papers.scale",
     "placing": "tests.benchmarks.papers.placing",

@@ -18,6 +18,7 @@ class Chart:
 
     Attributes:
         lines: polylines by name; drawn as stairs with ``stairs``.
+        dotted: further polylines, dotted.
         marks: single points by name.
         limits: vertical lines by name: a capacity.
     """
@@ -29,6 +30,7 @@ class Chart:
     marks: dict[str, Places] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     stairs: bool = False
+    dotted: dict[str, Places] = field(default_factory=dict)
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -95,7 +97,8 @@ def bars(title: str, rows: Mapping[str, Mapping[str, tuple[float, str]]], label:
 
 def _drawn(chart: Chart) -> str:
     head = f'<text x="{LEFT}" y="22" font-size="13">{escape(chart.title)}</text>'
-    spots = [p for places in (*chart.lines.values(), *chart.marks.values()) for p in places]
+    drawn = (*chart.lines.values(), *chart.marks.values(), *chart.dotted.values())
+    spots = [p for places in drawn for p in places]
     spots = [p for p in spots if min(p) > 0]
     if not spots:
         return head + f'<text x="{LEFT}" y="60">not in this run</text>'
@@ -138,6 +141,12 @@ def _drawn(chart: Chart) -> str:
         if not chart.stairs:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in placed]
         parts.append(_key(key, name, f'<path d="M0 0h16" stroke="{colour}" stroke-width="2"/>'))
+        key += 1
+    for name, places in chart.dotted.items():
+        dots = f'stroke="{COLOURS[key % len(COLOURS)]}" stroke-dasharray="2 3"'
+        placed = [(x_of(x), y_of(y)) for x, y in sorted(places) if min(x, y) > 0]
+        parts.append(f'<path d="{_path(placed, chart.stairs)}" fill="none" {dots} stroke-width="1.5"/>')
+        parts.append(_key(key, name, f'<path d="M0 0h16" {dots} stroke-width="2"/>'))
         key += 1
     for name, places in chart.marks.items():
         colour = COLOURS[key % len(COLOURS)]

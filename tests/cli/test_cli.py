@@ -224,6 +224,9 @@ def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) 
     refused(run("choose", "sizes", "--memory", "4GiB"), "holds 2 explorations; add --devices")
     refused(run(*arguments, "--devices", "3", "--out", "x"), "do not fill whole levels")
     refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
+    weak = ("--devices", "1,2", "--batch-per-device", "4", "--out", "weak")
+    refused(run(*arguments, *weak), "a batch per device is for models of the zoo")
+    assert not Path("weak").exists()
 
 
 def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explored: Path) -> None:

@@ -30,7 +30,7 @@ from tests.docs.pages import ROOT
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
 PART = re.compile(r"<!-- begin ([\w-]+): made by `make figures` -->\n(.*?)<!-- end \1 -->", re.DOTALL)
 UNITS = {"GiB": 2**30, "MiB": 2**20, "ms": 1e-3}
-LATER = "?"
+LATER, MISSING = "?", "–"
 README = ROOT / "README.md"
 PAGES = (
     README,
@@ -67,11 +67,14 @@ def result(path: Path) -> dict[str, Any]:
 
 
 def lookup(data: Any, place: str) -> Any:
-    """The value at ``a.0.name=x.b``."""
+    """The value at ``a.0.name=x.b``; raises :class:`KeyError` where there is none."""
     for step in place.split("."):
         if "=" in step:
             key, value = step.split("=")
-            data = next(element for element in data if str(element[key]) == value)
+            found = [element for element in data if str(element[key]) == value]
+            if not found:
+                raise KeyError(step)
+            data = found[0]
         else:
             data = data[int(step)] if isinstance(data, list) else data[step]
     return data
@@ -105,7 +108,7 @@ class Filled(string.Formatter):
         if isinstance(value, KeyError):
             if not format_spec.startswith(LATER):
                 raise value
-            return "–"
+            return MISSING
         return shown(value, format_spec.removeprefix(LATER))
 
 

@@ -12,8 +12,9 @@ from functools import partial
 
 from tensoropt.question.settings import settings_fields
 from tests.benchmarks.fidelity.report import PAPER
+from tests.benchmarks.papers.authors import ITERATIONS, SEARCHES, SearchSeconds, StepSeconds
 from tests.benchmarks.papers.netsplit_report import RATIO_TITLES, ratios
-from tests.docs.figures import Filled, lookup, newest, result, table
+from tests.docs.figures import MISSING, Filled, lookup, newest, result, table
 from tests.docs.pages import ROOT
 from tests.docs.taken import sentence
 
@@ -31,7 +32,10 @@ STEP_MODELS = {
     "vgg16": "VGG16",
     "wide-resnet": "WideResNet",
     "rnn": "RNN, unrolled",
+    "transformer": "Transformer",
 }
+AS_PUBLISHED = {"VGG16": "VGG16", "WideResNet": "WideResNet", "Transformer": "Transformer-S"}
+"""Models of TensorOpt's Table 4 by the names they have here."""
 SEARCHED = {
     "published.2": "RNN, 8 layers",
     "published.5": "WideResNet, 12 blocks",
@@ -44,6 +48,17 @@ PREDICTED = {f"results.model={key}": key for key in ("VGG16", "WideResNet", "RNN
 def theirs(which: int) -> dict[str, str]:
     """Errors that TensorOpt reports on its authors' GPUs (Table 2): of steps, networks or memory."""
     return {model: f"{errors[which]:.2f} %" for model, errors in PAPER.items()}
+
+
+def published_steps(shown: Callable[[StepSeconds], str]) -> dict[str, str]:
+    """What to show of TensorOpt's Table 4, by model."""
+    return {name: shown(ITERATIONS[theirs]) for name, theirs in AS_PUBLISHED.items()}
+
+
+def published_searches(seconds: Callable[[SearchSeconds], float]) -> dict[str, str]:
+    """Seconds of TensorOpt's Table 3, by model."""
+    found = {name: seconds(SEARCHES[name.partition(",")[0]]) for name in SEARCHED.values()}
+    return {name: f"{spent:,.0f}" if spent >= 10 else f"{spent:.2f}" for name, spent in found.items()}
 
 
 def words(file: str, text: str) -> str:
@@ -64,12 +79,18 @@ def rows(
         first: title of the first column.
         names: place of each row in the result, and what the row is called.
         columns: titles, and words with places inside a row; of figures that a paper reports, the words by
-            the name of the row.
+            the name of the row. Of a row that the newest result lacks, only these are shown.
     """
     data = result(newest(file))
 
     def cell(place: str, name: str, text: str | Mapping[str, str]) -> str:
-        return Filled(lookup(data, place)).format(text) if isinstance(text, str) else text.get(name, "")
+        if not isinstance(text, str):
+            return text.get(name, "")
+        try:
+            of = lookup(data, place)
+        except KeyError:
+            return MISSING
+        return Filled(of).format(text)
 
     filled = [
         [name, *(cell(place, name, text) for text in columns.values())] for place, name in names.items()
@@ -86,7 +107,8 @@ def origins(**tables: str) -> str:
 
 def compared_steps() -> str:
     """How the fastest plan runs beside PyTorch's own ways, and where these figures are from."""
-    places = {f"rows.model={key}": name for key, name in STEP_MODELS.items()}
+    measured = {row["model"] for row in result(newest(STEPS))["rows"]}
+    places = {f"rows.model={key}": name for key, name in STEP_MODELS.items() if key in measured}
     columns = {
         "fastest plan": "{seconds.plan:.0ms}",
         "DDP": "{seconds.ddp:.0ms}",
@@ -179,8 +201,9 @@ PARTS: dict[str, Callable[[], str]] = {
             "FT-LDP, numpy": "{ldp_s:.2f}",
             "FT-Elimination, branches first": "{elimination_s:.2f}",
             "nodes first": "{elimination_node_first_s:.2f}",
-            "paper: FT-LDP": dict(zip(SEARCHED.values(), ("0.28", "1,292", "201"), strict=True)),
-            "paper: FT-Elimination": dict(zip(SEARCHED.values(), ("1.78", "19,666", "3,030"), strict=True)),
+            "paper: FT-LDP": published_searches(lambda seconds: seconds.ldp),
+            "without threads": published_searches(lambda seconds: seconds.ldp_one_thread),
+            "paper: FT-Elimination": published_searches(lambda seconds: seconds.elimination),
         },
     ),
     "executed-steps": partial(
@@ -190,11 +213,15 @@ PARTS: dict[str, Callable[[], str]] = {
         {f"rows.model={key}": name for key, name in STEP_MODELS.items()},
         {
             "plan": "{seconds.plan:.0ms}",
+            "our data parallel": "{seconds.data parallel:?.0ms}",
             "DDP": "{seconds.ddp:.0ms}",
             "FSDP2": "{seconds.fsdp2:.0ms}",
             "plan / DDP": "{against_ddp:.2f}",
             "one rank": "{one_rank_ratio:.2f}",
-            "paper: plan / Horovod": {"VGG16": "0.67"},
+            "paper: plan": published_steps(lambda s: f"{s.plan:.2f} s"),
+            "its data parallel": published_steps(lambda s: f"{s.data_parallel:.2f} s"),
+            "Horovod": published_steps(lambda s: f"{s.horovod:.2f} s"),
+            "plan / Horovod": published_steps(lambda s: f"{s.plan / s.horovod:.2f}"),
         },
     ),
     "fidelity-times": partial(

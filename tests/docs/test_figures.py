@@ -94,7 +94,7 @@ def test_tables_are_aligned() -> None:
 def test_places() -> None:
     data = {"rows": [{"model": "a", "x": [1, 2]}, {"model": "b", "x": [3]}]}
     assert lookup(data, "rows.model=b.x.0") == 3
-    with pytest.raises(StopIteration):
+    with pytest.raises(KeyError, match="model=c"):
         lookup(data, "rows.model=c.x")
 
 

@@ -24,7 +24,7 @@ from tensoropt.exploration.cluster_offers import (
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Amount, Tariff
 from tests.exploration.test_rates import explored
-from tests.plan.explorations import point
+from tests.plan.explorations import point, space
 
 GIB = 2.0**30
 PRICES = {"H100-80GB": 3.0, "A100-80GB": 1.0}
@@ -77,6 +77,26 @@ def test_cheapest_and_fastest_within_limits(
     found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES), **limits))
     assert names(found) == (cheapest, fastest)
     assert all(row.reason for row in found.rows if row not in found.within)
+
+
+def test_steps_of_different_batches_are_compared_by_sample() -> None:
+    """Weak scaling: of the same seconds, the step with more samples is the faster one."""
+    small, large = (
+        replace(
+            explored(f"dgx-h100[{n}]", call={"args": [{"tensor": [8 * n, 3], "dtype": "float32"}]}),
+            points=(point(GIB, seconds, 0),),
+            spaces=(space((n,), 1),),
+        )
+        for n, seconds in ((1, 0.4), (2, 0.5))
+    )
+    found = offers((small, large), ClusterQuestion(tariff=Tariff(price=1.0)))
+    assert found.weak
+    assert [row.batch for row in found.rows] == [8, 16]
+    assert found.question.amount.words == "16,000 samples"
+    assert [row.hours for row in found.rows] == pytest.approx([2000 * 0.4 / 3600, 1000 * 0.5 / 3600])
+    assert names(found) == ("dgx-h100[1]", "dgx-h100[2]")
+    assert "dgx-h100[2], 500 ms a step (32.0 samples/s)" in " ".join(found.sentences())
+    assert not offers(ALL).weak
 
 
 def test_what_has_no_price_is_said_and_can_be_the_fastest_only() -> None:

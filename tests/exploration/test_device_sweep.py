@@ -11,6 +11,7 @@ import pytest
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.cluster_offers import (
     ClusterCurve,
+    batch_per_device,
     fewest_devices,
     folders_in,
     load_sweep,
@@ -77,6 +78,31 @@ def test_a_folder_of_explorations_is_a_sweep(tmp_path: Path) -> None:
     assert [one.devices for one in load_sweep(tmp_path / "2-devices")] == [2]
     with pytest.raises(TensorOptError, match="holds no exploration"):
         load_sweep(tmp_path / "notes")
+
+
+def weak(devices: int, batch: int, **changes: object) -> Exploration:
+    """A model with a batch of its own, hence with operators of its own."""
+    found = on(devices, [(4, 1.0)])
+    model = found.model.model_copy(update={"fingerprint": f"{batch:064}", "batch": batch, **changes})
+    return replace(found, model=model)
+
+
+def test_steps_of_one_batch_per_device_are_a_sweep(tmp_path: Path) -> None:
+    for one in (weak(1, 8), weak(2, 16), weak(4, 32)):
+        one.save(tmp_path / f"{one.devices}-devices")
+    assert batch_per_device(load_sweep(tmp_path)) == 8
+    assert batch_per_device(FAMILY) is None
+    assert batch_per_device([weak(2, 16)]) is None
+
+
+@pytest.mark.parametrize(
+    "other", [weak(2, 24), weak(2, 16, source="zoo:other"), weak(2, 16, source="net.py:net")]
+)
+def test_other_batches_and_models_are_none(other: Exploration, tmp_path: Path) -> None:
+    weak(1, 8, source=other.model.source.replace("other", "toy")).save(tmp_path / "1")
+    other.save(tmp_path / "2")
+    with pytest.raises(TensorOptError, match="different models or settings"):
+        load_sweep(tmp_path)
 
 
 def test_different_models_are_no_sweep(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.plan.plan import load_plan
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed import netsplit, pesto, pesto_extended
+from tensoropt.planners.placed import netsplit, pesto, pesto_extended, post
 from tensoropt.planners.placed.exact import rounds as exact
 from tensoropt.planners.placed.netsplit import NetSplit
 from tensoropt.planners.placed.pesto import Pesto
 from tensoropt.planners.placed.pesto_extended import PestoExtended
+from tensoropt.planners.placed.post import Post
 from tensoropt.planners.registry import ENTRIES, planner
 from tensoropt.planners.sharded import flexflow as flexflow_module
 from tensoropt.units import format_bytes
@@ -36,6 +37,7 @@ def short_walks(monkeypatch):
     monkeypatch.setattr(netsplit, "DEFAULTS", NetSplit(most_blocks=12, search_seconds=0.01))
     monkeypatch.setattr(pesto_extended, "DEFAULTS", PestoExtended(most_blocks=12))
     monkeypatch.setattr(pesto, "DEFAULTS", Pesto(most_blocks=12))
+    monkeypatch.setattr(post, "DEFAULTS", Post(placements=300, per_ascent=20, per_fit=100))
 
 
 def plans(name: str, question, limit=None, seed: int = 0):

@@ -2,13 +2,14 @@
 
     python -m tests.benchmarks.execute.bench_step [--quick] [--name NAME] [model ...]
 
-Models: gpt2, bert, vgg16, wide-resnet, rnn. Two CPU ranks of this machine over gloo, one thread each. All
-methods train the same weights on the same global batch with the same optimizer, in the same processes, one
-step each in turn; a round's figure is its slower rank's, a method's the median of its rounds. The lowered
-graph on one rank is compared with the plain module in the same way. Beside FSDP2 stands what our executor
-makes of the same way to store parameters (ZeRO stage 3), gathered ahead and at the use. Results:
-tests/benchmarks/results/execute/DATE-step.{json,md,svg}, of which READMEs show the newest, so that one of
-some models is given another NAME; ``--quick``: two rounds, into out/execute.
+Models: gpt2, bert, vgg16, wide-resnet, rnn, transformer. Two CPU ranks of this machine over gloo, one thread
+each. All methods train the same weights on the same global batch with the same optimizer, in the same
+processes, one step each in turn; a round's figure is its slower rank's, a method's the median of its rounds.
+The lowered graph on one rank is compared with the plain module in the same way. Beside DDP stands data
+parallelism as a plan of our executor, beside FSDP2 what it makes of the same way to store parameters (ZeRO
+stage 3), gathered ahead and at the use. Results: tests/benchmarks/results/execute/DATE-step.{json,md,svg}, of
+which READMEs show the newest, so that one of some models is given another NAME; ``--quick``: two rounds, into
+out/execute.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tensoropt.ranks.pool import RankPool
 from tests.benchmarks.charts import bars
 from tests.benchmarks.execute import rivals
 from tests.benchmarks.machine import Results, described, rows_described
+from tests.benchmarks.papers.authors import ITERATIONS
 
 RANKS = 2
 ROUNDS = 15
@@ -39,8 +41,11 @@ MODELS = {
     "vgg16": ("zoo:vgg16", {"image": 32, "batch": 8}),
     "wide-resnet": ("zoo:wide-resnet-tiny", {"width": 4, "stem": 16, "image": 32, "batch": 16}),
     "rnn": ("zoo:rnn-lm-tiny", {"hidden": 512, "vocabulary": 1024, "steps": 8, "batch": 16}),
+    "transformer": ("zoo:transformer-tiny", {"layers": 3, "hidden": 256, "heads": 4, "inner": 1024,
+                                             "vocabulary": 4096, "source": 32, "target": 32, "batch": 16}),
 }  # fmt: skip
 RIVALS = ("ddp", "fsdp2", "tensor parallel")
+OURS = "data parallel"
 ZERO3 = ("zero3", "zero3 at the use", "zero3 as fsdp2")
 """Ours, but no plan that a search chose."""
 ZERO3_RATIOS = {
@@ -128,6 +133,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "best_rival": best[1],
         "against_best": medians["plan"] / best[0],
         "against_ddp": medians["plan"] / medians["ddp"],
+        **({"data_parallel_against_ddp": medians[OURS] / medians["ddp"]} if OURS in medians else {}),
         **zero3_ratios(found["times_s"]),
         "one_rank_s": {k: statistics.median(v) for k, v in single.items()},
         "one_rank_ratio": statistics.median(
@@ -153,10 +159,12 @@ def markdown(results: dict[str, Any]) -> str:
         "parameters",
         "predicted",
         "plan",
+        OURS,
         *RIVALS,
         *ZERO3,
         "plan / best",
         "plan / ddp",
+        f"{OURS} / ddp",
         *(" / ".join(pair) for pair in ZERO3_RATIOS.values()),
         "lowered / plain",
     ]
@@ -170,8 +178,16 @@ def markdown(results: dict[str, Any]) -> str:
         "ahead in repeated blocks and all else once per step, as FSDP2 keeps what its root has. Its ratios "
         "are medians of the rounds'.",
         "",
-        "Theirs (TensorOpt, Table 4, on GPUs): VGG16 in 0.10 s against Horovod's 0.15 s, which is 0.67 of "
-        "it. Of that table only this row was at hand.",
+        f"`{OURS}`: data parallelism as a plan, run by our executor.",
+        "",
+        "Theirs (TensorOpt, Table 4, 16 GPUs, seconds):",
+        "",
+        "| model | plan | its data parallelism | Horovod | plan / Horovod |",
+        "|" + " --- |" * 5,
+        *(
+            f"| {model} | {s.plan:.2f} | {s.data_parallel:.2f} | {s.horovod:.2f} | {s.plan / s.horovod:.2f} |"
+            for model, s in ITERATIONS.items()
+        ),
         "",
         "| " + " | ".join(head) + " |",
         "|" + " --- |" * len(head),
@@ -179,9 +195,9 @@ def markdown(results: dict[str, Any]) -> str:
     for row in results["rows"]:
         seconds = row["seconds"]
         cells = [row["model"], f"{row['parameters'] / 1e6:.1f} M", f"{row['predicted_s'] * 1e3:.0f}"]
-        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in ("plan", *RIVALS, *ZERO3)]
-        # Results from before ZeRO was measured, and models that it cannot split, lack its ratios.
-        ratios = ("against_best", "against_ddp", *ZERO3_RATIOS)
+        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in ("plan", OURS, *RIVALS, *ZERO3)]
+        # Results from before a way was measured, and models that it cannot split, lack its ratios.
+        ratios = ("against_best", "against_ddp", "data_parallel_against_ddp", *ZERO3_RATIOS)
         cells += [f"{row[k]:.2f}" if k in row else "-" for k in ratios] + [f"{row['one_rank_ratio']:.3f}"]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "Each row was taken from:", "", *rows_described(results["rows"], "model"), ""] + [

@@ -27,7 +27,7 @@ from tensoropt import parallelize
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.storage import Gather
 from tensoropt.sharding.strategy import Strategy
-from tests.benchmarks.execute.zero3 import IndivisibleError, zero3
+from tests.benchmarks.execute.data_parallel import IndivisibleError, data_parallel
 
 Step = Callable[[], Any]
 LEARNING_RATE = 1e-4
@@ -77,12 +77,12 @@ def plan(spec: ModelSpec, strategy: Any) -> Step:
 
 def zero3_ahead(spec: ModelSpec, _: Any) -> Step:
     """ZeRO stage 3 by our executor, parameters gathered one block ahead."""
-    return _zero3(spec, Gather.AHEAD)
+    return _data_parallel(spec, Gather.AHEAD)
 
 
 def zero3_at_the_use(spec: ModelSpec, _: Any) -> Step:
     """The same with every parameter gathered at its use, in a collective of its own."""
-    return _zero3(spec, Gather.EACH_USE)
+    return _data_parallel(spec, Gather.EACH_USE)
 
 
 def zero3_as_fsdp2(spec: ModelSpec, _: Any) -> Step:
@@ -90,12 +90,17 @@ def zero3_as_fsdp2(spec: ModelSpec, _: Any) -> Step:
     which here is gathered once per step."""
     model, _args, _kwargs = spec.build()
     inside = {id(p) for block in blocks(model) for p in block.parameters()}
-    return _zero3(spec, Gather.AHEAD, {k for k, p in model.named_parameters() if id(p) not in inside})
+    return _data_parallel(spec, Gather.AHEAD, {k for k, p in model.named_parameters() if id(p) not in inside})
 
 
-def _zero3(spec: ModelSpec, gather: Gather, once: Collection[str] = ()) -> Step:
+def whole_parameters(spec: ModelSpec, _: Any) -> Step:
+    """Data parallelism by our executor, as DDP does it."""
+    return _data_parallel(spec, None)
+
+
+def _data_parallel(spec: ModelSpec, gather: Gather | None, once: Collection[str] = ()) -> Step:
     try:
-        return plan(spec, zero3(load_model(spec).graph, dist.get_world_size(), gather, once))
+        return plan(spec, data_parallel(load_model(spec).graph, dist.get_world_size(), gather, once))
     except IndivisibleError as error:
         raise UnsplittableError(str(error)) from None
 
@@ -212,6 +217,7 @@ SPLITS: dict[str, Callable[[nn.Module, Any], None]] = {
 }
 METHODS: dict[str, Callable[[ModelSpec, Any], Step]] = {
     "plan": plan,
+    "data parallel": whole_parameters,
     "ddp": ddp,
     "fsdp2": fsdp2,
     "tensor parallel": tensor_parallel,

@@ -1,18 +1,21 @@
 """TensorOpt's Figure 6: frontiers of four models on 16 devices, other planners marked. Not a test.
 
-    python -m tests.benchmarks.papers.figure6 [--quick] [model ...]
+    python -m tests.benchmarks.papers.figure6 [--quick | --again] [model ...]
 
 Models: VGG16, WideResNet, RNN, Transformer, at the paper's sizes, on the preset of its cluster (two servers
 of eight V100) from data-sheet figures. A step is one pass over the batch: no micro-batches, no
 recomputation; parameters may be stored in shards (ZeRO).
-OptCNN, Tofu and data parallelism choose from the same tables and are scored by the same judge.
+OptCNN, Tofu and data parallelism choose from the same tables and are scored by the same judge. Dotted, as in
+the paper, are the seconds of computing and of collectives at each point of the frontier.
 Results: tests/benchmarks/results/papers/DATE-figure6.{json,md,svg} and DATE-figure6-MODEL.csv; ``--quick``
-takes laptop-size models and writes into out/papers.
+takes laptop-size models and writes into out/papers; ``--again`` only draws the newest result anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from tensoropt.api import explore
 from tensoropt.console import ProgressDisplay
 from tensoropt.exploration.export import write_frontier_csv
 from tests.benchmarks.charts import Chart, figure
-from tests.benchmarks.machine import Results, described, rows_described
+from tests.benchmarks.machine import RESULTS, Results, described, rows_described
 
 CLUSTER = "tensoropt-paper"
 RIVALS = {"optcnn": "OptCNN", "tofu": "Tofu", "data_parallel": "data parallelism"}
@@ -46,11 +49,13 @@ ABOUT = (
 OPTIMIZER = "sgd"
 NOTE = 120
 """Characters shown of a planner's note; the JSON has it whole."""
+DOTTED = {"compute_s": "computing", "communication_s": "collectives"}
+"""Columns of the CSV that are drawn dotted."""
 POINTS, SHOWN = 500, 200
 """Kept per table while searching (the gap says what that costs), and in the result."""
 
 
-def measure(name: str, source: str, settings: dict[str, int], csv: Path) -> dict[str, Any]:
+def measure(name: str, source: str, settings: dict[str, int], path: Path) -> dict[str, Any]:
     """Explore one model; the frontier thinned, rivals' rows, seconds by stage."""
     built = zoo.build(source, device="meta", **settings)
     begun, cpu = time.perf_counter(), time.process_time()
@@ -60,8 +65,8 @@ def measure(name: str, source: str, settings: dict[str, int], csv: Path) -> dict
         progress=ProgressDisplay(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu
-    csv.parent.mkdir(parents=True, exist_ok=True)
-    write_frontier_csv(found, csv)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_frontier_csv(found, path)
     points = found.points
     shown = sorted({round(i * (len(points) - 1) / (SHOWN - 1)) for i in range(SHOWN)})
     return {
@@ -93,7 +98,8 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "",
         f"After TensorOpt (arXiv 2004.10856), Figure 6. Preset `{CLUSTER}`, {OPTIMIZER}, one pass over the",
         "batch per step. Step times are predictions from data sheets, not measurements, so they are not set",
-        "beside the paper's. Exploring (planners included): seconds at each row's load, and CPU seconds.",
+        "beside the paper's. Dotted, as there: network and compute time of each point. Exploring (planners",
+        "included): seconds at each row's load, and CPU seconds.",
         "",
         f"Taken from {described(data)}.",
         "",
@@ -141,7 +147,8 @@ def _rival(row: dict[str, Any] | None) -> str:
     return _place(row["memory_bytes"], row["time_s"]) + above
 
 
-def picture(data: dict[str, Any]) -> str:
+def picture(data: dict[str, Any], stem: Path) -> str:
+    """A chart per model; the dotted lines are of the CSV beside ``stem``, which has every point."""
     charts = []
     for row in data["rows"]:
         rivals = {p["planner"]: p for p in row["planners"] if p["time_s"] is not None}
@@ -152,27 +159,47 @@ def picture(data: dict[str, Any]) -> str:
             for name, title in RIVALS.items()
         }
         stairs = {"frontier": [(m / 2**30, 1e3 * t) for m, t in row["frontier"]]}
+        dotted = parts(stem.with_name(f"{stem.name}-{row['model']}.csv"))
         charts.append(
-            Chart(row["model"], "memory per device, GiB", "step time, ms", stairs, marks, {}, stairs=True)
-        )
+            Chart(
+                row["model"], "memory per device, GiB", "step time, ms", stairs, marks, stairs=True,
+                dotted=dotted,
+            )
+        )  # fmt: skip
     return figure(charts)
+
+
+def parts(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """GiB and milliseconds of the parts of the steps in a frontier's CSV, by their names."""
+    with path.open(encoding="utf-8", newline="") as file:
+        points = list(csv.DictReader(file))
+    return {
+        name: [(float(p["memory_bytes"]) / 2**30, 1e3 * float(p[column])) for p in points]
+        for column, name in DOTTED.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; default: all")
     parser.add_argument("--quick", action="store_true", help="laptop-size models, to see that it works")
+    parser.add_argument("--again", action="store_true", help="only draw the newest result anew")
     options = parser.parse_args()
+    if options.again:
+        stem = max((RESULTS / "papers").glob("*-figure6.json")).with_suffix("")
+        data = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+        stem.with_suffix(".svg").write_text(picture(data, stem), encoding="utf-8")
+        return
     cases = QUICK if options.quick else MODELS
     if unknown := [name for name in options.models if name not in cases]:
         parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(cases)}")
     about = {"cluster": CLUSTER, "optimizer": OPTIMIZER}
     results = Results("papers", "figure6", about, quick=options.quick)
     for name in options.models or cases:
-        csv = results.stem.with_name(f"{results.stem.name}-{name}.csv")
-        results.add("model", measure(name, *cases[name], csv))
+        points = results.stem.with_name(f"{results.stem.name}-{name}.csv")
+        results.add("model", measure(name, *cases[name], points))
         results.data["rows"].sort(key=lambda row: list(MODELS).index(row["model"]))
-        results.write(markdown(results.data, results.stem.name), picture(results.data))
+        results.write(markdown(results.data, results.stem.name), picture(results.data, results.stem))
         print(markdown(results.data, results.stem.name), flush=True)
 
 

@@ -1,121 +1,43 @@
-"""Placing planners on the papers' clusters: FastT's scaling and order enforcement.
+"""Placing planners on the papers' clusters: FastT's comparison, learned placers.
 
     python -m tests.benchmarks.papers.placing [--quick] [section ...]
 
-Sections: scaling (FastT: strong, one global batch on more devices, and weak, one batch per device; data
-parallelism beside DPOS and OS-DPOS), order (FastT: one placement with its order kept, and with every device
-taking what is ready first), netsplit (all placing planners on the preset of NetSplit's three cards).
+Sections: scaling, splits, filled (FastT, :mod:`.fastt`: strong and weak scaling of its nine models; what is
+cut and where operators lie; the batches that fit), order (FastT: one placement with its order kept, and with
+every device taking what is ready first), learned (Post beside the heuristics and our search).
 Everything is played by one judge on data-sheet figures; nothing was run on GPUs, so the papers' seconds
-are not set beside ours, only FastT's gains (:mod:`.fastt`). Results: tests/benchmarks/results/papers/
-DATE-placing.{json,md} and DATE-placing-{scaling,order}.svg.
+are not set beside ours, only their gains. Results: tests/benchmarks/results/papers/DATE-placing.{json,md} and
+DATE-placing-{scaling,order}.svg.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tensoropt import zoo
-from tensoropt.api import explore
-from tensoropt.capture import capture
-from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.console import ProgressDisplay
-from tensoropt.costs.source import CostSource
-from tensoropt.errors import TensorOptError
-from tensoropt.evaluation.problem import prepare_graph
+from tensoropt.cluster import load_cluster
 from tensoropt.placement import simulate_placement
-from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
-from tests.benchmarks.charts import Chart, bars, figure
+from tests.benchmarks.charts import bars
 from tests.benchmarks.machine import Results, described
 from tests.benchmarks.papers import fastt
+from tests.benchmarks.papers.authors import LEARNED
+from tests.benchmarks.papers.planned import Row, placed, played, priced
 
-FASTT = "fastt-paper"
-DEVICES = (2, 4, 8)
-SCALED = ((f"{FASTT}[2]", 2, 1), (f"{FASTT}[4]", 4, 1), (FASTT, 8, 2), ("dgx-v100", 8, 1))
-"""Clusters with their GPUs and servers: the paper's has four GPUs per server."""
-SCALING = {"alexnet": 256, "vgg19": 64, "inception-v3": 64}
-"""Global batch of the strong, batch per device of the weak scaling."""
-ORDER = {"alexnet": 256, "vgg19": 64, "inception-v3": 64, "gnmt": 128}
+FASTT = fastt.CLUSTER
+ORDER_DEVICES = (2, 4)
 ORDERED = ("dpos", "os_dpos", "m_etf")
-POINTS, EPSILON = 50, 0.05
-"""Only the frontier's fastest point is shown."""
-Row = dict[str, Any]
-RATES = {
-    "data_parallel": "data parallelism",
-    "dpos": "DPOS",
-    "os_dpos": "OS-DPOS",
-    "frontier": "the frontier's fastest",
-}
-
-
-def scaling(quick: bool) -> Iterator[Row]:
-    """Samples per second of data parallelism, DPOS and OS-DPOS."""
-    for model, batch in {"lenet": 32}.items() if quick else SCALING.items():
-        for kind in ("strong", "weak"):
-            for cluster, devices, servers in SCALED[:1] if quick else SCALED:
-                samples = batch if kind == "strong" else batch * devices
-                row = {"section": "scaling", "key": f"{model}, {kind}, {cluster}", "model": model}
-                row |= {"scaling": kind, "devices": devices, "servers": servers, "batch": samples}
-                yield row | _scaled(model, cluster, samples)
-
-
-def _scaled(model: str, cluster: str, samples: int) -> Row:
-    built = zoo.build(model, device="meta", batch=samples)
-    found = explore(
-        built.model, built.args, built.kwargs, cluster=cluster, micro_batches=(1,),
-        recompute="never", epsilon=EPSILON, max_points=POINTS, planners=("data_parallel",),
-        progress=ProgressDisplay(),
-    )  # fmt: skip
-    played = {row["planner"]: row for row in found.comparison if row["planner"] != "frontier"}
-    with ProfileStore() as store:
-        graph = priced(model, samples, load_cluster(cluster), store)
-        played |= {name: _played(name, graph) for name in ("dpos", "os_dpos")}
-    return {
-        "samples_per_s": {
-            **{name: samples / row["time_s"] for name, row in played.items() if row.get("time_s")},
-            "frontier": samples / found.points[-1].time_s,
-        },
-        "expected_s": played["os_dpos"].get("expected_s"),
-        "busiest": played["os_dpos"].get("busiest"),
-        "os_dpos_notes": played["os_dpos"].get("notes", ()),
-        "search_s": {name: row["search_s"] for name, row in played.items() if row.get("time_s")},
-        "refused": {
-            name: row.get("refused") or row["notes"][0]
-            for name, row in played.items()
-            if not row.get("time_s")
-        },
-    }
-
-
-def priced(model: str, batch: int, cluster: Cluster, store: ProfileStore) -> PricedGraph:
-    """A model's operators on single devices, from data sheets."""
-    built = zoo.build(model, device="meta", batch=batch)
-    captured = capture(built.model, built.args, built.kwargs)
-    costs = CostSource(cluster, store, Settings(), None)
-    return PlacedPrices(prepare_graph(captured.graph).graph, cluster, costs).price()
-
-
-def placed(name: str, graph: PricedGraph) -> tuple[PricedGraph, Any]:
-    """What a placing planner answers, on the graph it leaves; of several answers the fastest."""
-    module = importlib.import_module(f"tensoropt.planners.placed.{name}")
-    if hasattr(module, "place_split"):
-        return module.place_split(graph, None, 0)
-    if hasattr(module, "places"):
-        return graph, module.places(graph.problem, None, 0)[-1]
-    return graph, module.place(graph.problem, None, 0)
+LEARNED_MODELS = ("alexnet", "gnmt", "inception-v3")
+LEARNED_BESIDE = ("m_topo", "m_etf", "m_sct", "dpos", "local_search", "post")
 
 
 def order(quick: bool) -> Iterator[Row]:
     """One placement, played in its order and in the order of readiness."""
     with ProfileStore() as store:
-        for model, batch in {"lenet": 32}.items() if quick else ORDER.items():
-            for devices in DEVICES:
-                graph = priced(model, batch, load_cluster(f"{FASTT}[{devices}]"), store)
+        for model, (batch, options) in (fastt.QUICK if quick else fastt.MODELS).items():
+            for devices in ORDER_DEVICES:
+                graph = priced(model, batch, load_cluster(f"{FASTT}[{devices}]"), store, options)
                 for name in ORDERED:
                     cut, answer = placed(name, graph)
                     kept, free = (
@@ -133,26 +55,30 @@ def order(quick: bool) -> Iterator[Row]:
                     }
 
 
-def _played(name: str, graph: PricedGraph) -> Row:
-    begun = time.perf_counter()
-    try:
-        graph, answer = placed(name, graph)
-    except TensorOptError as error:
-        return {"refused": str(error)}
-    simulated = simulate_placement(graph.problem, answer.placement)
-    spent = time.perf_counter() - begun
-    lane, busy_s = simulated.busiest_lane
-    return {
-        "expected_s": answer.expected_s,
-        "busiest": {"lane": lane, "busy_s": busy_s},
-        "time_s": simulated.time_s,
-        "memory_bytes": simulated.memory_bytes,
-        "search_s": spent,
-        "notes": answer.notes,
-    }
+def learned(quick: bool) -> Iterator[Row]:
+    """A learned placer beside heuristics and our search, on four GPUs."""
+    with ProfileStore() as store:
+        for model in fastt.QUICK if quick else LEARNED_MODELS:
+            batch, options = (fastt.QUICK if quick else fastt.MODELS)[model]
+            graph = priced(model, batch, load_cluster(f"{FASTT}[4]"), store, options)
+            for name in LEARNED_BESIDE:
+                key = f"{model}, {name}, 4 GPUs"
+                yield {
+                    "section": "learned",
+                    "key": key,
+                    "model": model,
+                    "planner": name,
+                    **played(name, graph),
+                }
 
 
-SECTIONS = {"scaling": scaling, "order": order}
+SECTIONS = {
+    "scaling": fastt.scaling,
+    "splits": fastt.splits,
+    "filled": fastt.filled,
+    "order": order,
+    "learned": learned,
+}
 
 
 def markdown(data: dict[str, Any], stem: str) -> str:
@@ -165,20 +91,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "",
         f"Taken from {described(data)}.",
         "",
-        "## Strong and weak scaling (FastT), samples per second",
-        "",
-        f"![samples per second]({stem}-scaling.svg)",
-        "",
-        f"Servers of four GPUs (`{FASTT}`), and eight in one (`{SCALED[-1][0]}`). *Expects*: OS-DPOS's own",
-        "estimate of its step, in which messages never queue (FastT, section 5.1, equation EST).",
-        "*Busiest link*: how long it is occupied in the judge's step, where each device is sent a copy.",
-        "",
-        "| model | scaling | GPUs | batch | data parallelism | DPOS | OS-DPOS | the frontier's fastest "
-        "| OS-DPOS: step | expects | busiest link |",
-        "|" + " --- |" * 11,
-        *map(_scaling_line, by_section["scaling"]),
-        "",
-        *_why_slower(by_section["scaling"]),
+        *fastt.tables(data["rows"], stem),
     ]
     lines += [
         "",
@@ -195,92 +108,30 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         lines.append(_line([row["model"], str(row["devices"]), row["planner"], *times]))
     if gains := [row["first_ready_s"] / row["enforced_s"] - 1 for row in by_section["order"]]:
         lines += ["", f"Under this judge the order is worth between {min(gains):+.1%} and {max(gains):+.1%}."]
-    lines += [
-        "",
-        "## FastT's gains, theirs beside ours",
-        "",
-        *fastt.beside(by_section["scaling"], by_section["order"]),
-    ]
-    refused: list[str] = []
+    lines += ["", *_learned(by_section["learned"])]
+    refused = [f"- {r['key']}: {r['refused']}" for r in by_section["learned"] if "refused" in r]
     for row in by_section["scaling"]:
         refused += [f"- {row['key']}, {name}: {why}" for name, why in row["refused"].items()]
     return "\n".join([*lines, "", *refused]) + "\n"
 
 
-def _scaling_line(row: Row) -> str:
-    rates = [row["samples_per_s"].get(name) for name in RATES]
-    cells = [row["model"], row["scaling"], _gpus(row), str(row["batch"])]
-    cells += ["refuses" if rate is None else f"{rate:,.0f}" for rate in rates]
-    if rate := row["samples_per_s"].get("os_dpos"):
-        step_s, busiest = row["batch"] / rate, row["busiest"]
-        cells += [_ms(step_s), _ms(row["expected_s"]), f"{busiest['lane']}, {_ms(busiest['busy_s'])}"]
-    else:
-        cells += [""] * 3
-    return _line(cells)
-
-
-def _gpus(row: Row) -> str:
-    return str(row["devices"]) if row["servers"] == 1 else f"{row['devices']} in {row['servers']} servers"
-
-
-def _why_slower(rows: Sequence[Row]) -> list[str]:
-    """Why OS-DPOS makes less of more GPUs, where it does."""
-    queued, uncut = [], []
-    for row, before in _grown(rows):
-        rates = [r["samples_per_s"].get("os_dpos") for r in (row, before)]
-        if rates[0] is None or rates[1] is None or rates[0] >= rates[1]:
-            continue
-        found = uncut if "model itself" in row["os_dpos_notes"][0] else queued
-        found.append(f"{row['model']} ({row['scaling']}, {_gpus(row)})")
-    lines = []
-    if queued:
-        lines += [
-            f"OS-DPOS slower than on half the GPUs, since messages queue: {', '.join(queued)}.",
-            "It starts from the batch cut for all GPUs, with each parameter on one of them, and expects that",
-            "the others fetch it, return its gradients and exchange what is cut otherwise side by side; the",
-            "four of the other server share one network card for that. Data parallelism reduces along rings.",
-            "",
-        ]
-    if uncut:
-        lines += [
-            f"OS-DPOS slower than on half the GPUs, since it cuts too little: {', '.join(uncut)}.",
-            "The batch fits on no single GPU, so that algorithm 2 starts from the model itself and cuts",
-            "operators of the critical path, the longest first, until one gains nothing.",
-            "",
-        ]
-    return lines
-
-
-def _grown(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Rows with those of half the GPUs; of eight, four in one server."""
-    for row in rows:
-        for before in rows:
-            same = (row["model"], row["scaling"]) == (before["model"], before["scaling"])
-            if same and row["devices"] == 2 * before["devices"]:
-                yield row, before
-
-
-def scaling_picture(rows: Sequence[Row]) -> str:
-    """A chart per model and kind of scaling: samples per second against GPUs."""
-    charts = []
-    for model, kind in dict.fromkeys((row["model"], row["scaling"]) for row in rows):
-        all_of = [row for row in rows if (row["model"], row["scaling"]) == (model, kind)]
-        of = [row for row in all_of if row["key"].split(", ")[-1].startswith(FASTT)]
-        lines = {
-            title: [
-                (row["devices"], row["samples_per_s"][name]) for row in of if row["samples_per_s"].get(name)
-            ]
-            for name, title in RATES.items()
-        }
-        marks = {
-            "OS-DPOS, one server": [
-                (row["devices"], row["samples_per_s"]["os_dpos"])
-                for row in all_of
-                if row not in of and row["samples_per_s"].get("os_dpos")
-            ]
-        }
-        charts.append(Chart(f"{model}, {kind} scaling", "GPUs", "samples/s", lines, marks))
-    return figure(charts)
+def _learned(rows: Sequence[Row]) -> list[str]:
+    """Our rows of a learned placer, and what learned placers report of themselves."""
+    by = {(row["model"], row["planner"]): row for row in rows}
+    lines = [
+        "## Learned placers",
+        "",
+        f"Steps on `{FASTT}[4]`. Post is as published but for what its module says, above all: the judge in",
+        "the place of runs. The others are not rebuilt.",
+        "",
+        _line(["model", *LEARNED_BESIDE]),
+        "|" + " --- |" * (1 + len(LEARNED_BESIDE)),
+    ]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        found = [by.get((model, name), {}).get("time_s") for name in LEARNED_BESIDE]
+        lines.append(_line([model, *("" if s is None else _ms(s) for s in found)]))
+    lines += ["", "| placer | what its paper reports, on its authors' machines |", "| --- | --- |"]
+    return [*lines, *(_line([placer, what]) for placer, what in LEARNED.items())]
 
 
 def order_picture(rows: Sequence[Row]) -> str:
@@ -312,15 +163,23 @@ def main() -> None:
     for name in options.sections or SECTIONS:
         for row in SECTIONS[name](options.quick):
             results.add("key", row)
+            results.data["rows"].sort(key=_place)
             save(results)
             print(row, flush=True)
     print(markdown(results.data, results.stem.name))
 
 
+def _place(row: Row) -> tuple[int, str, int]:
+    """The place of a row among those of its section, whichever was run first."""
+    model = row.get("model")
+    known = list(fastt.MODELS)
+    return known.index(model) if model in known else len(known), row.get("scaling", ""), row.get("devices", 0)
+
+
 def save(results: Results) -> None:
     """Tables and both pictures, of what is known by now."""
     results.write(markdown(results.data, results.stem.name))
-    for section, draw in (("scaling", scaling_picture), ("order", order_picture)):
+    for section, draw in (("scaling", fastt.picture), ("order", order_picture)):
         rows = [row for row in results.data["rows"] if row["section"] == section]
         name = f"{results.stem.name}-{section}.svg"
         results.stem.with_name(name).write_text(draw(rows), encoding="utf-8")

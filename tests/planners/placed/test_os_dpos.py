@@ -31,8 +31,8 @@ def test_the_longest_operator_is_cut_as_enumeration_says():
     assert dict(graph.splits)["op1"] == dict(best.splits)["op1"] == ("rows", 4)
     # 0.2, cut 0.1, message 0.1, 3, message 0.1, joined 0.1, 0.2
     assert simulate_placement(graph.problem, answer.placement).time_s == pytest.approx(3.8)
-    assert "started from the model itself: its batch cannot be cut" in answer.notes
-    assert answer.notes[-1] == "cut on the critical path: op1 along rows into 4"
+    assert answer.notes[0] == "started from the model itself, as its batch cannot be cut"
+    assert answer.notes[1] == "cut on the critical path: op1 along rows into 4"
 
 
 def test_it_stops_at_the_first_that_gains_nothing():
@@ -56,16 +56,36 @@ def test_a_cut_may_not_fit():
     chain = Chain((1.0, 12.0, 1.0), devices=2, message_s=0.0, capacity=2.0)
     graph, answer = place_split(chain, None, 0)
     assert dict(graph.splits) == {"op1": ("rows", 2)}
-    assert answer.notes[0] == "started from the model itself: its batch cannot be cut"
+    assert answer.notes[0] == "started from the model itself, as its batch cannot be cut"
     assert simulate_placement(graph.problem, answer.placement).fits()
 
 
-def test_data_parallelism_is_the_start_where_one_device_holds_the_model():
-    chain = Chain((6.0, 6.0), devices=2, parallel=True)
+DATA_PARALLEL = "data parallelism (the batch of 2 groups cut in {})"
+
+
+@pytest.mark.parametrize(("message_s", "kept"), [(0.1, DATA_PARALLEL.format(2)), (5.0, "the model itself")])
+def test_of_both_starts_the_faster_is_kept(message_s, kept):
+    # Two operators of 6 s: with short messages cut in two, with long ones both on one device for 12 s.
+    chain = Chain((6.0, 6.0), devices=2, parallel=True, message_s=message_s)
     graph, answer = place_split(chain, None, 0)
-    assert dict(graph.splits) == {"op0": ("rows", 2), "op1": ("rows", 2)}
-    assert answer.notes[0] == "started from data parallelism: the batch of 2 groups cut in 2"
-    assert answer.notes[1] == "cut on the critical path: nothing"
+    kept_s = simulate_placement(graph.problem, answer.placement).time_s
+    other = chain.split(chain.data_parallel()) if not graph.splits else chain
+    assert kept_s <= place_split(replace(other, parallel=False), None, 0)[1].expected_s
+    assert answer.notes[0] == f"started from {kept}"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "published"),
+    [
+        (4.0, f"{DATA_PARALLEL.format(2)}: 6.3 s"),
+        (1.5, f"the model itself: 12 s; the other is {DATA_PARALLEL.format(2)}: no"),
+    ],
+)
+def test_the_published_start_depends_on_room(capacity, published):
+    """Data parallelism where one device holds the model, otherwise the model."""
+    chain = Chain((6.0, 6.0), devices=2, parallel=True, message_s=0.0, capacity=capacity)
+    _, answer = place_split(chain, None, 0)
+    assert answer.notes[1].startswith(f"the published start is {published}")
 
 
 def test_what_is_cut_already_can_be_cut_anew():
@@ -81,7 +101,7 @@ def test_what_is_cut_already_can_be_cut_anew():
 
     graph, answer = place_split(Uneven((12.0,), devices=4), None, 0)
     assert dict(graph.splits) == {"op0": ("rows", 4)}
-    assert answer.notes[1] == "cut on the critical path: op0 along rows into 4"
+    assert answer.notes[2] == "cut on the critical path: op0 along rows into 4"
 
 
 def test_pieces_may_fit_where_operators_do_not():
@@ -104,7 +124,8 @@ def test_pieces_may_fit_where_operators_do_not():
 
     chain = Sharded((4.0, 4.0), devices=4, parallel=True, message_s=0.0, stored=6.0, capacity=4.0)
     graph, answer = place_split(chain, None, 0)
-    assert answer.notes[0] == "started from data parallelism: the batch of 2 groups cut in 4"
+    assert answer.notes[0] == f"started from {DATA_PARALLEL.format(4)}"
+    assert answer.notes[1].startswith("the published start is the model itself: no room; the other is data")
     assert simulate_placement(graph.problem, answer.placement).fits()
 
 

@@ -1,4 +1,4 @@
-"""ZeRO stage 3 as a strategy of the executor: data parallelism with every parameter that can be in shards."""
+"""Data parallelism as a strategy of the executor: parameters whole, or in shards (ZeRO stage 3)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class IndivisibleError(Exception):
     """The batch of this model cannot be split over the ranks."""
 
 
-def zero3(
-    graph: GroupGraph, ranks: int, gather: Gather = Gather.AHEAD, once: Collection[str] = ()
+def data_parallel(
+    graph: GroupGraph, ranks: int, gather: Gather | None = None, once: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The strategy as data: every group splits the batch, every parameter is stored sharded.
+    """The strategy as data: every group splits the batch; parameters are whole, or stored in shards.
 
     What cannot be sharded is stored as it is used. One that several groups share is gathered ahead with each
     block that reads it; those of the first block are waited for, as there is none beside which they could
     come.
 
     Args:
-        gather: how often parameters are gathered.
+        gather: how often parameters in shards are gathered; None for whole ones.
         once: state-dict keys of those that are gathered once per step all the same.
 
     Raises:
@@ -57,7 +57,7 @@ def zero3(
     for tensor in graph.atoms.graph.parameters:
         used = stored_layout(tensor, uses[tensor.name])
         sharded = sharded_layout(graph.atoms.atom_sizes(tensor.name), mesh, used, (1,))
-        if sharded is None:
+        if gather is None or sharded is None:
             stored[tensor.name] = used
             continue
         often = Gather.ONCE if tensor.key in once else gather

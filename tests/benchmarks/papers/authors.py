@@ -1,0 +1,64 @@
+"""Figures that papers report of themselves, measured on their authors' machines.
+
+They stand beside ours in columns that are marked as theirs, and are never mixed with ours.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ModelSize(NamedTuple):
+    """A model of TensorOpt's Table 1: gigabytes of parameters, samples of the global batch, gigabytes of
+    memory."""
+
+    parameters_gb: float
+    batch: int
+    memory_gb: float
+
+
+class SearchSeconds(NamedTuple):
+    """Seconds of a search in TensorOpt's Table 3: FT-LDP with all threads and with one, FT-Elimination."""
+
+    ldp: float
+    ldp_one_thread: float
+    elimination: float
+
+
+class StepSeconds(NamedTuple):
+    """Seconds of an iteration in TensorOpt's Table 4: its fastest plan (mini-time), its own data parallelism,
+    Horovod's."""
+
+    plan: float
+    data_parallel: float
+    horovod: float
+
+
+SIZES = {
+    "RNN": ModelSize(108, 256, 126),
+    "WideResNet": ModelSize(7.3, 256, 83),
+    "Transformer": ModelSize(9.7, 256, 74),
+    "VGG16": ModelSize(0.52, 256, 30),
+}
+"""TensorOpt (Cai et al., arXiv 2004.10856), Table 1: its models on 16 GPUs."""
+SEARCHES = {
+    "RNN": SearchSeconds(0.28, 0.40, 1.78),
+    "WideResNet": SearchSeconds(1_292, 17_432, 19_666),
+    "Transformer": SearchSeconds(201, 1_535, 3_030),
+}
+"""TensorOpt, Table 3, of the whole models."""
+ITERATIONS = {
+    "VGG16": StepSeconds(0.10, 0.16, 0.15),
+    "WideResNet": StepSeconds(1.99, 2.89, 2.80),
+    "Transformer-S": StepSeconds(1.16, 1.18, 1.04),
+}
+"""TensorOpt, Table 4, on 16 GPUs."""
+LEARNED = {
+    "REINFORCE (Mirhoseini et al., ICML 2017)": "not at hand",
+    "Post (Gao et al., NeurIPS 2018)": "steps up to 63.7 % shorter than the best placer before it (abstract)",
+    "Placeto (Addanki et al., NeurIPS 2019)": "up to 6.1 times fewer training steps than placers before it "
+    "until placements as good (abstract)",
+    "GDP (Zhou et al., arXiv 1910.01578)": "16 % over experts, 9.2 % over the placers before it, on average, "
+    "found 15 times sooner (abstract)",
+}
+"""What learned placers report of themselves. Of their tables none were at hand."""

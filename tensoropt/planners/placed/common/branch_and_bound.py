@@ -30,7 +30,7 @@ MOST_OPERATORS = 20
 """The most operators of a problem for which all placements are tried. Of random problems with 14 operators on
 two devices all were proven, the slowest with 54 million nodes; of 20 operators, three million nodes prove
 nearly all that read from the last three only, and few that read from the last twelve."""
-NODES_PER_SECOND = 10e6
+NODES_PER_SECOND = 5e6
 """The nodes looked at in a second on one core of an AMD EPYC: turns seconds into effort."""
 _ROUNDED = 1e-12
 """The share by which sums of seconds may be off, as they are added up in another order."""

@@ -36,7 +36,7 @@ from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.point import SAME, Point, beats
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.placed import netsplit
-from tensoropt.planners.placed.common.branch_and_bound import fastest
+from tensoropt.planners.placed.common.branch_and_bound import bound_s, fastest
 from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.local_search import LocalSearch, _Search, places
 from tensoropt.planners.registry import ENTRIES, Entry
@@ -107,6 +107,7 @@ def placing(model: Model, cluster: str, seconds: float) -> Row:
         row["heuristic"] = name = min(fitting, key=lambda n: (fitting[n].time_s, fitting[n].memory_bytes))
         best = fitting[name]
         row |= {"heuristic_s": best.time_s, "heuristic_bytes": best.memory_bytes}
+    row["bound_s"] = bound_s(graph)
     answers, row["seconds"] = spent(lambda: places(graph, None, 0, LocalSearch(seconds=seconds)))
     if isinstance(answers, TensorOptError):
         return row | {"refused": str(answers)}
@@ -243,7 +244,8 @@ ABOUT = {
         "*heuristic*: the fastest of m-TOPO, m-ETF, m-SCT and DPOS that fits. *search*: the fastest placement"
         " of the local search with the effort of so many seconds; *s*: the seconds of the process. *gain*: by"
         " how much its step is shorter; *within*: of its placements that need no more memory than the"
-        " heuristic's. *alone*: the step of the fastest device alone, where the model fits there."
+        " heuristic's; *at most*: what a step as long as the longest chain of operators, or as their work"
+        " spread evenly, would gain. *alone*: the step of the fastest device alone, where the model fits."
     ),
     "dominance": (
         "*points*: of the exploration. *fastest*: its fastest point, and whose that is. *beaten by*: planners"
@@ -316,6 +318,7 @@ def _placing_cells(row: Row) -> dict[str, str]:
     }
     if "gain" in row:
         cells |= {"gain": f"{row['gain']:.1%}", "within": f"{row['gain_within']:.1%}"}
+        cells["at most"] = f"{1 - row['bound_s'] / row['heuristic_s']:.1%}"
     return {**cells, "effort": f"{row['effort_s']:g}", "s": f"{row['seconds']:g}"}
 
 

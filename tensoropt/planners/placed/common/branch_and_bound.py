@@ -52,6 +52,18 @@ class FastestFound(NamedTuple):
     proven: bool
 
 
+def bound_s(problem: PlacementProblem) -> float:
+    """Return seconds that no step beats: of the longest chain of tasks, each on its fastest device,
+    or of all work, spread evenly; of one micro-batch."""
+    size, devices = problem.size, problem.devices.count
+    anywhere, waits = np.full(size, -1, np.int64), np.zeros((2, size, size))
+    flat = tuple(FlatProblem.of(problem))
+    _fill_waits(flat, anywhere, waits)
+    chain_s = _fill_tails(flat, anywhere, waits, np.zeros((2, size)))
+    work_s = (problem.forward_s + problem.backward_s + problem.update_s).min(axis=1).sum()
+    return max(float(chain_s), float(work_s) / devices)
+
+
 def fastest(problem: PlacementProblem, known_s: float, caps: Floats, nodes: int) -> FastestFound:
     """Return the fastest placement of a problem in one micro-batch, over all devices and all orders.
 

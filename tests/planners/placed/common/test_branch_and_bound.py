@@ -17,6 +17,7 @@ from tensoropt.planners.placed.common.annealing import MoveTables, State
 from tensoropt.planners.placed.common.branch_and_bound import (
     MOST_OPERATORS,
     FastestFound,
+    bound_s,
     fastest,
     frontier,
     tried_out,
@@ -77,6 +78,7 @@ def test_the_fastest_and_the_frontier_are_those_of_all_placements(seed: int, tra
     assert best.state is not None
     assert simulate_placement(problem, best.state.placement(problem)).time_s == best.seconds
     assert best.seconds == pytest.approx(min(time_s for _, time_s in every), rel=1e-9)
+    assert bound_s(problem) <= best.seconds * (1 + 1e-12)
     assert fastest(problem, best.seconds, unlimited(problem), NODES).state is None
     found, proven = frontier(problem, [], NODES)
     assert proven == len(found)

@@ -27,8 +27,8 @@ from tensoropt.planners.placed.common.units import units_of
 from tensoropt.types import Floats
 
 MOST_OPERATORS = 20
-"""The most operators of a problem for which all placements are tried. Of random problems with 14 operators on
-two devices all were proven, the slowest with 54 million nodes; of 20 operators, three million nodes prove
+"""The most operators of a problem for which all placements are tried. Of 40 random problems with 14 operators
+on two devices all were proven, the slowest with 59 million nodes; of 20 operators, three million nodes prove
 nearly all that read from the last three only, and few that read from the last twelve."""
 NODES_PER_SECOND = 5e6
 """The nodes looked at in a second on one core of an AMD EPYC: turns seconds into effort."""
@@ -114,21 +114,27 @@ def frontier(problem: PlacementProblem, known: Sequence[State], nodes: int) -> t
 def tried_out(
     problem: PlacementProblem, known: Sequence[SimulatedPlacement], seconds: float
 ) -> tuple[list[SimulatedPlacement], str]:
-    """Return (placements of a small problem that none beats in booked bytes and seconds; a note on what is
-    proven): none, and "", for a problem that is not small.
+    """Return (placements of a small problem that none beats in booked bytes and seconds, none of a larger
+    one; a note on what is proven of the fastest one, "" for several micro-batches).
 
     Args:
         known: placements, which may be among them.
         seconds: the effort, in seconds of the machine where it was measured.
     """
-    if problem.size > MOST_OPERATORS or problem.micro_batches > 1:
+    if problem.micro_batches > 1:
         return [], ""
-    states = [State.of(simulated) for simulated in known]
-    states, proven = frontier(problem, states, int(seconds * NODES_PER_SECOND))
-    found = [simulate_placement(problem, state.placement(problem)) for state in states]
-    if not proven or not found[0].fits():
+    found, proven = [], 0
+    if problem.size <= MOST_OPERATORS:
+        states = [State.of(simulated) for simulated in known]
+        states, proven = frontier(problem, states, int(seconds * NODES_PER_SECOND))
+        found = [simulate_placement(problem, state.placement(problem)) for state in states]
+    if proven and found[0].fits():
+        return found, "proven over all devices and orders: nothing is faster"
+    best_s = min((simulated.time_s for simulated in (*known, *found) if simulated.fits()), default=0.0)
+    if not best_s:
         return found, ""
-    return found, "proven over all devices and orders: nothing is faster"
+    gap = max(0.0, 1 - bound_s(problem) / best_s)
+    return found, f"proven: no step is more than {gap:.2%} shorter (longest chain, work spread evenly)"
 
 
 def _first_alike(problem: PlacementProblem) -> Integers:

@@ -169,29 +169,29 @@ class SearchedCells(nn.Module):
     layer.
 
     Args:
+        stem, channels: the stem, from images to half their resolution, and the channels that it gives.
         widths: the channels of the two reductions after the stem, and of the first run; each later run has
             twice as many as the one before.
     """
 
     def __init__(
-        self, normal: _Cell, reduction: _Cell, stem: int, widths: tuple[int, int, int], layers: int,
-        classes: int, padding: int = 1,
+        self, normal: _Cell, reduction: _Cell, stem: nn.Module, channels: int, widths: tuple[int, int, int],
+        layers: int, classes: int,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.stem = ConvNorm(3, stem, 3, 2)
-        self.stem[0].padding = (padding, padding)
+        self.stem = stem
         *first, width = widths
         run = layers // 3
-        cells = [(channels, True) for channels in first]
+        cells = [(reduced, True) for reduced in first]
         for number in range(3):
             cells += [(width << number, True)] * (number > 0) + [(width << number, False)] * run
-        before = previous = stem
+        before = previous = channels
         halved = False
         self.cells = nn.ModuleList()
-        for channels, halves in cells:
+        for inner, halves in cells:
             cell = reduction if halves else normal
-            self.cells.append(SearchedCell(cell, before, previous, channels, halves, halved))
-            before, previous, halved = previous, channels * len(cell.out), halves
+            self.cells.append(SearchedCell(cell, before, previous, inner, halves, halved))
+            before, previous, halved = previous, inner * len(cell.out), halves
         self.classifier = nn.Linear(previous, classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -206,8 +206,10 @@ class AmoebaNet(SearchedCells):
     """AmoebaNet-D; ``filters`` are the channels of the first run of cells."""
 
     def __init__(self, layers: int, filters: int, classes: int) -> None:
-        widths = (filters // 4 * 2, filters // 4 * 4, filters // 4 * 4)
-        super().__init__(_AMOEBA_NORMAL, _AMOEBA_REDUCTION, filters // 4, widths, layers, classes)
+        channels = filters // 4
+        widths = (2 * channels, 4 * channels, 4 * channels)
+        stem = ConvNorm(3, channels, 3, 2)
+        super().__init__(_AMOEBA_NORMAL, _AMOEBA_REDUCTION, stem, channels, widths, layers, classes)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         x = self.features(self.stem(F.relu(x)))
@@ -230,7 +232,8 @@ class NasNet(SearchedCells):
 
     def __init__(self, layers: int, filters: int, stem: int, classes: int) -> None:
         widths = (filters // 4, filters // 2, filters)
-        super().__init__(_NASNET_NORMAL, _NASNET_REDUCTION, stem, widths, layers, classes, padding=0)
+        unpadded = nn.Sequential(nn.Conv2d(3, stem, 3, 2, bias=False), nn.BatchNorm2d(stem))
+        super().__init__(_NASNET_NORMAL, _NASNET_REDUCTION, unpadded, stem, widths, layers, classes)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         x = F.relu(self.features(self.stem(x)))

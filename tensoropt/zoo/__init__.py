@@ -8,7 +8,13 @@ that needs it is built.
 from __future__ import annotations
 
 from tensoropt.errors import MissingExtraError
-from tensoropt.zoo import convolution, decoder, hugging_face, recurrent  # noqa: F401 - they register models
+from tensoropt.zoo import (  # noqa: F401 - they register models
+    branching,
+    convolution,
+    decoder,
+    hugging_face,
+    recurrent,
+)
 from tensoropt.zoo.registry import (
     ZooEntry,
     ZooError,

@@ -27,11 +27,14 @@ class FeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and ``feed``, each behind a layer norm and a residual sum: ``(b, s, d) -> (b, s, d)``."""
+    """Attention and ``feed``, each behind a layer norm and a residual sum: ``(b, s, d) -> (b, s, d)``.
 
-    def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module) -> None:
+    Without ``causal`` every position attends to all, as in an encoder.
+    """
+
+    def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.attention_norm = nn.LayerNorm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.project = nn.Linear(hidden, hidden)
@@ -44,7 +47,7 @@ class DecoderBlock(nn.Module):
         q, k, v = self.qkv(self.attention_norm(x)).split(hidden, dim=-1)
         shape = (batch, sequence, self.heads, hidden // self.heads)
         q, k, v = (part.view(shape).transpose(1, 2) for part in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.dropout(self.project(mixed.transpose(1, 2).reshape(batch, sequence, hidden)))
         return x + self.dropout(self.feed(self.feed_norm(x)))
 

@@ -37,12 +37,13 @@ PROGRAMS = {
 """In this order; each takes --quick. What each shows: tests/benchmarks/README.md."""
 BY_NAME = {
     "memory": "tests.benchmarks.fidelity.bench_memory",
+    "branching": "tests.benchmarks.planners.bench_branching",
     "dashboard": "tests.benchmarks.dashboard.bench_dashboard",
     "library": "tests.benchmarks.dashboard.bench_library",
     "first-load": "tests.benchmarks.dashboard.bench_first_load",
     "interactions": "tests.benchmarks.dashboard.bench_interactions",
 }
-"""Run only when named: the first times nothing, the others need Chromium."""
+"""Run only when named: the first times nothing, the second takes hours, the others need Chromium."""
 
 
 def main() -> int:

@@ -59,6 +59,11 @@ EFFORT = [f"{name}.seconds={seconds}" for name, seconds in SECONDS.items()]
 ALL_BUT_SLOW = [name for name in ENTRIES if name not in SLOW]
 BRANCHING = [name for name in vars(branching) if name.startswith("build")]
 CLUSTERS = ("dgx-a100", "dgx-a100[2]", "local:2")
+BRANCHING_ZOO = (
+    "inception-v3-tiny", "amoebanet-d-tiny", "deeplab-v3-tiny", "unet-tiny", "nasnet-tiny", "two-tower-tiny",
+    "clip-tiny",
+)  # fmt: skip
+"""Models with branches, also on clusters other than those of all models."""
 FAST = {("build_two_towers", "local:2"), ("build_cells", "dgx-a100[2]")}
 """Models with branches, and their clusters, of the fast tests."""
 
@@ -413,6 +418,20 @@ def check_no_planner_beats_a_point(source: str, cluster: str, store: Any) -> Non
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", LAPTOP)
 def test_no_planner_beats_a_point_of_the_zoo(name: str, cluster: str, store: ProfileStore) -> None:
+    check_no_planner_beats_a_point(f"zoo:{name}", cluster, store)
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [
+        pytest.param(name, cluster, marks=() if name == "two-tower-tiny" else pytest.mark.slow)
+        for name in BRANCHING_ZOO
+        for cluster in ("dgx-a100[4]", "netsplit-paper")
+    ],
+)
+def test_no_planner_beats_a_point_of_the_zoos_models_with_branches(
+    name: str, cluster: str, store: ProfileStore
+) -> None:
     check_no_planner_beats_a_point(f"zoo:{name}", cluster, store)
 
 

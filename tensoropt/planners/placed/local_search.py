@@ -3,7 +3,8 @@
 Annealing (:mod:`.common.annealing`) starts from the placements of the heuristics: first without a cap on
 memory, then under lower and lower caps, each from the fastest placement below it, which is the epsilon
 constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). What no other placement beats
-in memory and time when simulated is the answer.
+in memory and time when simulated is the answer. A small problem is tried out to the last
+(:mod:`.common.branch_and_bound`).
 
 It is limited in effort, not in seconds, so that an answer depends on the seed alone.
 """
@@ -20,6 +21,7 @@ from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement,
 from tensoropt.placement.flat import FlatProblem
 from tensoropt.plan.point import reduce_points
 from tensoropt.planners.placed.common.annealing import MoveTables, Shelf, State, anneal
+from tensoropt.planners.placed.common.branch_and_bound import tried_out
 from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.common.units import PlacedAnswer, limited, units_of
 from tensoropt.types import Floats
@@ -172,11 +174,12 @@ def simulated_places(
             break
         search.tighten(min(found, key=_excess_bytes))
         found += search.simulated()
-    fitting = [simulated for simulated in found if simulated.fits()]
+    exact, proof = tried_out(problem, found, settings.seconds)
+    fitting = [simulated for simulated in (*found, *exact) if simulated.fits()]
     if not fitting:
         raise InfeasibleError(_refusal(name, problem, found))
     kept = reduce_points(fitting, lambda simulated: (simulated.memory_bytes, simulated.time_s))
-    return kept, _notes(search, starts, kept)
+    return kept, (*_notes(search, starts, kept), *([proof] if proof else []))
 
 
 def _anywhere(problem: PlacementProblem) -> SimulatedPlacement:

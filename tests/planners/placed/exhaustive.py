@@ -13,11 +13,11 @@ def best_play(
     problem: PlacementProblem, allowed: Callable[[tuple[int, ...]], bool] = lambda device: True
 ) -> SimulatedPlacement | None:
     """The fastest that fits, over allowed devices × orders; None when nothing fits."""
-    found = [simulated for simulated in _plays(problem, allowed) if simulated.fits()]
+    found = [simulated for simulated in every_placement(problem, allowed) if simulated.fits()]
     return min(found, key=lambda simulated: simulated.time_s, default=None)
 
 
-def _plays(
+def every_placement(
     problem: PlacementProblem, allowed: Callable[[tuple[int, ...]], bool]
 ) -> Iterator[SimulatedPlacement]:
     count = problem.devices.count

@@ -158,7 +158,7 @@ class State(NamedTuple):
         """Return (devices,) the bytes booked on each."""
         booked = np.zeros(devices)
         booking = (tables.bytes, *tables[5:7], *tables[10:])
-        _book(booking, self.device, booked)
+        book(booking, self.device, booked)
         return booked
 
 
@@ -314,7 +314,7 @@ def _reorder(links: Arrays, device: Integers, order: Integers, at: Integers, o: 
 
 
 @njit(cache=True, nogil=True)
-def _book(booking: Arrays, device: Integers, booked: Floats) -> float:
+def book(booking: Arrays, device: Integers, booked: Floats) -> float:
     """Add up the bytes on each device; return those on the fullest."""
     sizes, first_member, members, kept_bytes, first_keeper, keepers = booking
     booked[:] = 0.0
@@ -372,7 +372,7 @@ def _anneal(
     training = problem[13]
     size, devices = device.shape[0], caps.shape[0]
     booked = np.zeros(devices)
-    fullest = _book(booking, device, booked)
+    fullest = book(booking, device, booked)
     now, starts, returns, critical = flat_step(problem, device, ahead, back)
     price = _PENALTY * now / max(1.0, sizes.sum() + kept_bytes.sum())
     over = _over(booked, caps)
@@ -411,7 +411,7 @@ def _anneal(
                 o = np.random.randint(size)
                 if next_device[o] == target and _may_lie(units, unit[o], source):
                     _move(links, units, next_device, o, source, want, seen, mark, stack)
-            next_fullest = _book(booking, next_device, booked)
+            next_fullest = book(booking, next_device, booked)
             next_over = _over(booked, caps)
             moved = True
         elif kind < (1 + _MOVES) / 2 or not training:

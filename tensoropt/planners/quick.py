@@ -36,6 +36,9 @@ assumption."""
 SECONDS = {"local_search": 2.0, "cut_search": 2.0}
 """The effort of planners that would take longer; an assumption about how long a person waits for what they
 find."""
+MOST_TIMES, FEW_TIMES = 20, 4
+"""The most times that a heuristic runs within less and less memory, on models of up to ``MORE_GROUPS``
+operators, and on larger ones. Assumptions."""
 FEW_GROUPS = 64
 """The most operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of
 pipelined ones each takes seconds with twice as many.
@@ -58,6 +61,17 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
         names = (*names, *CUTTING)
     options = {name: {"seconds": seconds} for name, seconds in SECONDS.items()}
     return tuple(replace(ENTRIES[name], options=options.get(name, {})) for name in names)
+
+
+def times_within_less(entry: Entry, operators: int) -> int:
+    """Return the most times that a planner runs for a model of ``operators`` operators, each time within less
+    memory than before.
+
+    Heuristics that place operators find placements within a limit on memory that they leave out without one.
+    """
+    if entry.kind != "placed" or entry.name in SECONDS:
+        return 1
+    return MOST_TIMES if operators <= MORE_GROUPS else FEW_TIMES
 
 
 def placed_refusal(wanted: str, operators: int, devices: int) -> str:

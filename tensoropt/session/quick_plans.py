@@ -18,18 +18,19 @@ import numpy as np
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
-from tensoropt.planners.quick import placed_refusal, quick_planners
+from tensoropt.planners.quick import placed_refusal, quick_planners, times_within_less
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
-from tensoropt.question.settings import Settings
-from tensoropt.session.comparing import planning_task
+from tensoropt.session.comparing import planning_task, was_asked_for
 from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
 from tensoropt.sharding.constraints import LackingDevicesError
 
+_LESS = 0.95
+"""The share of the memory of its leanest plan within which a planner runs again; an assumption."""
 _STAGE = "placements"
 """The name of this stage's seconds in a report."""
 
@@ -118,11 +119,16 @@ def _asked(
         points: list[SimulatedPoint] = []
         reason = ""
         # Never for a memory budget: what is found may not depend on it, as it only says which points fit.
-        try:
-            points = list(entry.points(task, None, seed))
-        except TensorOptError as refusal:
-            reason = str(refusal)
-        points = [p for p in points if _was_asked_for(task, session.settings, p.point)]
+        limit: float | None = None
+        for _ in range(times_within_less(entry, len(task.prepared.graph.groups))):
+            try:
+                within = entry.points(task, limit, seed)
+            except TensorOptError as refusal:
+                reason = "" if points else str(refusal)
+                break
+            points += within
+            limit = _LESS * min(each.point.memory_bytes for each in within)
+        points = [p for p in points if was_asked_for(task, session.settings, p.point)]
         best = min((p.point for p in points), key=lambda p: p.time_s, default=None)
         tried[entry.name] = {
             "points": len(points),
@@ -134,14 +140,6 @@ def _asked(
             found.setdefault(p.point.identity, p)
     session.report(_STAGE, len(entries), len(entries), f"{len(found)} plans of planners")
     return list(found.values()), tried
-
-
-def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:
-    """Return whether a point has the requested number of micro-batches, which methods for pipelines choose
-    themselves."""
-    space = task.base.spaces[point.space]
-    asked = settings.micro_batches
-    return asked == "auto" or space.micro_batches in [space.mesh.places * count for count in asked]
 
 
 def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -401,17 +402,24 @@ def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(
 
 
 def check_no_planner_beats_a_point(source: str, cluster: str, store: Any) -> None:
-    """Explore a model once, and ask planners on the very tables that it was explored on, those that can go on
-    for longer with the effort that they have beside every search."""
+    """Explore a model once, and ask planners on the very tables that it was explored on: published ones also
+    within limits on memory, ours with the effort that they have beside every search."""
     loaded = load_model(source, device="cpu" if cluster.startswith("local") else "meta", seed=0)
     session = Session(load_cluster(cluster), Settings(measure="never"), store)
     captured, problem = _prepared(session, loaded, None)
     info = _model_info(session, captured, loaded)
     searched = search(session, problem)
     found = _evaluated(session, searched, info)
-    beside = with_planners(session, searched, found, requested_planners(ALL_BUT_SLOW, EFFORT), (None,))
-    assert beside.others
-    assert not beating(found.points, beside.others)
+    memory = [point.memory_bytes for point in found.points]
+    limits = (None, *np.linspace(memory[0], memory[-1], 4)[1:3].tolist())
+    published = [name for name in ALL_BUT_SLOW if name not in SECONDS]
+    for asked, within in (
+        (requested_planners(published), limits),
+        (requested_planners(SECONDS, EFFORT), (None,)),
+    ):
+        beside = with_planners(session, searched, found, asked, within)
+        assert beside.others
+        assert not beating(found.points, beside.others)
 
 
 @pytest.mark.slow

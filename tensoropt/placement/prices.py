@@ -239,7 +239,8 @@ class PricedGraph:
         """Return cuts into so many pieces of the batch of every group that can be cut so."""
         cuts = {name: GroupSplit(str(way.label), pieces) for name, way in self.prices.batch.items()}
         groups = self.prices.graph.groups
-        return {g.name: cuts[g.name] for g in groups if cuts[g.name] in self.prices.split_choices(g)}
+        # A group that no reader asks how it wants its results may follow no batch.
+        return {g.name: cuts[g.name] for g in groups if cuts.get(g.name) in self.prices.split_choices(g)}
 
     def split(self, splits: Splits) -> PricedGraph:
         """Return the same model with these groups split, in addition to, or in place of, the present

@@ -68,7 +68,14 @@ def test_what_was_heuristic_under_a_cap_is_said():
 def test_a_cap_that_no_strategy_keeps_to_is_said(store, monkeypatch):
     model = ModelSpec("zoo:mlp", 0).build()
     monkeypatch.setattr(WorkingSets, "caps", lambda *_: [1.0, 2.0**40])
-    found = explore(*model, cluster="dgx-h100[2]", micro_batches=[1], measure="never", store=store)
+    found = explore(
+        *model,
+        cluster="dgx-h100[2]",
+        micro_batches=[1],
+        measure="never",
+        placements="never",
+        store=store,
+    )
     for space in found.spaces:
         assert "no strategy keeps to a cap on what an operator needs of 1 B" in space.notes
         assert any("caps on what an operator needs: 1 TiB" in note for note in space.notes)

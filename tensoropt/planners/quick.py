@@ -51,6 +51,7 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
     """Return the planners that are quick for a model of ``operators`` operators on so many devices, in the
     order in which they run.
     """
+    names: tuple[str, ...]
     if operators > MORE_GROUPS:
         names = (*SHARDED, *PLACED)
     elif operators > FEW_GROUPS:

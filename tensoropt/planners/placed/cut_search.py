@@ -102,7 +102,7 @@ class _Search(Generic[G]):
         self.whole, self.limit, self.seed, self.settings = whole, limit, seed, settings
         count = whole.problem.devices.count
         numbers = [number for number in range(count, 1, -1) if count % number == 0]
-        self.everywhere = [cuts for number in numbers if (cuts := dict(whole.batch_cuts(number)))]
+        self.everywhere: list[Splits] = [cuts for number in numbers if (cuts := whole.batch_cuts(number))]
         self.segments = segments(whole, int(np.clip(_SEGMENTS_PER_SECOND * settings.seconds, 1, _SEGMENTS)))
         self.found: list[_Found[G]] = []
         self.tried: list[Splits] = []

@@ -13,8 +13,10 @@ from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.plan.plan import load_plan
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed import netsplit, pesto, pesto_extended, post
+from tensoropt.planners.placed import cut_search, local_search, netsplit, pesto, pesto_extended, post
+from tensoropt.planners.placed.cut_search import CutSearch
 from tensoropt.planners.placed.exact import rounds as exact
+from tensoropt.planners.placed.local_search import LocalSearch
 from tensoropt.planners.placed.netsplit import NetSplit
 from tensoropt.planners.placed.pesto import Pesto
 from tensoropt.planners.placed.pesto_extended import PestoExtended
@@ -37,6 +39,8 @@ def short_walks(monkeypatch):
     monkeypatch.setattr(netsplit, "DEFAULTS", NetSplit(most_blocks=12, search_seconds=0.01))
     monkeypatch.setattr(pesto_extended, "DEFAULTS", PestoExtended(most_blocks=12))
     monkeypatch.setattr(pesto, "DEFAULTS", Pesto(most_blocks=12))
+    monkeypatch.setattr(cut_search, "DEFAULTS", CutSearch(seconds=1.0))
+    monkeypatch.setattr(local_search, "DEFAULTS", LocalSearch(seconds=1.0))
     monkeypatch.setattr(post, "DEFAULTS", Post(placements=300, per_ascent=20, per_fit=100))
 
 

@@ -70,7 +70,7 @@ def times_within_less(entry: Entry, operators: int) -> int:
 
     Heuristics that place operators find placements within a limit on memory that they leave out without one.
     """
-    if entry.kind != "placed" or entry.name in SECONDS:
+    if entry.name not in PLACED or entry.name in SECONDS:
         return 1
     return MOST_TIMES if operators <= MORE_GROUPS else FEW_TIMES
 

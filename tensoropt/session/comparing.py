@@ -11,13 +11,12 @@ from tensoropt.evaluation.problem import micro_batch_counts
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.point import Point, unbeaten, with_others
+from tensoropt.plan.point import unbeaten, with_others
 from tensoropt.planners.compare import compare
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask
-from tensoropt.question.settings import Settings
 from tensoropt.report.explain import Recosted
 from tensoropt.report.rebuilt import StrategyOnMesh, strategy_on
 from tensoropt.session.evaluation import certified, only_used_spaces, open_costs, record_used
@@ -75,8 +74,7 @@ def with_planners(
     others = certified(searched.spaces, others)
     # The simulator's figures differ from the tables' sums by strategy, so that another planner's point may
     # lie below the frontier that was tracked in those sums.
-    asked_for = [point for point in others if was_asked_for(task, session.settings, point)]
-    merged = unbeaten(with_others(frontier, asked_for))
+    merged = unbeaten(with_others(frontier, others))
     compared = replace(
         exploration,
         spaces=task.base.spaces,
@@ -119,11 +117,3 @@ def planning_task(
     return PlanningTask(
         searched.problem, session.cluster, tables, base, prices, staged, counts, refusal=searched.refusal
     )
-
-
-def was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:
-    """Return whether a point has the requested number of micro-batches, which methods for pipelines choose
-    themselves."""
-    space = task.base.spaces[point.space]
-    asked = settings.micro_batches
-    return asked == "auto" or space.micro_batches in [space.mesh.places * count for count in asked]

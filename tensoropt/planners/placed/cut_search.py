@@ -50,7 +50,8 @@ class CutSearch:
     """The settings of the planner.
 
     Attributes:
-        seconds: the effort, in seconds of the machine on which the local search was measured.
+        seconds: the effort, in seconds of the machine on which the local search was measured, for the starts
+            and one pass over the segments from each; passes go on while they make the step shorter.
     """
 
     seconds: float = 40.0

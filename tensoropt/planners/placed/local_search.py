@@ -149,13 +149,14 @@ def simulated_places(
     memory_limit_bytes: float | None,
     seed: int,
     settings: LocalSearch,
-    known: Sequence[tuple[str, Placement]] = (),
+    known: Sequence[tuple[str, Placement]] | None = None,
 ) -> tuple[Sequence[SimulatedPlacement], tuple[str, ...]]:
     """Return (what :func:`places` finds, ascending in memory; notes on how).
 
     Args:
         name: the planner that refuses.
-        known: placements from which to start in place of those of the heuristics, each with its origin.
+        known: placements from which to start in place of those of the heuristics, each with its origin; if
+            given, even if there are none, small problems are not tried out.
 
     Raises:
         InfeasibleError: nothing found fits.
@@ -174,7 +175,7 @@ def simulated_places(
             break
         search.tighten(min(found, key=_excess_bytes))
         found += search.simulated()
-    exact, proof = tried_out(problem, found, settings.seconds)
+    exact, proof = tried_out(problem, found, settings.seconds) if known is None else ([], "")
     fitting = [simulated for simulated in (*found, *exact) if simulated.fits()]
     if not fitting:
         raise InfeasibleError(_refusal(name, problem, found))

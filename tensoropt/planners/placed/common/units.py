@@ -38,8 +38,9 @@ class Units:
         of: the unit of each operator.
         members: the operators of each unit, ascending.
         allowed: (units, devices) whether each may lie there, by the pins of all members and the devices that
-        can run them all. bytes: (units,) the bytes each adds to its device for a whole step. transient_bytes:
-        (units,) the bytes that its largest operator needs on top while it runs.
+            can run them all.
+        bytes: (units,) the bytes each adds to its device for a whole step.
+        transient_bytes: (units,) the bytes that its largest operator needs on top while it runs.
         order: the devices, best first, for units without pins.
         orders: unit -> the devices that its members are pinned to, best first.
     """

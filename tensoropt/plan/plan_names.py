@@ -60,9 +60,10 @@ PLANNER_TITLES = {
     "dpos": "DPOS",
     "os_dpos": "OS-DPOS",
     "placer": "Placer",
-    "post": "Post",
     "pesto": "Pesto",
     "netsplit": "NetSplit",
+    "post": "Post",
+    "pesto_extended": "Pesto extended",
 }
 """The names of planners in a legend; others appear by their own name."""
 _STAGE_OF = {"held/P": 1, "held": 2}

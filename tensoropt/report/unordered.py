@@ -47,7 +47,7 @@ class UnorderedStep:
         return [
             f"in its order: {format_seconds(self.enforced_time_s)} per step, "
             f"{format_bytes(self.enforced_memory_bytes)} on the fullest device",
-            f"without, every device taking what is ready first: {format_seconds(self.time_s)} "
+            f"without its order, every device taking what is ready first: {format_seconds(self.time_s)} "
             f"({100 * self.change:+.1f} %), {format_bytes(self.memory_bytes)}"
             + ("" if self.fits else ", which a device does not have"),
         ]

@@ -229,7 +229,9 @@ def _check_option(chosen: ZooEntry, key: str) -> None:
     """Raise :class:`ZooError` if a model has no such option; the message has those that it has."""
     options = chosen.overrides
     if key == "batch":
-        raise ZooError("the batch is no option behind a model's name; give it by --batch, or as batch=N")
+        raise ZooError(
+            "the batch is no option behind a model's name; give it by --batch, in Python as the argument batch"
+        )
     if key not in options:
         near = closest(key, options, most=1)
         hint = f"did you mean '{near[0]}'? " if near else ""

@@ -230,7 +230,7 @@ def _check_option(chosen: ZooEntry, key: str) -> None:
     options = chosen.overrides
     if key == "batch":
         raise ZooError(
-            "the batch is no option behind a model's name; give it by --batch, in Python as the argument batch"
+            "the batch is no option behind a model's name; give it by --batch, in Python as an argument"
         )
     if key not in options:
         near = closest(key, options, most=1)

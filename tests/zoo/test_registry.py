@@ -41,7 +41,7 @@ def test_an_unknown_option_lists_those_that_there_are(name: str, overrides: dict
         ("mlp?features=wide", "features: 'wide' is not a number"),
         ("mlp?features=0", "features: 0 is below 1"),
         ("lstm-lm-tiny?unrolled=1", "unrolled: '1' is neither true nor false; its default is False"),
-        ("mlp?batch=3", "give it by --batch, or as batch=N"),
+        ("mlp?batch=3", "give it by --batch, in Python"),
         ("resnet50?depth=7", r"cannot be built with depth=7 \(.*\); its defaults are depth=50, "),
         ("vgg16?dropout=2", r"cannot be built with dropout=2.0 \(ValueError"),
     ],

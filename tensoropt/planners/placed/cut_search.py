@@ -243,8 +243,9 @@ def _notes(search: _Search[G], found: _Found[G]) -> tuple[str, ...]:
     if not found.cuts:
         return ("nothing is cut",)
     pieces = sorted({count for _, count in found.cuts.values()})
-    first = min((f.time_s for f in search.found if f.cuts in search.everywhere), default=float("inf"))
+    everywhere = [f.time_s for f in search.found if f.cuts in search.everywhere]
+    step = f"the step takes {format_seconds(min(everywhere))}" if everywhere else "nothing found fits"
     groups = len({name for segment in search.segments for name in segment})
     cut = f"the batch of {len(found.cuts)} of {groups} groups is cut in {', '.join(map(str, pieces))}"
     rest = "; every other group lies on one device" if len(found.cuts) < groups else ""
-    return (f"{cut}{rest}; with all cut that can be, the step takes {format_seconds(first)}",)
+    return (f"{cut}{rest}; with all cut that can be, {step}",)

@@ -18,8 +18,11 @@ from dataclasses import replace
 
 from tensoropt.planners.registry import ENTRIES, Entry
 
+HEURISTICS = ("m_topo", "m_etf", "m_sct", "dpos")
+"""The planners that run again within limits on memory, as each run is quick."""
+
 SHARDED = ("data_parallel", "zero", "megatron")
-PLACED = ("m_topo", "m_etf", "m_sct", "dpos", "local_search")
+PLACED = (*HEURISTICS, "local_search")
 MORE_SHARDED = ("tofu",)
 FEW_SHARDED = ("optcnn",)
 FEW_PLACED = ("placer", "os_dpos")
@@ -36,9 +39,9 @@ assumption."""
 SECONDS = {"local_search": 2.0, "cut_search": 2.0}
 """The effort of planners that would take longer; an assumption about how long a person waits for what they
 find."""
-MOST_TIMES, FEW_TIMES = 20, 4
-"""The most times that a heuristic runs within less and less memory, on models of up to ``MORE_GROUPS``
-operators, and on larger ones. Assumptions."""
+MOST_LIMITS, FEW_LIMITS = 1_000, 20
+"""The most limits within which heuristics run, on models of up to ``MORE_GROUPS`` operators, and on larger
+ones. Assumptions."""
 FEW_GROUPS = 64
 """The most operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of
 pipelined ones each takes seconds with twice as many.
@@ -64,15 +67,9 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
     return tuple(replace(ENTRIES[name], options=options.get(name, {})) for name in names)
 
 
-def times_within_less(entry: Entry, operators: int) -> int:
-    """Return the most times that a planner runs for a model of ``operators`` operators, each time within less
-    memory than before.
-
-    Heuristics that place operators find placements within a limit on memory that they leave out without one.
-    """
-    if entry.name not in PLACED or entry.name in SECONDS:
-        return 1
-    return MOST_TIMES if operators <= MORE_GROUPS else FEW_TIMES
+def most_limits(operators: int) -> int:
+    """Return the most limits on memory within which heuristics run for a model of ``operators`` operators."""
+    return MOST_LIMITS if operators <= MORE_GROUPS else FEW_LIMITS
 
 
 def placed_refusal(wanted: str, operators: int, devices: int) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
-from tensoropt.planners.quick import placed_refusal, quick_planners, times_within_less
+from tensoropt.planners.quick import HEURISTICS, most_limits, placed_refusal, quick_planners
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
@@ -31,7 +31,7 @@ from tensoropt.session.simulations import unbeaten_of
 from tensoropt.sharding.constraints import LackingDevicesError
 
 _LESS = 0.95
-"""The share of the memory of its leanest plan within which a planner runs again; an assumption."""
+"""The share of the leanest point's memory within which heuristics run, too; an assumption."""
 _STAGE = "placements"
 """The name of this stage's seconds in a report."""
 
@@ -54,17 +54,19 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
         quick = quick_planners(len(searched.problem.graph.groups), session.cluster.device_count)
         entries = [entry for entry in quick if entry.kind in kinds]
-        found, tried = _asked(session, task, entries)
-        proven = certified(searched.spaces, [each.point for each in found])
-        known = _better_known(searched, task, proven) if searched.spaces else []
-        points = with_others(exploration.points, [*known, *proven])
-    points = unbeaten(points)
+        asking = _Asking(session, task)
+        for number, entry in enumerate(entries):
+            session.report(_STAGE, number, len(entries), entry.name)
+            asking.ask(entry)
+        points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
+    tried = asking.tried(entries)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():
         row["merged"] = came_in[planner]
     seconds = session.seconds_with(exploration.report, _STAGE)
     kernels = task.placed.limits.kernel_notes if task.placed is not None and "placed" in kinds else ()
-    noted = exploration.noted([*kernels, *_notes(tried, refusals)], seconds=seconds, tried=tried)
+    notes = [*kernels, *_notes(tried, refusals), *left_out]
+    noted = exploration.noted(notes, seconds=seconds, tried=tried)
     return only_used_spaces(replace(noted, spaces=task.base.spaces, points=points))
 
 
@@ -108,39 +110,91 @@ def _against_constraints(task: PlanningTask) -> str:
     return "; ".join(against)
 
 
-def _asked(
-    session: Session, task: PlanningTask, entries: Sequence[Entry]
-) -> tuple[list[SimulatedPoint], dict[str, dict[str, Any]]]:
-    """Return (all points that the planners find, per planner how many, its fastest, or why it has none)"""
-    seed = task.base.model.seed
-    found: dict[object, SimulatedPoint] = {}
-    tried: dict[str, dict[str, Any]] = {}
-    for number, entry in enumerate(entries):
-        session.report(_STAGE, number, len(entries), entry.name)
-        points: list[SimulatedPoint] = []
-        reason = ""
-        # Never for a memory budget: what is found may not depend on it, as it only says which points fit.
-        limit: float | None = None
-        for _ in range(times_within_less(entry, len(task.prepared.graph.groups))):
-            try:
-                within = entry.points(task, limit, seed)
-            except TensorOptError as refusal:
-                reason = "" if points else str(refusal)
-                break
-            points += within
-            limit = _LESS * min(each.point.memory_bytes for each in within)
-        points = [p for p in points if _was_asked_for(task, session.settings, p.point)]
-        best = min((p.point for p in points), key=lambda p: p.time_s, default=None)
-        tried[entry.name] = {
-            "points": len(points),
-            "memory_bytes": None if best is None else best.memory_bytes,
-            "time_s": None if best is None else best.time_s,
-            "refusal": reason,
-        }
+class _Asking:
+    """Planners that are asked for plans, and what they have found so far.
+
+    Attributes:
+        task: what they plan.
+        found: the plans of all planners, each once.
+    """
+
+    def __init__(self, session: Session, task: PlanningTask):
+        self._settings, self.task = session.settings, task
+        self.found: dict[object, SimulatedPoint] = {}
+        self._points: dict[str, list[Point]] = {}
+        self._refusals: dict[str, str] = {}
+
+    def ask(self, entry: Entry, limit: float | None = None) -> None:
+        """Ask a planner for its plans, or with a limit for its fastest plan within so many bytes."""
+        own = self._points.setdefault(entry.name, [])
+        try:
+            points = entry.points(self.task, limit, self.task.base.model.seed)
+        except TensorOptError as refusal:
+            if limit is None:
+                self._refusals[entry.name] = str(refusal)
+            return
         for p in points:
-            found.setdefault(p.point.identity, p)
-    session.report(_STAGE, len(entries), len(entries), f"{len(found)} plans of planners")
-    return list(found.values()), tried
+            if _was_asked_for(self.task, self._settings, p.point):
+                own.append(p.point)
+                self.found.setdefault(p.point.identity, p)
+
+    def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
+        """Return for each planner how many different plans it found, its fastest, or why it has none."""
+        tried: dict[str, dict[str, Any]] = {}
+        for name in (entry.name for entry in entries):
+            points = {p.identity: p for p in self._points[name]}
+            best = min(points.values(), key=lambda p: p.time_s, default=None)
+            tried[name] = {
+                "points": len(points),
+                "memory_bytes": None if best is None else best.memory_bytes,
+                "time_s": None if best is None else best.time_s,
+                "refusal": self._refusals.get(name, ""),
+            }
+        return tried
+
+
+def _asked_within_points(
+    session: Session, searched: Searched, exploration: Exploration, asking: _Asking, entries: Sequence[Entry]
+) -> tuple[tuple[Point, ...], list[str]]:
+    """Return the points of the exploration with those of the planners that none of them beats, and a note if
+    not every point was tried.
+
+    Heuristics find placements within a limit on memory that they leave out without one. They are asked within
+    the memory of each point, and within less than all, until no point is new; so none of them beats a point
+    within that point's own memory. Never within a memory budget: what is found may not depend on it, as it
+    only says which points fit.
+    """
+    heuristics = [entry for entry in entries if entry.name in HEURISTICS]
+    left = most_limits(len(searched.problem.graph.groups)) if heuristics else 0
+    asked: set[float] = set()
+    while True:
+        points = _merged(searched, asking.task, exploration, list(asking.found.values()))
+        memory = [point.memory_bytes for point in points]
+        limits = [limit for limit in (*memory, *(_LESS * m for m in memory[:1])) if limit not in asked]
+        if not limits or not left:
+            break
+        # Where not all can be asked, some from the whole range.
+        chosen = np.unique(np.linspace(0, len(limits) - 1, min(left, len(limits))).round().astype(int))
+        for number in chosen.tolist():
+            for entry in heuristics:
+                asking.ask(entry, limits[number])
+            asked.add(limits[number])
+            left -= 1
+        session.report(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
+    without = sum(m not in asked for m in memory) if heuristics else 0
+    return unbeaten(points), [
+        f"heuristics were asked within the memory of {len(memory) - without} of {len(memory)} points: within "
+        "that of another, one of them may be better than it"
+    ] * bool(without)
+
+
+def _merged(
+    searched: Searched, task: PlanningTask, exploration: Exploration, found: Sequence[SimulatedPoint]
+) -> tuple[Point, ...]:
+    """Return the points of the exploration and of planners as one frontier."""
+    proven = certified(searched.spaces, [each.point for each in found])
+    known = _better_known(searched, task, proven) if searched.spaces else []
+    return with_others(exploration.points, [*known, *proven])
 
 
 def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:

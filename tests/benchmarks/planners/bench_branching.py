@@ -4,10 +4,11 @@
         [--models NAME ...] [--clusters NAME ...] [--seconds S]
         [--planners NAME ...] [--planner-option NAME.OPTION=VALUE ...]
 
-placing: the published heuristics that place operators, and the local search with so many seconds of effort,
-both by the simulator. dominance: an exploration, then planners on its very tables, without a limit and within
-amounts of memory along the frontier: whether a plan of theirs beats a point, and by how much. small: random
-graphs of which the fastest placement is proven, and how often planners find it.
+placing: the published heuristics that place operators, and beside them the local and the cut search, with a
+third and two thirds of so many seconds of effort, all by the simulator. dominance: an exploration, then
+planners on its very tables, without a limit and within amounts of memory along the frontier: whether a plan
+of theirs beats a point, and by how much. small: random graphs of which the fastest placement is proven, and
+how often planners find it.
 
 Rows of a day are kept, so that the grid may be run in parts, one model after another.
 """
@@ -32,12 +33,13 @@ from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import SimulatedPlacement, simulate_placement
-from tensoropt.placement.prices import PlacedPrices
+from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.point import SAME, Point, beats
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.placed import netsplit
 from tensoropt.planners.placed.common.branch_and_bound import bound_s, fastest
 from tensoropt.planners.placed.common.starting import heuristics
+from tensoropt.planners.placed.cut_search import CutSearch, place_cut
 from tensoropt.planners.placed.local_search import LocalSearch, _Search, places
 from tensoropt.planners.registry import ENTRIES, Entry
 from tensoropt.profiling.store import ProfileStore
@@ -90,12 +92,17 @@ def spent(run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def placing(model: Model, cluster: str, seconds: float) -> Row:
-    """The fastest published heuristic, and what the local search makes of them, in one micro-batch."""
+    """The fastest published heuristic, and what the searches over placements find, in one micro-batch."""
     where = load_cluster(cluster)
     with ProfileStore() as store:
-        problem = prepare_graph(model.captured.graph, kept=None)
         costs = CostSource(where, store, SETTINGS, None)
-        graph = PlacedPrices(problem.graph, where, costs).price().problem
+        problem = prepare_graph(model.captured.graph, kept=None)
+        return placed_row(PlacedPrices(problem.graph, where, costs).price(), seconds)
+
+
+def placed_row(whole: PricedGraph, seconds: float) -> Row:
+    """What heuristics and searches make of a priced graph."""
+    graph = whole.problem
     alone, fitting = {}, {}
     for name, placement in heuristics(graph, 0):
         simulated = simulate_placement(graph, placement)
@@ -108,13 +115,21 @@ def placing(model: Model, cluster: str, seconds: float) -> Row:
         best = fitting[name]
         row |= {"heuristic_s": best.time_s, "heuristic_bytes": best.memory_bytes}
     row["bound_s"] = bound_s(graph)
-    answers, row["seconds"] = spent(lambda: places(graph, None, 0, LocalSearch(seconds=seconds)))
+    answers, row["seconds"] = spent(lambda: places(graph, None, 0, LocalSearch(seconds=seconds / 3)))
     if isinstance(answers, TensorOptError):
         return row | {"refused": str(answers)}
     found = [simulate_placement(graph, answer.placement) for answer in answers]
-    row |= {"points": len(found), "search_s": found[-1].time_s, "search_bytes": found[-1].memory_bytes}
+    cut, row["cut_seconds"] = spent(lambda: place_cut(whole, None, 0, CutSearch(seconds=2 * seconds / 3)))
+    if isinstance(cut, TensorOptError):
+        row["cut_refused"] = str(cut)
+    else:
+        placed = [simulate_placement(each.problem, answer.placement) for each, answer in cut]
+        row |= {"cut_s": placed[-1].time_s, "cut_bytes": placed[-1].memory_bytes}
+        found += placed
+    fastest_found = min(found, key=lambda each: each.time_s)
+    row |= {"search_s": fastest_found.time_s, "search_bytes": fastest_found.memory_bytes}
     if fitting:
-        row["gain"] = 1 - found[-1].time_s / best.time_s
+        row["gain"] = 1 - fastest_found.time_s / best.time_s
         row["gain_within"] = 1 - _within(found, best.memory_bytes) / best.time_s
     return row
 
@@ -241,11 +256,12 @@ def cells(options: argparse.Namespace) -> Iterator[Row]:
 
 ABOUT = {
     "placing": (
-        "*heuristic*: the fastest of m-TOPO, m-ETF, m-SCT and DPOS that fits. *search*: the fastest placement"
-        " of the local search with the effort of so many seconds; *s*: the seconds of the process. *gain*: by"
-        " how much its step is shorter; *within*: of its placements that need no more memory than the"
-        " heuristic's; *at most*: what a step as long as the longest chain of operators, or as their work"
-        " spread evenly, would gain. *alone*: the step of the fastest device alone, where the model fits."
+        "*heuristic*: the fastest of m-TOPO, m-ETF, m-SCT and DPOS that fits. *search*: the fastest plan of"
+        " the local search, of whole operators, and of the cut search, which also cuts the batch of some;"
+        " *s*: the seconds of the process, of both. *gain*: by how much its step is shorter; *within*: of"
+        " their plans that need no more memory than the heuristic's; *at most*: what a step of whole operators"
+        " as long as their longest chain, or as their work spread evenly, would gain. *cut*: the step of the cut"
+        " search. *alone*: the step of the fastest device alone, where the model fits."
     ),
     "dominance": (
         "*points*: of the exploration. *fastest*: its fastest point, and whose that is. *beaten by*: planners"
@@ -319,7 +335,9 @@ def _placing_cells(row: Row) -> dict[str, str]:
     if "gain" in row:
         cells |= {"gain": f"{row['gain']:.1%}", "within": f"{row['gain_within']:.1%}"}
         cells["at most"] = f"{1 - row['bound_s'] / row['heuristic_s']:.1%}"
-    return {**cells, "effort": f"{row['effort_s']:g}", "s": f"{row['seconds']:g}"}
+    cells["cut"] = format_seconds(row["cut_s"]) if "cut_s" in row else "none"
+    seconds = row["seconds"] + row["cut_seconds"]
+    return {**cells, "effort": f"{row['effort_s']:g}", "s": f"{seconds:.1f}"}
 
 
 def _dominance_cells(row: Row) -> dict[str, str]:
@@ -356,7 +374,7 @@ def main() -> None:
     parser.add_argument("--section", nargs="*", default=["placing", "dominance"], choices=tuple(ABOUT))
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--clusters", nargs="*", default=CLUSTERS)
-    parser.add_argument("--seconds", type=float, default=60.0, help="effort of the local search")
+    parser.add_argument("--seconds", type=float, default=60.0, help="effort of both searches")
     parser.add_argument("--graphs", type=int, default=10, help="small graphs of a kind")
     parser.add_argument("--planners", nargs="*", help=f"default: all but {', '.join(SLOW)}")
     parser.add_argument("--planner-option", nargs="*", default=[], help="such as netsplit.seconds=10")

@@ -259,9 +259,9 @@ ABOUT = {
         "*heuristic*: the fastest of m-TOPO, m-ETF, m-SCT and DPOS that fits. *search*: the fastest plan of"
         " the local search, of whole operators, and of the cut search, which also cuts the batch of some;"
         " *s*: the seconds of the process, of both. *gain*: by how much its step is shorter; *within*: of"
-        " their plans that need no more memory than the heuristic's; *at most*: what a step of whole operators"
-        " as long as their longest chain, or as their work spread evenly, would gain. *cut*: the step of the cut"
-        " search. *alone*: the step of the fastest device alone, where the model fits."
+        " their plans that need no more memory than the heuristic's; *at most*: what a step of whole"
+        " operators as long as their longest chain, or as their work spread evenly, would gain. *cut*: the"
+        " step of the cut search. *alone*: the step of the fastest device alone, where the model fits."
     ),
     "dominance": (
         "*points*: of the exploration. *fastest*: its fastest point, and whose that is. *beaten by*: planners"

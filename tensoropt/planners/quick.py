@@ -39,15 +39,12 @@ assumption."""
 SECONDS = {"local_search": 2.0, "cut_search": 2.0}
 """The effort of planners that would take longer; an assumption about how long a person waits for what they
 find."""
-MOST_LIMITS, FEW_LIMITS = 1_000, 20
-"""The most limits within which heuristics run, on models of up to ``MORE_GROUPS`` operators, and on larger
-ones. Assumptions."""
 FEW_GROUPS = 64
 """The most operators of a model up to which pipelined planners, and those in ``FEW_...``, are quick: of
 pipelined ones each takes seconds with twice as many.
 """
 MORE_GROUPS = 400
-"""The same for those in ``MORE_...``; an assumption."""
+"""The same for those in ``MORE_...``, and for heuristics within the memory of every point; an assumption."""
 
 
 def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
@@ -65,11 +62,6 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
         names = (*names, *CUTTING)
     options = {name: {"seconds": seconds} for name, seconds in SECONDS.items()}
     return tuple(replace(ENTRIES[name], options=options.get(name, {})) for name in names)
-
-
-def most_limits(operators: int) -> int:
-    """Return the most limits on memory within which heuristics run for a model of ``operators`` operators."""
-    return MOST_LIMITS if operators <= MORE_GROUPS else FEW_LIMITS
 
 
 def placed_refusal(wanted: str, operators: int, devices: int) -> str:

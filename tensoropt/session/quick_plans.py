@@ -18,7 +18,7 @@ import numpy as np
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
-from tensoropt.planners.quick import HEURISTICS, most_limits, placed_refusal, quick_planners
+from tensoropt.planners.quick import HEURISTICS, MORE_GROUPS, placed_refusal, quick_planners
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
@@ -124,19 +124,21 @@ class _Asking:
         self._points: dict[str, list[Point]] = {}
         self._refusals: dict[str, str] = {}
 
-    def ask(self, entry: Entry, limit: float | None = None) -> None:
-        """Ask a planner for its plans, or with a limit for its fastest plan within so many bytes."""
+    def ask(self, entry: Entry, limit: float | None = None) -> float:
+        """Ask a planner for its plans, or with a limit for its fastest plan within so many bytes; return the
+        memory of the leanest, 0 if it has none."""
         own = self._points.setdefault(entry.name, [])
         try:
             points = entry.points(self.task, limit, self.task.base.model.seed)
         except TensorOptError as refusal:
             if limit is None:
                 self._refusals[entry.name] = str(refusal)
-            return
+            return 0.0
         for p in points:
             if _was_asked_for(self.task, self._settings, p.point):
                 own.append(p.point)
                 self.found.setdefault(p.point.identity, p)
+        return min(p.point.memory_bytes for p in points)
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
         """Return for each planner how many different plans it found, its fastest, or why it has none."""
@@ -157,7 +159,7 @@ def _asked_within_points(
     session: Session, searched: Searched, exploration: Exploration, asking: _Asking, entries: Sequence[Entry]
 ) -> tuple[tuple[Point, ...], list[str]]:
     """Return the points of the exploration with those of the planners that none of them beats, and a note if
-    not every point was tried.
+    heuristics were not asked within the memory of every point.
 
     Heuristics find placements within a limit on memory that they leave out without one. They are asked within
     the memory of each point, and within less than all, until no point is new; so none of them beats a point
@@ -165,27 +167,30 @@ def _asked_within_points(
     only says which points fit.
     """
     heuristics = [entry for entry in entries if entry.name in HEURISTICS]
-    left = most_limits(len(searched.problem.graph.groups)) if heuristics else 0
+    every = len(searched.problem.graph.groups) <= MORE_GROUPS
     asked: set[float] = set()
+    left_out = 0
     while True:
         points = _merged(searched, asking.task, exploration, list(asking.found.values()))
         memory = [point.memory_bytes for point in points]
-        limits = [limit for limit in (*memory, *(_LESS * m for m in memory[:1])) if limit not in asked]
-        if not limits or not left:
+        limits = [limit for limit in (*(_LESS * m for m in memory[:1]), *memory) if limit not in asked]
+        if not limits or not heuristics:
             break
-        # Where not all can be asked, some from the whole range.
-        chosen = np.unique(np.linspace(0, len(limits) - 1, min(left, len(limits))).round().astype(int))
-        for number in chosen.tolist():
-            for entry in heuristics:
-                asking.ask(entry, limits[number])
-            asked.add(limits[number])
-            left -= 1
+        for entry in heuristics:
+            used = float("inf")
+            for limit in reversed(limits):
+                # Between what its plan needs and the limit of that plan, the answer is most likely the same.
+                if every or limit < used:
+                    used = asking.ask(entry, limit)
+                else:
+                    left_out += 1
+        asked.update(limits)
         session.report(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
-    without = sum(m not in asked for m in memory) if heuristics else 0
-    return unbeaten(points), [
-        f"heuristics were asked within the memory of {len(memory) - without} of {len(memory)} points: within "
-        "that of another, one of them may be better than it"
-    ] * bool(without)
+    note = (
+        f"heuristics of more than {MORE_GROUPS} operators ran within the memory of a point only where their "
+        "plan within more does not fit: one may still be better than a point within its memory"
+    )
+    return unbeaten(points), [note] * bool(left_out)
 
 
 def _merged(

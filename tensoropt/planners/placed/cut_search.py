@@ -102,8 +102,10 @@ class _Search(Generic[G]):
     def __init__(self, whole: G, limit: float | None, seed: int, settings: CutSearch):
         self.whole, self.limit, self.seed, self.settings = whole, limit, seed, settings
         count = whole.problem.devices.count
-        numbers = [number for number in range(count, 1, -1) if count % number == 0]
-        self.everywhere: list[Splits] = [cuts for number in numbers if (cuts := whole.batch_cuts(number))]
+        cuts = {number: whole.batch_cuts(number) for number in range(count, 1, -1)}
+        # A batch that no divisor of the devices divides leaves some of them out, as few as possible.
+        numbers = [n for n in cuts if count % n == 0 and cuts[n]] or [n for n in cuts if cuts[n]][:1]
+        self.everywhere: list[Splits] = [cuts[number] for number in numbers]
         self.segments = segments(whole, int(np.clip(_SEGMENTS_PER_SECOND * settings.seconds, 1, _SEGMENTS)))
         self.found: list[_Found[G]] = []
         self.tried: list[Splits] = []
@@ -227,8 +229,8 @@ def place_cut(
     if not search.everywhere:
         count = whole.problem.devices.count
         raise UnsuitableError(
-            f"{_NAME} cuts the batch, and no operator's batch can be cut into a number of pieces that "
-            f"divides {count} devices; use local_search, or another batch"
+            f"{_NAME} cuts the batch, and no operator's batch can be cut into 2 to {count} equal pieces; use "
+            "local_search, or another batch"
         )
     search.run()
     if not search.found:

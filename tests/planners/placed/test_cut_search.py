@@ -62,8 +62,23 @@ def test_answers_fit_and_none_beats_another():
     assert [answer for _, answer in again] == [answer for _, answer in answers]
 
 
+class Evens(Chain):
+    """A batch of which only two halves are equal."""
+
+    def batch_cuts(self, pieces):
+        return super().batch_cuts(pieces) if pieces == 2 else {}
+
+
+@pytest.mark.parametrize("devices", [3, 5])
+def test_a_batch_that_no_divisor_of_the_devices_divides_leaves_some_out(devices):
+    chain = Evens((8.0, 9.0, 8.0), devices=devices, parallel=True)
+    graph, answer = place_cut(chain, None, 0, LITTLE)[-1]
+    assert simulate_placement(graph.problem, answer.placement).time_s < sum(chain.seconds)
+    assert "op0[1/2]" in graph.problem.names
+
+
 def test_refusals_say_what_helps():
-    with pytest.raises(UnsuitableError, match="divides 2 devices; use local_search, or another batch"):
+    with pytest.raises(UnsuitableError, match="into 2 to 2 equal pieces; use local_search, or another"):
         place_cut(Chain((1.0, 1.0), devices=2), None, 0)
     with pytest.raises(InfeasibleError, match=r"^cut_search finds no plan within"):
         place_cut(Chain((1.0, 1.0), devices=2, parallel=True, capacity=0.5), None, 0)

@@ -22,7 +22,6 @@ from tensoropt.planners.quick import placed_refusal, quick_planners, times_withi
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
-from tensoropt.question.settings import Settings
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
@@ -129,7 +128,6 @@ def _asked(
                 break
             points += within
             limit = _LESS * min(each.point.memory_bytes for each in within)
-        points = [p for p in points if _was_asked_for(task, session.settings, p.point)]
         best = min((p.point for p in points), key=lambda p: p.time_s, default=None)
         tried[entry.name] = {
             "points": len(points),
@@ -141,14 +139,6 @@ def _asked(
             found.setdefault(p.point.identity, p)
     session.report(_STAGE, len(entries), len(entries), f"{len(found)} plans of planners")
     return list(found.values()), tried
-
-
-def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:
-    """Return whether a point has the requested number of micro-batches, which methods for pipelines choose
-    themselves."""
-    space = task.base.spaces[point.space]
-    asked = settings.micro_batches
-    return asked == "auto" or space.micro_batches in [space.mesh.places * count for count in asked]
 
 
 def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:

@@ -161,10 +161,16 @@ def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[s
     """Say what was tried and what was taken in."""
     simulated = sum(row["points"] for row in tried.values())
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
-    without = [name for name, row in tried.items() if not row["points"]]
     note = (
         f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, "
         + (f"among the points are {', '.join(came_in)}" if came_in else "none of them is better than a point")
-        + (f"; no plan of {', '.join(without)}" if without else "")
     )
-    return [note, *(f"{kind} were not tried: {reason}" for kind, reason in refusals.items())]
+    without: dict[str, list[str]] = {}
+    for name, row in tried.items():
+        if not row["points"]:
+            without.setdefault(row["refusal"], []).append(name)
+    return [
+        note,
+        *(f"no plan of {', '.join(names)}: {reason}" for reason, names in without.items()),
+        *(f"{kind} were not tried: {reason}" for kind, reason in refusals.items()),
+    ]

@@ -147,6 +147,11 @@ def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, unplaced:
     counted = {name: sum(p.planner == name for p in found.points) for name in found.report["tried"]}
     assert {name: row["merged"] for name, row in found.report["tried"].items()} == counted
     assert all(f"{n} of {name}" in note for name, n in counted.items() if n)
+    refused = {name: row["refusal"] for name, row in found.report["tried"].items() if not row["points"]}
+    reasons = [n for n in found.report["notes"] if n.startswith("no plan of ")]
+    assert "megatron" in refused
+    for name, why in refused.items():
+        assert [n for n in reasons if name in n and why and n.endswith(why)]
     assert "placed plans were not tried: --placements never" in unplaced.report["notes"]
     assert not set(ALL_PLACED) & set(unplaced.report["tried"])
 
@@ -199,6 +204,8 @@ def test_recosting_and_comparing_keep_them(found: Exploration, store: ProfileSto
     (row, *_) = beside.comparison
     last = beside.points[-1]
     assert (row["points"], row["time_s"], row["gap"]) == (len(beside.points), last.time_s, 0.0)
+    seconds = beside.report["seconds"]
+    assert row["search_s"] == pytest.approx(seconds["search"] + seconds["judge"] + seconds["placements"])
 
 
 # -- what may not ---------------------------------------------------------------------------------

@@ -161,9 +161,8 @@ def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[s
     """Say what was tried and what was taken in."""
     simulated = sum(row["points"] for row in tried.values())
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
-    note = (
-        f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, "
-        + (f"among the points are {', '.join(came_in)}" if came_in else "none of them is better than a point")
+    note = f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, " + (
+        f"among the points are {', '.join(came_in)}" if came_in else "none of them is better than a point"
     )
     without: dict[str, list[str]] = {}
     for name, row in tried.items():

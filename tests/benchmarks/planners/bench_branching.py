@@ -38,7 +38,7 @@ from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.placed import netsplit
 from tensoropt.planners.placed.common.branch_and_bound import bound_s, fastest
 from tensoropt.planners.placed.common.starting import heuristics
-from tensoropt.planners.placed.local_search import LocalSearch, _Search, places
+from tensoropt.planners.placed.local_search import LocalSearch, _Search
 from tensoropt.planners.registry import ENTRIES, Entry
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import LoadedModel, load_model
@@ -48,7 +48,7 @@ from tensoropt.session.searched import search
 from tensoropt.session.session import Session
 from tensoropt.units import format_seconds
 from tests.benchmarks.machine import Results, described, rows_described
-from tests.planners.placed.placements import random_problem
+from tests.planners.placed.placements import places, random_problem
 
 PAPER = ("inception-v3", "amoebanet-d", "deeplab-v3", "unet", "nasnet", "two-tower", "clip")
 MODELS = (*(f"{name}-tiny" for name in PAPER), *PAPER)

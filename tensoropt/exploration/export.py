@@ -38,7 +38,7 @@ class Compared:
         limit_bytes: the bytes that plans may need of a device; None for no limit.
         memory_bytes, time_s: the costs of its fastest plan within the limit; None if it has none.
         points: the number of its plans within the limit.
-        search_s: the seconds that its search took.
+        search_s: the seconds in which its plans were found and simulated.
         gap: its time over the best time known within its memory, less 1; never below 0. None without a plan.
         notes: why it has none, or what it said of its result.
     """

@@ -132,9 +132,8 @@ class _PipelinedEntry(Entry):
 
 @dataclass(frozen=True)
 class _PlacedEntry(Entry):
-    """A method that gives operators devices and orders: its module has ``place``; ``places``, which
-    returns several placements; or ``place_split`` or ``place_cut``, which may cut operators too, and return
-    one graph with its placement, or several.
+    """A method that gives operators devices and orders: its module has ``place``, or, if it returns several
+    placements or cuts operators, ``placements``.
 
     Attributes:
         one_batch: the reason why it cuts no batch into micro-batches; "" if it does.
@@ -149,17 +148,8 @@ class _PlacedEntry(Entry):
     ) -> tuple[SimulatedPoint, ...]:
         from tensoropt.planners.results import best_placements
 
-        module, settings = self.module, self.settings
-
         def place(graph: PricedGraph) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
-            if hasattr(module, "place_split"):
-                return (module.place_split(graph, memory_limit_bytes, seed),)
-            if hasattr(module, "place_cut"):
-                return module.place_cut(graph, memory_limit_bytes, seed, **settings)
-            if hasattr(module, "places"):
-                answers = module.places(graph.problem, memory_limit_bytes, seed, **settings)
-                return [(graph, answer) for answer in answers]
-            return ((graph, module.place(graph.problem, memory_limit_bytes, seed, **settings)),)
+            return self.placements(graph, memory_limit_bytes, seed)
 
         counts = self._counts(task)
         points = best_placements(task, self.name, place, memory_limit_bytes, counts)
@@ -167,6 +157,15 @@ class _PlacedEntry(Entry):
             return points
         note = f"runs one micro-batch only: {self.one_batch}"
         return tuple(point._replace(notes=(*point.notes, note)) for point in points)
+
+    def placements(
+        self, graph: PricedGraph, memory_limit_bytes: float | None, seed: int
+    ) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
+        """Return the method's answers, each with the graph as the method cut it."""
+        module = self.module
+        if hasattr(module, "placements"):
+            return module.placements(graph, memory_limit_bytes, seed, **self.settings)
+        return ((graph, module.place(graph.problem, memory_limit_bytes, seed, **self.settings)),)
 
     def _counts(self, task: PlanningTask) -> tuple[int, ...]:
         """Return the micro-batch counts for which a placing method runs."""

@@ -20,6 +20,9 @@ from tensoropt.planners.tables import TableSpace
 if TYPE_CHECKING:
     from tensoropt.planners.pipelined.common.task import PipelineTask
 
+_FINDING = ("search", "judge", "pipelines", "placements")
+"""The stages of an exploration that find plans and simulate them; a planner's seconds are of both, too."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -85,5 +88,6 @@ class PlanningTask:
 
     @property
     def search_s(self) -> float:
-        """The seconds that tracking the frontier took; 0 if the exploration does not say."""
-        return float(self.base.report.get("seconds", {}).get("search", 0.0))
+        """The seconds in which the frontier's plans were found; 0 if the exploration does not say."""
+        seconds = self.base.report.get("seconds", {})
+        return float(sum(seconds.get(stage, 0.0) for stage in _FINDING))

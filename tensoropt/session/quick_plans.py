@@ -22,7 +22,6 @@ from tensoropt.planners.quick import HEURISTICS, MORE_GROUPS, placed_refusal, qu
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
-from tensoropt.question.settings import Settings
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
@@ -54,7 +53,7 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
         quick = quick_planners(len(searched.problem.graph.groups), session.cluster.device_count)
         entries = [entry for entry in quick if entry.kind in kinds]
-        asking = _Asking(session, task)
+        asking = _Asking(task)
         for number, entry in enumerate(entries):
             session.report(_STAGE, number, len(entries), entry.name)
             asking.ask(entry)
@@ -118,8 +117,8 @@ class _Asking:
         found: the plans of all planners, each once.
     """
 
-    def __init__(self, session: Session, task: PlanningTask):
-        self._settings, self.task = session.settings, task
+    def __init__(self, task: PlanningTask):
+        self.task = task
         self.found: dict[object, SimulatedPoint] = {}
         self._points: dict[str, list[Point]] = {}
         self._refusals: dict[str, str] = {}
@@ -135,9 +134,8 @@ class _Asking:
                 self._refusals[entry.name] = str(refusal)
             return 0.0
         for p in points:
-            if _was_asked_for(self.task, self._settings, p.point):
-                own.append(p.point)
-                self.found.setdefault(p.point.identity, p)
+            own.append(p.point)
+            self.found.setdefault(p.point.identity, p)
         return min(p.point.memory_bytes for p in points)
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
@@ -202,14 +200,6 @@ def _merged(
     return with_others(exploration.points, [*known, *proven])
 
 
-def _was_asked_for(task: PlanningTask, settings: Settings, point: Point) -> bool:
-    """Return whether a point has the requested number of micro-batches, which methods for pipelines choose
-    themselves."""
-    space = task.base.spaces[point.space]
-    asked = settings.micro_batches
-    return asked == "auto" or space.micro_batches in [space.mesh.places * count for count in asked]
-
-
 def _better_known(searched: Searched, task: PlanningTask, found: Sequence[Point]) -> list[Point]:
     """Return strategies that the search found and that are as good as a plan that would be taken in, though
     they are not among the points, which only represent them."""
@@ -230,10 +220,15 @@ def _notes(tried: dict[str, dict[str, Any]], refusals: dict[str, str]) -> list[s
     """Say what was tried and what was taken in."""
     simulated = sum(row["points"] for row in tried.values())
     came_in = [f"{row['merged']} of {name}" for name, row in tried.items() if row["merged"]]
-    without = [name for name, row in tried.items() if not row["points"]]
-    note = (
-        f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, "
-        + (f"among the points are {', '.join(came_in)}" if came_in else "none of them is better than a point")
-        + (f"; no plan of {', '.join(without)}" if without else "")
+    note = f"planners beside the search: {', '.join(tried)}: {simulated:,} plans simulated, " + (
+        f"among the points are {', '.join(came_in)}" if came_in else "none of them is better than a point"
     )
-    return [note, *(f"{kind} were not tried: {reason}" for kind, reason in refusals.items())]
+    without: dict[str, list[str]] = {}
+    for name, row in tried.items():
+        if not row["points"]:
+            without.setdefault(row["refusal"], []).append(name)
+    return [
+        note,
+        *(f"no plan of {', '.join(names)}: {reason}" for reason, names in without.items()),
+        *(f"{kind} were not tried: {reason}" for kind, reason in refusals.items()),
+    ]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tensoropt.zoo.convolution import ConvNorm
 from tensoropt.zoo.decoder import DecoderBlock, FeedForward
-from tensoropt.zoo.registry import Recipe, images, register, tokens
+from tensoropt.zoo.registry import Recipe, images, register, require_at_least, require_multiple, tokens
 
 _AMOEBA = (
     "Real et al., Regularized Evolution, AAAI 2019; sizes (layers, filters) of Huang et al. (GPipe), 2019"
@@ -179,6 +179,7 @@ class SearchedCells(nn.Module):
         layers: int, classes: int,
     ) -> None:  # fmt: skip
         super().__init__()
+        require_multiple(3, "there are three runs of as many cells", layers=layers)
         self.stem = stem
         *first, width = widths
         run = layers // 3
@@ -224,6 +225,8 @@ def _amoebanet_d(
     batch: int, layers: int = 18, filters: int = 256, image: int = 224, classes: int = 1000
 ) -> Recipe:
     """AmoebaNet-D, an image classifier found by evolution."""
+    require_at_least(8, "the narrowest convolution has an eighth of them", filters=filters)
+    require_multiple(32, "the stem and four reductions halve it", image=image)
     return AmoebaNet(layers, filters, classes), (images(batch, 3, image), tokens(classes, batch)), {}
 
 
@@ -248,6 +251,8 @@ def _nasnet(
     batch: int, layers: int = 18, filters: int = 168, stem: int = 96, image: int = 331, classes: int = 1000
 ) -> Recipe:
     """NASNet-A, an image classifier of searched cells with separable convolutions."""
+    require_at_least(4, "the first reduction has a fourth of them", filters=filters)
+    require_at_least(3, "the stem's convolution has no padding", image=image)
     return NasNet(layers, filters, stem, classes), (images(batch, 3, image), tokens(classes, batch)), {}
 
 
@@ -300,6 +305,8 @@ def _two_tower(
     features: int = 512, hidden: int = 4096, temperature: float = 0.05,
 ) -> Recipe:  # fmt: skip
     """Two-tower retrieval: a tower for queries, a smaller one for items, softmax over the batch."""
+    require_at_least(8, "the last layer has an eighth of it", hidden=hidden)
+    require_at_least(2, "an item has half of them", features=features)
     widths = (hidden, hidden // 2, hidden // 4, hidden // 8)
     model = TwoTower((queries, items), embedding, (features, features // 2), widths, temperature)
     drawn = torch.rand(batch) * 0.9 + 0.1
@@ -348,11 +355,14 @@ class TextTransformer(nn.Module):
         return self.norm(x[:, -1])
 
 
-def _blocks(hidden: int, layers: int, *, causal: bool) -> nn.ModuleList:
+def _heads(hidden: int) -> int:
     # All of CLIP's transformers have heads of 64.
-    heads = max(2, hidden // 64)
+    return max(2, hidden // 64)
+
+
+def _blocks(hidden: int, layers: int, *, causal: bool) -> nn.ModuleList:
     return nn.ModuleList(
-        DecoderBlock(hidden, heads, 0.0, FeedForward(hidden), causal=causal) for _ in range(layers)
+        DecoderBlock(hidden, _heads(hidden), 0.0, FeedForward(hidden), causal=causal) for _ in range(layers)
     )
 
 
@@ -386,6 +396,9 @@ def _clip(
     embedding: int = 512,
 ) -> Recipe:  # fmt: skip
     """CLIP: transformers for images and for texts, contrastive loss."""
+    require_at_least(patch, "it has at least one patch", image=image)
+    for option, hidden in (("image_hidden", image_hidden), ("text_hidden", text_hidden)):
+        require_multiple(_heads(hidden), "its attention heads share it", **{option: hidden})
     model = Clip(
         ImageTransformer(image, patch, image_hidden, image_layers),
         TextTransformer(vocabulary, sequence, text_hidden, text_layers),

@@ -18,7 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensoropt.zoo.registry import Recipe, images, register, tokens
+from tensoropt.zoo.registry import (
+    Recipe,
+    images,
+    register,
+    require_at_least,
+    require_multiple,
+    require_one_of,
+    tokens,
+)
 
 _RESNET = "He et al., Deep Residual Learning, CVPR 2016 (table 1); Identity Mappings, ECCV 2016 (200 layers)"
 _WIDE = "Zagoruyko and Komodakis, Wide Residual Networks, 2016; widths after Wang et al. (ToFu), EuroSys 2019"
@@ -57,6 +65,7 @@ def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int 
 
     Stages that would go beyond ``output_stride`` keep their resolution and dilate instead (DeepLab).
     """
+    require_at_least(1 / stem, f"the first stage has {stem} times as many channels", width=width)
     layers: list[nn.Module] = [
         nn.Conv2d(3, stem, 7, 2, 3, bias=False), nn.BatchNorm2d(stem), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
     ]  # fmt: skip
@@ -100,19 +109,21 @@ def _residual(
 @register("resnet200", paper=_RESNET, size="paper", batch=256, depth=200)
 def resnet(batch: int, depth: int = 50, image: int = 224, stem: int = 64, classes: int = 1000) -> Recipe:
     """ResNet with bottleneck blocks."""
+    require_one_of(_DEPTHS, depth=depth)
     return _residual(batch, _DEPTHS[depth], stem, 1, image, classes)
 
 
 @register(
     "wide-resnet-tiny", paper=_WIDE, size="laptop", batch=8,
-    depth=26, width=2, image=64, stem=8, classes=10,
+    depth=26, width=2.0, image=64, stem=8, classes=10,
 )  # fmt: skip
-@register("wide-resnet-101", paper=_WIDE, size="paper", batch=256, depth=101, width=8)
+@register("wide-resnet-101", paper=_WIDE, size="paper", batch=256, depth=101, width=8.0)
 @register("wide-resnet-152", paper=_WIDE, size="paper", batch=256)
 def _wide_resnet(
-    batch: int, depth: int = 152, width: float = 6, image: int = 224, stem: int = 64, classes: int = 1000
+    batch: int, depth: int = 152, width: float = 6.0, image: int = 224, stem: int = 64, classes: int = 1000
 ) -> Recipe:
     """Wide ResNet, every width after the stem multiplied."""
+    require_one_of(_DEPTHS, depth=depth)
     return _residual(batch, _DEPTHS[depth], stem, width, image, classes)
 
 
@@ -241,6 +252,7 @@ class Inception(nn.Module):
 @register("inception-v3", paper=_INCEPTION, size="paper", batch=64)
 def _inception_v3(batch: int, image: int = 299, share: float = 1.0, classes: int = 1000) -> Recipe:
     """Inception-v3 (no auxiliary head)."""
+    require_at_least(75, "the last reduction would leave no pixel", image=image)
     return Inception(share, classes), (images(batch, 3, image), tokens(classes, batch)), {}
 
 
@@ -281,6 +293,7 @@ class UNet(nn.Module):
 @register("unet", paper=_UNET, size="paper", batch=16)
 def unet(batch: int, image: int = 512, width: int = 64, depth: int = 4, classes: int = 2) -> Recipe:
     """U-Net with padded convolutions and batch norm."""
+    require_multiple(2**depth, f"{depth} levels halve it and double it again", image=image)
     return UNet(width, depth, classes), (images(batch, 3, image), tokens(classes, batch, image, image)), {}
 
 
@@ -338,6 +351,7 @@ def _deeplab_v3(
     ``width`` multiplies every width of the ResNet after its stem, as in a wide ResNet; ``pyramid`` is the
     channels of the pyramid.
     """
+    require_one_of(_DEPTHS, depth=depth)
     model = DeepLab(_DEPTHS[depth], stem, width, pyramid, classes)
     return model, (images(batch, 3, image), tokens(classes, batch, image, image)), {}
 
@@ -416,6 +430,8 @@ def vgg(
 
     ``width`` is the first stage's channels (64 in the paper); it doubles up to 8 times ``width``.
     """
+    require_one_of(_VGG_STAGES, depth=depth)
+    require_at_least(32, "five stages halve it", image=image)
     layers: list[nn.Module] = []
     channels = 3
     for stage, repeats in enumerate(_VGG_STAGES[depth]):

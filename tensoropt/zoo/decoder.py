@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensoropt.zoo.registry import Recipe, register, tokens
+from tensoropt.zoo.registry import Recipe, register, require_at_least, require_multiple, tokens
 
 
 class FeedForward(nn.Module):
@@ -89,6 +89,7 @@ def _gpt_mini(
     dropout: float = 0.0,
 ) -> Recipe:
     """Decoder language model in plain PyTorch with a fused qkv and a tied head."""
+    require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     model = Decoder(vocabulary, sequence, layers, hidden, heads, dropout)
     return model, (tokens(vocabulary, batch, sequence), tokens(vocabulary, batch, sequence)), {}
 
@@ -160,6 +161,8 @@ def _moe_mini(
     sequence: int = 32,
 ) -> Recipe:
     """Mixture-of-experts decoder in plain PyTorch with fixed expert capacity."""
+    require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
+    require_at_least(chosen, f"a token goes to {chosen} of them", experts=experts)
     blocks = nn.ModuleList(
         DecoderBlock(hidden, heads, 0.0, Experts(hidden, inner, experts, chosen, slack))
         for _ in range(layers)

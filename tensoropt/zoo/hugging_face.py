@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tensoropt.zoo.registry import Recipe, register, tokens
+from tensoropt.zoo.registry import Recipe, register, require_at_least, require_multiple, tokens
 
 _GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
 _GPT3 = "Brown et al., Language Models are Few-Shot Learners, 2020 (table 2.1)"
@@ -36,6 +36,11 @@ class LanguageModelLoss(nn.Module):
 def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: int, **options: Any) -> Recipe:
     kwargs = {"input_ids": tokens(vocabulary, batch, sequence), "labels": tokens(vocabulary, batch, sequence)}
     return LanguageModelLoss(network, **options), (), kwargs
+
+
+def _require_rotary_heads(heads: int, key_value_heads: int, hidden: int) -> None:
+    require_multiple(key_value_heads, "as many heads share each key and value", heads=heads)
+    require_multiple(2 * heads, f"{heads} attention heads turn pairs of it", hidden=hidden)
 
 
 @register(
@@ -81,6 +86,7 @@ def gpt2(
     dropout: float = 0.0,
 ) -> Recipe:
     """GPT-2 (and GPT-3) decoder, tied embedding and head, language-model loss."""
+    require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     import transformers
 
     config = transformers.GPT2Config(
@@ -112,6 +118,7 @@ def bert(
     dropout: float = 0.0,
 ) -> Recipe:
     """BERT encoder, masked-language-model loss."""
+    require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     import transformers
 
     config = transformers.BertConfig(
@@ -146,6 +153,7 @@ def llama(
     sequence: int = 8192,
 ) -> Recipe:
     """Llama 3 decoder with grouped-query attention, language-model loss."""
+    _require_rotary_heads(heads, key_value_heads, hidden)
     import transformers
 
     config = transformers.LlamaConfig(
@@ -178,6 +186,9 @@ def mixtral(
     sequence: int = 4096,
 ) -> Recipe:
     """Mixtral decoder: a mixture of experts in every layer, language-model loss."""
+    _require_rotary_heads(heads, key_value_heads, hidden)
+    require_at_least(chosen, f"a token goes to {chosen} of them", experts=experts)
+    require_multiple(8, "rows of grouped products are 16 bytes, in bfloat16 too", hidden=hidden, inner=inner)
     import transformers
 
     config = transformers.MixtralConfig(

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensoropt.zoo.registry import Recipe, register, tokens
+from tensoropt.zoo.registry import Recipe, register, require_at_least, require_multiple, tokens
 
 _TRANSFORMER = "Vaswani et al., Attention Is All You Need, NeurIPS 2017 (table 3)"
 _TENSOROPT = "Cai et al., TensorOpt, 2020 (table 1); sizes inferred, see the README of the zoo"
@@ -127,6 +127,8 @@ def transformer(
     dropout: float = 0.0,
 ) -> Recipe:
     """Transformer encoder-decoder with a shared vocabulary."""
+    require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
+    require_multiple(2, "positions are pairs of sine and cosine", hidden=hidden)
     model = Transformer(vocabulary, max(source, target), layers, hidden, heads, inner, dropout)
     return model, tuple(tokens(vocabulary, batch, n) for n in (source, target, target)), {}
 
@@ -300,5 +302,6 @@ def gnmt(
     target: int = 50,
 ) -> Recipe:
     """GNMT: LSTM translation with attention."""
+    require_at_least(2, "attention stands between the first and the others", layers=layers)
     model = GNMT(vocabulary, hidden, layers)
     return model, tuple(tokens(vocabulary, batch, n) for n in (source, target, target)), {}

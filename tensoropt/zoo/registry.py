@@ -13,8 +13,9 @@ built.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -41,6 +42,39 @@ Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 class ZooError(TensorOptError, ValueError):
     """The zoo does not have the name or the option, or cannot build the model with its value."""
+
+
+def require_multiple(of: int, why: str, **options: int) -> None:
+    """Raise :class:`ZooError` for an option of a builder that is no multiple of what the model's structure
+    divides it by.
+
+    Args:
+        why: ends the sentence "... is no multiple of 4, as ...".
+    """
+    for name, value in options.items():
+        if value % of:
+            down = value - value % of
+            nearest = f"{down} or {down + of}" if down else f"{of}"
+            raise ZooError(f"{name}={value} is no multiple of {of}, as {why}; use {nearest}")
+
+
+def require_at_least(least: float, why: str, **options: float) -> None:
+    """Raise :class:`ZooError` for an option of a builder that is less than the model's structure needs.
+
+    Args:
+        why: ends the sentence "... is below 32, as ...".
+    """
+    for name, value in options.items():
+        if value < least:
+            raise ZooError(f"{name}={value} is below {least:g}, as {why}; use {least:g} or more")
+
+
+def require_one_of(values: Collection[int], **options: int) -> None:
+    """Raise :class:`ZooError` for an option of a builder that is none of the values that are defined."""
+    for name, value in options.items():
+        if value not in values:
+            listed = ", ".join(map(str, sorted(values)))
+            raise ZooError(f"{name}={value} is none of {listed}; use one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,14 +206,17 @@ def build(
     batch = chosen.batch if batch is None else batch
     if batch < 1:
         raise ZooError(f"batch {batch} for '{name}' is below 1; leave it out for the default {chosen.batch}")
-    for key in overrides:
+    for key, value in overrides.items():
         _check_option(chosen, key)
+        _check_range(chosen, key, value)
     if chosen.requires:
         import_extra(chosen.requires, "zoo", f"zoo:{name}")
     try:
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)
             model, args, kwargs = chosen.builder(batch=batch, **overrides)
+    except ZooError as refusal:
+        raise ZooError(f"'{name}': {refusal}; its defaults are {_shown(chosen.overrides)}") from None
     except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if not overrides:
             raise
@@ -200,11 +237,10 @@ def build(
 def read_name(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the options in a text such as ``deeplab-v3?width=2&image=224``.
 
-    An option's value is read as its default is: a whole number of at least 1, a number, or ``true`` or
-    ``false``.
+    An option's value is read as its default is: a whole number, a number, or ``true`` or ``false``.
 
     Raises :class:`ZooError` for an unknown name or option, one without a value or written twice, and a value
-    that is none.
+    that is none, or out of the range of all models' options.
     """
     name, mark, written = text.partition("?")
     chosen, options = entry(name), dict[str, Any]()
@@ -222,6 +258,7 @@ def read_name(text: str) -> tuple[str, dict[str, Any]]:
             options[key] = _READERS[type(chosen.overrides[key])](value)
         except TensorOptError as error:
             raise ZooError(f"'{text}': {key}: {error}; its default is {chosen.overrides[key]!r}") from None
+        _check_range(chosen, key, options[key])
     return name, options
 
 
@@ -238,15 +275,24 @@ def _check_option(chosen: ZooEntry, key: str) -> None:
         raise ZooError(f"'{chosen.name}' has no option '{key}'; {hint}it has: {_shown(options)}")
 
 
+def _check_range(chosen: ZooEntry, key: str, value: Any) -> None:
+    """Raise :class:`ZooError` for a value that no model can have: a size below 1, a share of dropout that is
+    none, another number that is not above 0."""
+    default = chosen.overrides[key]
+    if isinstance(default, bool) or not isinstance(value, int | float):
+        return
+    if key == "dropout":
+        fits, rule = 0 <= value <= 1, "between 0 and 1"
+    elif isinstance(default, int):
+        fits, rule = value >= 1, "at least 1"
+    else:
+        fits, rule = 0 < value < inf, "above 0"
+    if not fits:
+        raise ZooError(f"'{chosen.name}': {key}={value} has to be {rule}; its default is {default!r}")
+
+
 def _shown(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "none"
-
-
-def _read_size(text: str) -> int:
-    size = read_whole(text)
-    if size < 1:
-        raise TensorOptError(f"{size} is below 1")
-    return size
 
 
 def _read_switch(text: str) -> bool:
@@ -255,5 +301,5 @@ def _read_switch(text: str) -> bool:
     return text.lower() == "true"
 
 
-_READERS: dict[type, Callable[[str], Any]] = {int: _read_size, float: read_number, bool: _read_switch}
+_READERS: dict[type, Callable[[str], Any]] = {int: read_whole, float: read_number, bool: _read_switch}
 """How the value of an option is read, by the type of its default."""

@@ -147,6 +147,11 @@ def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, unplaced:
     counted = {name: sum(p.planner == name for p in found.points) for name in found.report["tried"]}
     assert {name: row["merged"] for name, row in found.report["tried"].items()} == counted
     assert all(f"{n} of {name}" in note for name, n in counted.items() if n)
+    refused = {name: row["refusal"] for name, row in found.report["tried"].items() if not row["points"]}
+    reasons = [n for n in found.report["notes"] if n.startswith("no plan of ")]
+    assert "megatron" in refused
+    for name, why in refused.items():
+        assert [n for n in reasons if name in n and why and n.endswith(why)]
     assert "placed plans were not tried: --placements never" in unplaced.report["notes"]
     assert not set(ALL_PLACED) & set(unplaced.report["tried"])
 
@@ -199,6 +204,8 @@ def test_recosting_and_comparing_keep_them(found: Exploration, store: ProfileSto
     (row, *_) = beside.comparison
     last = beside.points[-1]
     assert (row["points"], row["time_s"], row["gap"]) == (len(beside.points), last.time_s, 0.0)
+    seconds = beside.report["seconds"]
+    assert row["search_s"] == pytest.approx(seconds["search"] + seconds["judge"] + seconds["placements"])
 
 
 # -- what may not ---------------------------------------------------------------------------------
@@ -336,10 +343,14 @@ def test_where_pipelines_are_pinned_no_other_plan_comes_in(store: ProfileStore) 
 
 
 def test_micro_batch_counts_are_those_asked_for(store: ProfileStore) -> None:
-    exploration = explored(store, micro_batches=(2,))
-    counts = {exploration.spaces[p.space].micro_batches for p in exploration.points if not p.stages.schedule}
-    assert counts == {2}
-    assert {exploration.spaces[p.space].micro_batches for p in exploration.points if p.stages.schedule} <= {4}
+    model, args = branches("meta")
+    asked = {"store": store, "measure": "never", "planners": ["zero", "m_etf", *PIPELINED]}
+    exploration = compare(model, args, cluster="dgx-a100[2]", micro_batches=(2,), **asked)
+    counts: dict[bool, set[int]] = {True: set(), False: set()}
+    for point in exploration.all_points:
+        counts[bool(point.stages.schedule)].add(exploration.spaces[point.space].micro_batches)
+    # A pipeline has as many for each of its two places.
+    assert counts == {False: {2}, True: {4}}
 
 
 def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileStore) -> None:

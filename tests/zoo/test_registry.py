@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -39,16 +40,51 @@ def test_an_unknown_option_lists_those_that_there_are(name: str, overrides: dict
         ("mlp?features=2&features=4", "the option 'features' twice"),
         ("mlp?features=2.5", "features: '2.5' is not a whole number; its default is 256"),
         ("mlp?features=wide", "features: 'wide' is not a number"),
-        ("mlp?features=0", "features: 0 is below 1"),
+        ("mlp?features=0", "'mlp': features=0 has to be at least 1; its default is 256"),
+        ("moe-mini?slack=0", "slack=0.0 has to be above 0; its default is 1.25"),
+        ("moe-mini?slack=inf", "slack"),
         ("lstm-lm-tiny?unrolled=1", "unrolled: '1' is neither true nor false; its default is False"),
         ("mlp?batch=3", "give it by --batch, in Python"),
-        ("resnet50?depth=7", r"cannot be built with depth=7 \(.*\); its defaults are depth=50, "),
-        ("vgg16?dropout=2", r"cannot be built with dropout=2.0 \(ValueError"),
+        ("resnet50?depth=7", "depth=7 is none of 26, 50, 101, 152, 200; use one of them; its defaults are "),
+        ("vgg16?dropout=2", "dropout=2.0 has to be between 0 and 1; its default is 0.0"),
+        ("unet?image=7", r"'unet': image=7 is no multiple of 16, as 4 levels .*; use 16; its defaults are "),
+        ("unet-tiny?image=10", "image=10 is no multiple of 4, .*; use 8 or 12"),
+        ("vgg16?image=31", "image=31 is below 32, as five stages halve it; use 32 or more"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused_with_those_that_can(name: str, says: str) -> None:
     with pytest.raises(zoo.ZooError, match=says):
         zoo.build(name, device="meta")
+
+
+ONE_OF_EACH_BUILDER = {(e.description, *e.overrides): e.name for e in zoo.list_models() if e.size == "laptop"}
+"""A small model of each builder."""
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_BUILDER.values())
+def test_a_value_with_which_a_model_cannot_run_is_refused_at_once(name: str) -> None:
+    """Whatever is built runs: what a model's structure needs of a size is refused before."""
+    entry = zoo.entry(name)
+    if entry.requires:
+        pytest.importorskip(entry.requires)
+    refused = re.compile(
+        rf"'{name}': \S+=\S+ (is (no|none|below) .*; use .*|has to be .*); its default(s are| is) "
+    )
+    for option, default in entry.overrides.items():
+        for value in () if isinstance(default, bool) else (-1, 0, 1, 3, default + 1):
+            refusal, built = built_or_refused(name, option, value)
+            if built is None:
+                assert refused.match(refusal), (option, value)
+            else:
+                assert value > 0 or option == "dropout", (option, value)
+                assert built.model(*built.args, **built.kwargs).shape == (), (option, value)
+
+
+def built_or_refused(name: str, option: str, value: float) -> tuple[str, zoo.ZooModel | None]:
+    try:
+        return "", zoo.build(name, batch=2, **{option: value})
+    except zoo.ZooError as refusal:
+        return str(refusal), None
 
 
 def test_every_option_can_be_written() -> None:

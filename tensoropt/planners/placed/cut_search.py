@@ -216,7 +216,7 @@ def segments(whole: Cuttable, most: int) -> list[tuple[str, ...]]:
     return [part for each in parts if (part := tuple(dict.fromkeys(n for n in each if n is not None)))]
 
 
-def place_cut(
+def placements(
     whole: G, memory_limit_bytes: float | None, seed: int, settings: CutSearch = DEFAULTS
 ) -> list[tuple[G, PlacedAnswer]]:
     """Return graphs, cut in different ways, with placements that fit and that no other one found beats.

@@ -19,6 +19,7 @@ import numpy as np
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.placement.flat import FlatProblem
+from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.point import reduce_points
 from tensoropt.planners.placed.common.annealing import MoveTables, Shelf, State, anneal
 from tensoropt.planners.placed.common.branch_and_bound import tried_out
@@ -128,19 +129,16 @@ class _Search:
         return [float(cap) for cap in np.linspace(most, edges[0], _CAPS + 1)[1:]]
 
 
-def places(
-    problem: PlacementProblem,
-    memory_limit_bytes: float | None,
-    seed: int,
-    settings: LocalSearch = DEFAULTS,
-) -> tuple[PlacedAnswer, ...]:
-    """Return the placements that fit and that no other one found beats in memory and time.
+def placements(
+    graph: PricedGraph, memory_limit_bytes: float | None, seed: int, settings: LocalSearch = DEFAULTS
+) -> list[tuple[PricedGraph, PlacedAnswer]]:
+    """Return the graph with each placement that fits and that no other one found beats in memory and time.
 
     Raises:
         InfeasibleError: nothing found fits.
     """
-    kept, notes = simulated_places("local_search", problem, memory_limit_bytes, seed, settings)
-    return tuple(PlacedAnswer(simulated.placement, notes) for simulated in kept)
+    kept, notes = simulated_places("local_search", graph.problem, memory_limit_bytes, seed, settings)
+    return [(graph, PlacedAnswer(simulated.placement, notes)) for simulated in kept]
 
 
 def simulated_places(
@@ -151,7 +149,7 @@ def simulated_places(
     settings: LocalSearch,
     known: Sequence[tuple[str, Placement]] | None = None,
 ) -> tuple[Sequence[SimulatedPlacement], tuple[str, ...]]:
-    """Return (what :func:`places` finds, ascending in memory; notes on how).
+    """Return (what :func:`placements` finds, ascending in memory; notes on how).
 
     Args:
         name: the planner that refuses.

@@ -73,8 +73,8 @@ class _Trial(Generic[S]):
     schedule: DposSchedule
 
 
-def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[S, PlacedAnswer]:
-    """Return (the graph as it was cut, its placement), from the start that is faster when simulated.
+def placements(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[tuple[S, PlacedAnswer]]:
+    """Return the graph as it was cut with its placement, from the start that is faster when simulated.
 
     Raises:
         InfeasibleError: an operator has no room on any device, whichever the start.
@@ -96,7 +96,7 @@ def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[
         raise refusals[0]
     _, name, split, answer = min(found, key=lambda each: each[0])  # of equals, the published one
     both = (f"the published start is {'; the other is '.join(outcomes)}",) if len(outcomes) > 1 else ()
-    return split, replace(answer, notes=(f"started from {name}", *both, *answer.notes))
+    return ((split, replace(answer, notes=(f"started from {name}", *both, *answer.notes))),)
 
 
 def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from functools import lru_cache
 from typing import Any
@@ -15,6 +14,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare_graph
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
+from tensoropt.planners.registry import planner
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 
@@ -43,14 +43,8 @@ def priced(
 
 def placed(name: str, graph: PricedGraph) -> tuple[PricedGraph, Any]:
     """What a placing planner answers, on the graph it leaves; of several answers the fastest."""
-    module = importlib.import_module(f"tensoropt.planners.placed.{name}")
-    if hasattr(module, "place_split"):
-        return module.place_split(graph, None, 0)
-    if hasattr(module, "place_cut"):
-        return module.place_cut(graph, None, 0)[-1]
-    if hasattr(module, "places"):
-        return graph, module.places(graph.problem, None, 0)[-1]
-    return graph, module.place(graph.problem, None, 0)
+    entry: Any = planner(name)
+    return entry.placements(graph, None, 0)[-1]
 
 
 def played(name: str, graph: PricedGraph) -> Row:

@@ -39,8 +39,9 @@ from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.placed import netsplit
 from tensoropt.planners.placed.common.branch_and_bound import bound_s, fastest
 from tensoropt.planners.placed.common.starting import heuristics
-from tensoropt.planners.placed.cut_search import CutSearch, place_cut
-from tensoropt.planners.placed.local_search import LocalSearch, _Search, places
+from tensoropt.planners.placed.cut_search import CutSearch
+from tensoropt.planners.placed.cut_search import placements as cut_placements
+from tensoropt.planners.placed.local_search import LocalSearch, _Search
 from tensoropt.planners.registry import ENTRIES, Entry
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import LoadedModel, load_model
@@ -50,7 +51,7 @@ from tensoropt.session.searched import search
 from tensoropt.session.session import Session
 from tensoropt.units import format_seconds
 from tests.benchmarks.machine import Results, described, rows_described
-from tests.planners.placed.placements import random_problem
+from tests.planners.placed.placements import places, random_problem
 
 PAPER = ("inception-v3", "amoebanet-d", "deeplab-v3", "unet", "nasnet", "two-tower", "clip")
 MODELS = (*(f"{name}-tiny" for name in PAPER), *PAPER)
@@ -119,7 +120,9 @@ def placed_row(whole: PricedGraph, seconds: float) -> Row:
     if isinstance(answers, TensorOptError):
         return row | {"refused": str(answers)}
     found = [simulate_placement(graph, answer.placement) for answer in answers]
-    cut, row["cut_seconds"] = spent(lambda: place_cut(whole, None, 0, CutSearch(seconds=2 * seconds / 3)))
+    cut, row["cut_seconds"] = spent(
+        lambda: cut_placements(whole, None, 0, CutSearch(seconds=2 * seconds / 3))
+    )
     if isinstance(cut, TensorOptError):
         row["cut_refused"] = str(cut)
     else:

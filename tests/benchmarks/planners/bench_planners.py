@@ -22,7 +22,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.planners.placed.os_dpos import place_split
+from tensoropt.planners.placed.os_dpos import placements
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import load_model
 from tensoropt.question.settings import Settings
@@ -90,12 +90,12 @@ def transformer(quick: bool) -> list[dict[str, Any]]:
         importlib.import_module("tensoropt.planners.placed.dpos").place(graph.problem, None, 0).placement,
     )
     for limit in (None, 0.55 * alone.memory_bytes):
-        found, seconds = spent(lambda m=limit: place_split(graph, m, 0))
+        found, seconds = spent(lambda m=limit: placements(graph, m, 0))
         row: dict[str, Any] = {"limit_gib": limit and round(limit / 2**30, 3), "seconds": seconds}
         if isinstance(found, TensorOptError):
             row["refused"] = str(found)
         else:
-            split, answer = found
+            ((split, answer),) = found
             step = simulate_placement(split.problem, answer.placement).time_s
             row |= {
                 "operators": split.problem.size,

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 
 from tensoropt.placement import DeviceSet, PlacedTensor, PlacementProblem
+from tensoropt.planners.placed import local_search
+from tensoropt.planners.placed.common.units import PlacedAnswer
+
+
+def places(
+    problem: PlacementProblem, limit: float | None, seed: int, settings: Any = local_search.DEFAULTS
+) -> list[PlacedAnswer]:
+    """What the local search answers for a problem without a graph."""
+    graph: Any = SimpleNamespace(problem=problem)
+    return [answer for _, answer in local_search.placements(graph, limit, seed, settings)]
 
 
 def random_problem(

@@ -18,11 +18,12 @@ from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed.cut_search import CutSearch, place_cut, segments
-from tensoropt.planners.placed.local_search import LocalSearch, places
+from tensoropt.planners.placed.cut_search import CutSearch, placements, segments
+from tensoropt.planners.placed.local_search import LocalSearch
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tests.planners.placed.hand import Chain, problem_of
+from tests.planners.placed.placements import places
 
 LITTLE = CutSearch(seconds=2.5)
 
@@ -46,19 +47,19 @@ def test_what_is_cut_is_what_enumeration_cuts(seconds, devices):
         for size in range(len(names) + 1)
         for cut in combinations(names, size)
     )
-    graph, answer = place_cut(chain, None, 0, LITTLE)[-1]
+    graph, answer = placements(chain, None, 0, LITTLE)[-1]
     assert simulate_placement(graph.problem, answer.placement).time_s == pytest.approx(best)
 
 
 def test_answers_fit_and_none_beats_another():
     chain = Chain((2.0, 6.0, 1.0, 4.0), devices=2, parallel=True, capacity=6e5)
-    answers = place_cut(chain, None, 0, LITTLE)
+    answers = placements(chain, None, 0, LITTLE)
     simulated = [simulate_placement(graph.problem, answer.placement) for graph, answer in answers]
     assert all(s.fits() for s in simulated)
     memory, times = [s.memory_bytes for s in simulated], [s.time_s for s in simulated]
     assert memory == sorted(memory)
     assert times == sorted(times, reverse=True)
-    again = place_cut(chain, None, 0, LITTLE)
+    again = placements(chain, None, 0, LITTLE)
     assert [answer for _, answer in again] == [answer for _, answer in answers]
 
 
@@ -72,16 +73,16 @@ class Evens(Chain):
 @pytest.mark.parametrize("devices", [3, 5])
 def test_a_batch_that_no_divisor_of_the_devices_divides_leaves_some_out(devices):
     chain = Evens((8.0, 9.0, 8.0), devices=devices, parallel=True)
-    graph, answer = place_cut(chain, None, 0, LITTLE)[-1]
+    graph, answer = placements(chain, None, 0, LITTLE)[-1]
     assert simulate_placement(graph.problem, answer.placement).time_s < sum(chain.seconds)
     assert "op0[1/2]" in graph.problem.names
 
 
 def test_refusals_say_what_helps():
     with pytest.raises(UnsuitableError, match="into 2 to 2 equal pieces; use local_search, or another"):
-        place_cut(Chain((1.0, 1.0), devices=2), None, 0)
+        placements(Chain((1.0, 1.0), devices=2), None, 0)
     with pytest.raises(InfeasibleError, match=r"^cut_search finds no plan within"):
-        place_cut(Chain((1.0, 1.0), devices=2, parallel=True, capacity=0.5), None, 0)
+        placements(Chain((1.0, 1.0), devices=2, parallel=True, capacity=0.5), None, 0)
 
 
 class Named:
@@ -139,6 +140,6 @@ def test_towers_that_meet_in_all_pairs_are_cut_up_to_there(two_towers):
     names = {name for o in range(whole.problem.size) if (name := whole.whole_of(o)) is not None}
     assert cuts
     assert set(cuts) < names
-    answers = place_cut(whole, None, 0, LITTLE)
+    answers = placements(whole, None, 0, LITTLE)
     assert all(set(graph.graph.splits) <= set(cuts) for graph, _ in answers)
     assert "groups is cut in 2" in answers[-1][1].notes[0]

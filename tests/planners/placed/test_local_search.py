@@ -15,9 +15,9 @@ from tensoropt.placement.flat import FlatProblem, step_s
 from tensoropt.planners.placed.common.annealing import MoveTables, Shelf, State, anneal
 from tensoropt.planners.placed.common.starting import heuristics
 from tensoropt.planners.placed.common.units import units_of
-from tensoropt.planners.placed.local_search import LocalSearch, places
+from tensoropt.planners.placed.local_search import LocalSearch
 from tests.planners.placed.exhaustive import best_play
-from tests.planners.placed.placements import random_problem
+from tests.planners.placed.placements import places, random_problem
 from tests.planners.placed.test_methods import constrained
 
 LITTLE = LocalSearch(seconds=0.01)

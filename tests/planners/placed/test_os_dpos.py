@@ -11,7 +11,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.placement import simulate_placement
 from tensoropt.planners.placed.common.units import MemoryBook, units_of
 from tensoropt.planners.placed.dpos import schedule_by_ranks
-from tensoropt.planners.placed.os_dpos import place_split
+from tensoropt.planners.placed.os_dpos import placements
 from tests.planners.placed.hand import Chain
 
 
@@ -27,7 +27,7 @@ def test_the_longest_operator_is_cut_as_enumeration_says():
         (chain.split({"op1": ("rows", n)}) for n in (2, 3, 4)),
         key=finish_s,
     )
-    graph, answer = place_split(chain, None, 0)
+    ((graph, answer),) = placements(chain, None, 0)
     assert dict(graph.splits)["op1"] == dict(best.splits)["op1"] == ("rows", 4)
     # 0.2, cut 0.1, message 0.1, 3, message 0.1, joined 0.1, 0.2
     assert simulate_placement(graph.problem, answer.placement).time_s == pytest.approx(3.8)
@@ -45,7 +45,7 @@ def test_it_stops_at_the_first_that_gains_nothing():
             found = super().split(splits)
             return Watched(**{f: getattr(found, f) for f in found.__dataclass_fields__})
 
-    graph, _ = place_split(Watched((0.25, 9.0, 0.3, 0.2), devices=3), None, 0)
+    ((graph, _),) = placements(Watched((0.25, 9.0, 0.3, 0.2), devices=3), None, 0)
     assert dict(graph.splits).keys() == {"op1"}
     assert set(tried) == {"op1", "op2"}
     assert tried.index("op1") < tried.index("op2")
@@ -54,7 +54,7 @@ def test_it_stops_at_the_first_that_gains_nothing():
 def test_a_cut_may_not_fit():
     # each piece holds as much as the whole: 1 + n + 1 over devices of 2 each
     chain = Chain((1.0, 12.0, 1.0), devices=2, message_s=0.0, capacity=2.0)
-    graph, answer = place_split(chain, None, 0)
+    ((graph, answer),) = placements(chain, None, 0)
     assert dict(graph.splits) == {"op1": ("rows", 2)}
     assert answer.notes[0] == "started from the model itself, as its batch cannot be cut"
     assert simulate_placement(graph.problem, answer.placement).fits()
@@ -67,10 +67,10 @@ DATA_PARALLEL = "data parallelism (the batch of 2 groups cut in {})"
 def test_of_both_starts_the_faster_is_kept(message_s, kept):
     # Two operators of 6 s: with short messages cut in two, with long ones both on one device for 12 s.
     chain = Chain((6.0, 6.0), devices=2, parallel=True, message_s=message_s)
-    graph, answer = place_split(chain, None, 0)
+    ((graph, answer),) = placements(chain, None, 0)
     kept_s = simulate_placement(graph.problem, answer.placement).time_s
     other = chain.split(chain.data_parallel()) if not graph.splits else chain
-    assert kept_s <= place_split(replace(other, parallel=False), None, 0)[1].expected_s
+    assert kept_s <= placements(replace(other, parallel=False), None, 0)[0][1].expected_s
     assert answer.notes[0] == f"started from {kept}"
 
 
@@ -84,7 +84,7 @@ def test_of_both_starts_the_faster_is_kept(message_s, kept):
 def test_the_published_start_depends_on_room(capacity, published):
     """Data parallelism where one device holds the model, otherwise the model."""
     chain = Chain((6.0, 6.0), devices=2, parallel=True, message_s=0.0, capacity=capacity)
-    _, answer = place_split(chain, None, 0)
+    ((_, answer),) = placements(chain, None, 0)
     assert answer.notes[1].startswith(f"the published start is {published}")
 
 
@@ -99,7 +99,7 @@ def test_what_is_cut_already_can_be_cut_anew():
             found = super().split(splits)
             return Uneven(**{f: getattr(found, f) for f in found.__dataclass_fields__})
 
-    graph, answer = place_split(Uneven((12.0,), devices=4), None, 0)
+    ((graph, answer),) = placements(Uneven((12.0,), devices=4), None, 0)
     assert dict(graph.splits) == {"op0": ("rows", 4)}
     assert answer.notes[2] == "cut on the critical path: op0 along rows into 4"
 
@@ -123,7 +123,7 @@ def test_pieces_may_fit_where_operators_do_not():
             return Sharded(**{f: getattr(found, f) for f in found.__dataclass_fields__})
 
     chain = Sharded((4.0, 4.0), devices=4, parallel=True, message_s=0.0, stored=6.0, capacity=4.0)
-    graph, answer = place_split(chain, None, 0)
+    ((graph, answer),) = placements(chain, None, 0)
     assert answer.notes[0] == f"started from {DATA_PARALLEL.format(4)}"
     assert answer.notes[1].startswith("the published start is the model itself: no room; the other is data")
     assert simulate_placement(graph.problem, answer.placement).fits()
@@ -131,4 +131,4 @@ def test_pieces_may_fit_where_operators_do_not():
 
 def test_nothing_fits_nowhere():
     with pytest.raises(InfeasibleError, match="os_dpos finds no plan within"):
-        place_split(Chain((1.0, 1.0), devices=2, stored=8.0, capacity=4.0), None, 0)
+        placements(Chain((1.0, 1.0), devices=2, stored=8.0, capacity=4.0), None, 0)

@@ -30,8 +30,8 @@ from tensoropt.question.settings import Settings
 MOST_PLACES, _MOST_AXES = 16, 2
 """The highest degree that methods try, and the most axes of a place."""
 MULTIPLES = (8, 4, 2, 1)
-"""Micro-batches for each place; the first number that suits is used. GPipe calls its bubble "negligible" from
-4 on (Huang et al., NeurIPS 2019, section 2.3)."""
+"""Micro-batches for each place, if a person requests none; the first number that suits is used. GPipe calls
+its bubble "negligible" from 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
 _FEW = 8
 """The most positions up to which a model may be cut at any of them; with more it is cut before blocks. All of
 these are assumptions.
@@ -91,10 +91,11 @@ class PipelineTask:
         return tuple(jobs)
 
     def _micro_batches(self, places: int) -> int | None:
-        """Return the most micro-batches per place, of a size that a place's devices can divide if there is
-        one."""
-        batch = self.problem.batch
-        counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
+        """Return the most micro-batches among those requested for each place, of a size that a place's
+        devices can divide if there is one."""
+        batch, requested = self.problem.batch, self.settings.micro_batches
+        multiples = MULTIPLES if isinstance(requested, str) else sorted(requested, reverse=True)
+        counts = [places * m for m in multiples if batch % (places * m) == 0]
         devices = self.cluster.device_count // places
         return next((m for m in counts if (batch // m) % devices == 0), counts[0] if counts else None)
 
@@ -134,7 +135,7 @@ class PipelineTask:
             raise UnsuitableError(
                 "no pipeline of this kind suits the model, its batch and the cluster: stages need trained "
                 "parameters, equal parts of the devices, and a batch that as many micro-batches divide; "
-                "choose a batch that is a multiple of the number of stages"
+                "choose a batch that is a multiple of the number of stages, times --micro-batches if given"
             )
         return suited
 

@@ -23,9 +23,9 @@ from tensoropt.planners.placed.common.branch_and_bound import (
     tried_out,
 )
 from tensoropt.planners.placed.common.units import units_of
-from tensoropt.planners.placed.local_search import LocalSearch, places
+from tensoropt.planners.placed.local_search import LocalSearch
 from tests.planners.placed.exhaustive import every_placement
-from tests.planners.placed.placements import random_problem
+from tests.planners.placed.placements import places, random_problem
 
 
 def small(seed: int, training: bool) -> PlacementProblem:

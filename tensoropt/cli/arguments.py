@@ -127,7 +127,8 @@ class Verb:
 
 
 MODEL_HELP = (
-    "zoo:NAME or 'zoo:NAME?OPTION=VALUE&...', FILE.onnx, package.module:function or path/file.py:function"
+    "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function; options behind a name: "
+    "'zoo:NAME?OPTION=VALUE&...'"
 )
 CLUSTER_HELP = (
     "local, local:N (N of its GPUs, else CPU ranks), cpu:N, a preset (see: tensoropt list clusters) or a "
@@ -289,8 +290,12 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
     """
     verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
+    verb.add_argument("--batch", type=int, metavar="N", help="global batch; default: the model's")
     verb.add_argument(
-        "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
+        "--sequence",
+        type=int,
+        metavar="N",
+        help="tokens of a sequence, for language models; default: the model's",
     )
     verb.add_argument(
         "--seed", type=int, default=0, help="for weights and random walks; default: %(default)s"
@@ -339,6 +344,7 @@ def _settings_option(options: argparse.Namespace) -> Any:
 
 def question_option(options: argparse.Namespace) -> Any:
     """Return the command line as a :class:`~tensoropt.question.question.Question`."""
+    from tensoropt.question.model_source import with_sequence
     from tensoropt.question.question import Question
     from tensoropt.units import parse_bytes, read_counts
 
@@ -351,8 +357,9 @@ def question_option(options: argparse.Namespace) -> Any:
         devices = read_counts(devices) if devices else ""
     except TensorOptError as error:
         raise TensorOptError(f"--devices {error}") from None
+    length = options.sequence
     return Question(
-        model=options.model,
+        model=options.model if length is None else with_sequence(options.model, length),
         cluster=options.cluster,
         batch=options.batch,
         batch_per_device=getattr(options, "batch_per_device", None),

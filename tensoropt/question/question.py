@@ -113,10 +113,6 @@ class Question(BaseModel):
 
     def loaded_model(self, *, on_meta: bool) -> LoadedModel:
         """Return its model, without memory for its weights if ``on_meta`` and its code allows it."""
-        if self.batch is not None and not self.model.startswith("zoo:"):
-            raise TensorOptError(
-                "--batch is for models of the zoo; other models bring their own example inputs"
-            )
         if on_meta:
             try:
                 return load_model(self.model, device="meta", seed=self.seed, batch=self.batch, onnx=self.onnx)

@@ -225,7 +225,7 @@ def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) 
     refused(run(*arguments, "--devices", "3", "--out", "x"), "do not fill whole levels")
     refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
     weak = ("--devices", "1,2", "--batch-per-device", "4", "--out", "weak")
-    refused(run(*arguments, *weak), "a batch per device is for models of the zoo")
+    refused(run(*arguments, *weak), "with a parameter 'batch'")
     assert not Path("weak").exists()
 
 

@@ -67,8 +67,7 @@ def test_a_batch_per_device_is_a_batch_on_each_cluster() -> None:
             "zoo:mlp --batch 8 --batch-per-device 4",
             "4 per device grows .* batch of 8 does not; give --batch-per",
         ),
-        ("net.py:net --batch-per-device 4", "for models of the zoo; net.py:net brings its own"),
-        ("m.onnx --batch-per-device 4", "for models of the zoo; m.onnx brings its own"),
+        ("m.onnx --batch-per-device 4", "with a parameter 'batch'; m.onnx brings its own"),
         ("zoo:mlp --batch-per-device 0", "a batch of 0 per device is none; give at least 1"),
     ],
 )

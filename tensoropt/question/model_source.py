@@ -168,7 +168,7 @@ def _arguments(function: Callable[..., Any], source: str, batch: int | None) -> 
         return arguments
     if own is None:
         raise ModelSourceError(
-            f"a batch of {batch} is for models of the zoo and functions with a parameter 'batch'; {name} "
+            f"--batch {batch} is for models of the zoo and functions with a parameter 'batch'; {name} "
             "brings its own example inputs: give it that parameter, with a number as default"
         )
     if batch < 1:
@@ -221,8 +221,8 @@ def default_batch(source: str) -> int:
     own = _parameters(_building_function(source)).get("batch")
     if type(own) is not int or own < 1:
         raise ModelSourceError(
-            f"a batch is chosen for models of the zoo and functions with a parameter 'batch'; {source} has no "
-            "such parameter with a whole number of at least 1 as default: give it one"
+            f"a batch is chosen for models of the zoo and functions with a parameter 'batch'; {source} has "
+            "no such parameter with a whole number of at least 1 as default: give it one"
         )
     return own
 

@@ -103,7 +103,7 @@ def test_a_batch_has_a_default_where_it_is_a_choice(functions: str) -> None:
 @pytest.mark.parametrize(
     ("source", "batch", "message"),
     [
-        ("{}:fixed", 4, "a batch of 4 .* with a parameter 'batch'"),
+        ("{}:fixed", 4, "--batch 4 is for .* with a parameter 'batch'"),
         ("{}:decoder", 0, "is below 1; leave it out for the default 6"),
         ("{}:decoder?sequense=3", None, "no option 'sequense'; did you mean 'sequence'"),
         ("{}:decoder?batch=3", None, "give it by --batch"),

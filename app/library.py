@@ -28,6 +28,7 @@ from tensoropt.exploration.cluster_offers import (
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED, Costs, read_costs, read_described
 from tensoropt.exploration.verified import Verified, load_verified
+from tensoropt.question.model_source import is_onnx
 from tensoropt.question.settings import settings_fields
 
 from .labels import Labels
@@ -281,6 +282,27 @@ class Library:
             if head.step == step and head.kinds and len((costs := self.costs_of(entry)).memory):
                 count = int(costs.devices[0])
                 curves[entry] = ClusterCurve(head.cluster, head.kinds, count, costs.memory, costs.time)
+        return curves
+
+    def at_other_batches(self, key: str) -> dict[Entry, ClusterCurve]:
+        """Return the explorations of the same model and settings on the same cluster that have points,
+        whatever their batch, in the library's order, with their curves; none of them is opened."""
+        own = self.head_of(self.entry(key))
+        if not own.source or is_onnx(
+            own.source
+        ):  # sizes of a file's inputs may differ in more than the batch
+            return {}
+        curves = {}
+        for entry in self.entries():
+            head = self.head_of(entry)
+            same = (head.source, head.step[1:], head.kinds, head.cluster) == (
+                own.source, own.step[1:], own.kinds, own.cluster,
+            )  # fmt: skip
+            if same and head.kinds and head.batch and len((costs := self.costs_of(entry)).memory):
+                count = int(costs.devices[0])
+                curves[entry] = ClusterCurve(
+                    head.cluster, head.kinds, count, costs.memory, costs.time, head.batch
+                )
         return curves
 
     def model_name(self, source: str) -> str:

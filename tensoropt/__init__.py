@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tensoropt.saved import choose, export_csv, export_frontiers, export_sheet, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
-    from tensoropt.shopping import device_profile, explore_clusters, shop
+    from tensoropt.shopping import device_profile, explore_batches, explore_clusters, shop
     from tensoropt.verify import verify_plan, verify_random
 
 _MODULE_OF = {
@@ -55,6 +55,7 @@ _MODULE_OF = {
     "dashboard": "tensoropt.machine",
     "device_profile": "tensoropt.shopping",
     "explore": "tensoropt.api",
+    "explore_batches": "tensoropt.shopping",
     "explore_changed": "tensoropt.api",
     "explore_clusters": "tensoropt.shopping",
     "export_csv": "tensoropt.saved",
@@ -112,6 +113,7 @@ __all__ = [
     "device_profile",
     "errors",
     "explore",
+    "explore_batches",
     "explore_changed",
     "explore_clusters",
     "export_csv",

@@ -4,11 +4,13 @@ sheet."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.batch import ExplorationBatch, load_batch
+from tensoropt.exploration.batch_sweep import at_batch, fastest_batch
 from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, member
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import (
@@ -37,23 +39,28 @@ def choose(
     time_s: float | None = None,
     knee: bool = False,
     devices: int | str | None = None,
+    batch: int | str | None = None,
 ) -> Plan:
     """Return the fastest plan within a memory budget, the leanest within a time, or the knee.
 
     Without any limit, it is the fastest plan of all.
 
     Args:
-        saved: an exploration, its folder, or a folder of explorations on several numbers of devices.
+        saved: an exploration, its folder, or a folder of explorations on several numbers of devices or at
+            several batches.
         memory_bytes: the budget per device.
         time_s: the longest step.
         devices: the number of devices in such a folder; ``auto`` for the fewest that will do.
+        batch: the batch in a folder of explorations at several batches; ``auto`` for the one with most
+            samples per second.
 
     Raises:
-        TensorOptError: the folder holds no exploration, or several and ``devices`` is not given.
+        TensorOptError: the folder holds no exploration, or several and neither ``devices`` nor ``batch`` says
+            which.
         InfeasibleError: nothing fits; the message says what would.
     """
     exploration, index = chosen_point(
-        saved, memory_bytes=memory_bytes, time_s=time_s, knee=knee, devices=devices
+        saved, memory_bytes=memory_bytes, time_s=time_s, knee=knee, devices=devices, batch=batch
     )
     return exploration.plan(index)
 
@@ -65,9 +72,11 @@ def chosen_point(
     time_s: float | None = None,
     knee: bool = False,
     devices: int | str | None = None,
+    batch: int | str | None = None,
 ) -> tuple[Exploration, int]:
     """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan."""
-    exploration = _exploration_meant(saved, memory_bytes, time_s, knee, devices)
+    limits = {"memory_bytes": memory_bytes, "time_s": time_s, "knee_point": knee}
+    exploration = _exploration_meant(saved, limits, devices, batch)
     return exploration, exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
 
 
@@ -252,29 +261,36 @@ def opened(saved: _Saved) -> Exploration:
 
 
 def _exploration_meant(
-    saved: _Saved,
-    memory_bytes: float | None,
-    time_s: float | None,
-    knee: bool,
-    devices: int | str | None,
+    saved: _Saved, limits: Mapping[str, Any], devices: int | str | None, batch: int | str | None
 ) -> Exploration:
-    """Return the exploration itself, or the one in a folder of several that has the requested device
-    count."""
+    """Return the exploration itself, or the one in a folder of several that has the requested device count or
+    batch.
+
+    Args:
+        limits: those of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+    """
     if isinstance(saved, Exploration):
         return saved
-    if devices is None:
+    if devices is None and batch is None:
         inside = list(folders_in(saved))
         if len(inside) > 1:
             raise TensorOptError(
                 f"{saved} holds {len(inside)} explorations; add --devices auto for the fewest devices "
-                "that will do, --devices N, or --profile for a table of all"
+                "that will do, --devices N, --batch auto for most samples per second, --batch N, or "
+                "--profile for a table of all"
             )
         return load_exploration(inside[0] if inside else saved)
     sweep = load_sweep(saved)
+    for flag, value in (("--devices", devices), ("--batch", batch)):
+        if value is not None and value != "auto" and not str(value).isdecimal():
+            raise TensorOptError(f"{flag} '{value}' is neither auto nor a number")
+    if devices is not None and batch is not None:
+        raise TensorOptError(f"--devices {devices} and --batch {batch} each name an exploration; give one")
+    if batch is not None:
+        return fastest_batch(sweep, limits) if batch == "auto" else at_batch(sweep, int(batch))
     if devices == "auto":
         # Every exploration has a knee, so "the fewest devices with one" would mean nothing: the knee of all
         # devices is meant.
+        knee, memory_bytes, time_s = limits["knee_point"], limits["memory_bytes"], limits["time_s"]
         return sweep[-1] if knee else fewest_devices(sweep, memory_bytes, time_s)
-    if not str(devices).isdecimal():
-        raise TensorOptError(f"--devices '{devices}' is neither auto nor a number")
-    return member(sweep, int(devices))
+    return member(sweep, int(str(devices)))

@@ -1,5 +1,5 @@
-"""One model on several clusters, or on several device counts of one cluster: explored on each, and
-compared."""
+"""One model on several clusters, on several device counts of one cluster, or at several global batches:
+explored on each, and compared."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.exploration.batch import REFUSED, refused_in
+from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch, throughput_frontier
 from tensoropt.exploration.cluster_offers import (
     ClusterCurve,
     ClusterQuestion,
@@ -29,9 +31,18 @@ from tensoropt.exploration.cluster_offers import (
     profile,
 )
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff, made_for
+from tensoropt.exploration.exploration_files import LISTED
+from tensoropt.exploration.export import write_points_csv
+from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, StepWork, Tariff, made_for
 from tensoropt.files import write_text
-from tensoropt.question.model_source import LoadedModel, ModelSourceError, batch_on
+from tensoropt.question.model_source import (
+    LoadedModel,
+    ModelSourceError,
+    batch_on,
+    check_batch_is_choice,
+    default_batch,
+)
+from tensoropt.question.settings import Settings
 from tensoropt.session.kept import KeptCapture
 from tensoropt.sharding.constraints import ConstraintError, LackingDevicesError
 from tensoropt.types import Progress, silent
@@ -44,7 +55,8 @@ _PRESETS = "presets"
 
 @dataclass(frozen=True)
 class OnClusters:
-    """Explorations of one step on several clusters, and the reasons why there is none on others, by name."""
+    """Explorations of one step on several clusters, or of one model's steps at several batches, and the
+    reasons why there is none on others, by name."""
 
     explorations: tuple[Exploration, ...]
     refused: Mapping[str, str]
@@ -156,45 +168,172 @@ def over_clusters(
     Raises:
         ClusterError: a name is not a cluster; raised before anything is explored.
     """
-    explorations: list[Exploration] = []
-    refused: dict[str, str] = {}
+    sweep = _Sweep(out)
     named = clusters if isinstance(clusters, Mapping) else {}
     loaded = [*named.values()] or [load_cluster(cluster) for cluster in clusters]
     for number, (given, cluster) in enumerate(zip(clusters, loaded, strict=True)):
         name = given if isinstance(given, str) else given.name
         progress("clusters", number, len(clusters), name)
+        first = next((e for e in sweep.explorations if e.recorded is not None), None)
+        folder = name if named else _folder(cluster.name, sweep.explorations)
+        sweep.add(name, folder, partial(explore_on, cluster, first))
+    progress("clusters", len(clusters), len(clusters), "")
+    return sweep.result()
+
+
+def explore_batches(
+    model: LoadedModel,
+    batches: str | Sequence[int] = "auto",
+    *,
+    cluster: str | Cluster = "local",
+    out: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    **more: Any,
+) -> OnClusters:
+    """Return the cost frontiers of one model at several global batches on one cluster; :func:`shop` compares
+    them by sample.
+
+    A failure at one batch is recorded for that batch, and the others are explored.
+
+    Args:
+        model: the result of :func:`tensoropt.load_model`, without a batch, for a model whose batch is a
+            choice.
+        batches: global batches in samples, or ``auto``: the model's own, doubled until the leanest plan does
+            not fit the devices (or ``memory_bytes``), and one between the last that fits and the first that
+            does not. If not even its own fits, it is halved instead.
+        cluster, progress: as in :func:`tensoropt.explore`.
+        out: a folder, in which each exploration gets a folder like that of ``explore --out``; beside them
+            ``frontier.csv`` has the points that none at any batch beats in memory and time per sample.
+        more: any other arguments of :func:`tensoropt.explore` except planners.
+
+    Raises:
+        TensorOptError: the model's batch is not a choice, a batch is below 1, or it could not be explored at
+            any batch; the message has the reasons.
+    """
+    if model.batch is not None:
+        raise TensorOptError(
+            f"the model was loaded with a batch of {model.batch}, and batches to choose among are given; "
+            "load it without a batch"
+        )
+    check_batch_is_choice(model.source)
+    where = load_cluster(cluster)
+    settings = more.get("settings") or Settings()
+    limit = more.get("memory_bytes", settings.memory_bytes)
+
+    def at(batch: int) -> Exploration:
+        return explore(model.with_batch(batch), cluster=where, progress=progress, **more)
+
+    return over_batches(batches, model.source, at, memory_bytes=limit, out=out, progress=progress or silent)
+
+
+MOST_BATCHES = 12
+"""The most explorations in search of the largest batch that fits; 11 times doubled is 2,048 times the
+first."""
+
+
+def over_batches(
+    batches: str | Sequence[int],
+    source: str,
+    explore_at: Callable[[int], Exploration],
+    *,
+    memory_bytes: float | None,
+    out: str | os.PathLike[str] | None,
+    progress: Progress,
+) -> OnClusters:
+    """Explore at each batch in turn, or at larger and larger ones until none fits; return the explorations
+    and the failures.
+
+    Args:
+        batches: as in :func:`explore_batches`.
+        source: the model's, which says with which batch ``auto`` begins.
+        explore_at: explores at a batch.
+        memory_bytes: what plans may use of a device, if that is less than it has.
+
+    Raises:
+        TensorOptError: as in :func:`explore_batches`.
+    """
+    sweep, room = _Sweep(out), ClusterQuestion(memory_bytes=memory_bytes)
+    tried: dict[int, bool] = {}
+    if isinstance(batches, str):
+        if batches != "auto":
+            raise TensorOptError(
+                f"batches '{batches}' are neither auto nor a list of numbers such as [8, 16]"
+            )
+        first = default_batch(source)
+        chosen = iter(lambda: next_batch(tried, first) if len(tried) < MOST_BATCHES else None, None)
+        total = MOST_BATCHES
+    else:
+        if not batches or min(batches) < 1:
+            raise TensorOptError(f"batches {list(batches)} must be some numbers of at least 1")
+        chosen, total = iter(dict.fromkeys(batches)), len(set(batches))
+    for batch in chosen:
+        name = folder_of_batch(batch)
+        progress("batches", len(tried), total, f"batch {batch}")
+        found = sweep.add(name, name, partial(explore_at, batch))
+        tried[batch] = found is not None and bool(ClusterCurve.of(found).fitting(room).any())
+    progress("batches", len(tried), len(tried), "")
+    sweep.explorations.sort(key=lambda found: StepWork.of(found).samples or 0)
+    result = sweep.result()
+    if out is not None:
+        names = [folder_of_batch(StepWork.of(found).samples or 0) for found in result.explorations]
+        points = [(names[place], index) for place, index in throughput_frontier(result.explorations)]
+        of_name = dict(zip(names, result.explorations, strict=True))
+        write_points_csv(of_name, points, Path(out) / LISTED)
+    return result
+
+
+class _Sweep:
+    """Explorations one after the other; a failure of one is recorded, and does not cost the others."""
+
+    def __init__(self, out: str | os.PathLike[str] | None) -> None:
+        self.out = None if out is None else Path(out)
+        self.explorations: list[Exploration] = []
+        self.refused: dict[str, str] = {}
+
+    def add(self, name: str, folder: str, explore_one: Callable[[], Exploration]) -> Exploration | None:
+        """Return an exploration, saved in a folder of the sweep's; None if it failed.
+
+        Raises:
+            CaptureError, ModelSourceError, ConstraintError: nothing else of the sweep would succeed, either.
+        """
         try:
-            first = next((e for e in explorations if e.recorded is not None), None)
-            exploration = explore_on(cluster, first)
-            if out is not None:
-                exploration.save(
-                    Path(out) / name if named else _folder(Path(out), cluster.name, explorations)
-                )
-            explorations.append(exploration)
+            exploration = explore_one()
+            if self.out is not None:
+                exploration.save(self.out / folder)
         except LackingDevicesError as error:
-            refused[name] = " ".join(str(error).split())
+            self.refused[name] = " ".join(str(error).split())
         except (CaptureError, ModelSourceError, ConstraintError):
-            raise  # no other cluster would help
+            raise
         except TensorOptError as error:
-            refused[name] = " ".join(str(error).split())
-        except Exception as error:  # one cluster's fault must not cost the others' results
-            _logger.debug("exploring on %s failed", name, exc_info=True)
-            refused[name] = (
+            self.refused[name] = " ".join(str(error).split())
+        except Exception as error:  # TensorOpt's own fault must not cost the others' results
+            _logger.debug("exploring %s failed", name, exc_info=True)
+            self.refused[name] = (
                 f"TensorOpt itself failed with {type(error).__name__}: {' '.join(str(error).split())}"
             )
-    progress("clusters", len(clusters), len(clusters), "")
-    if not explorations:
-        raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in refused.items()))
-    if out is not None:
-        write_text(Path(out) / REFUSED, json.dumps(refused, indent=1) + "\n")
-    return OnClusters(tuple(explorations), refused)
+        else:
+            self.explorations.append(exploration)
+            return exploration
+        return None
+
+    def result(self) -> OnClusters:
+        """Return all of it, and save the failures.
+
+        Raises:
+            InfeasibleError: nothing was explored; the message has the reasons.
+        """
+        if not self.explorations:
+            raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in self.refused.items()))
+        if self.out is not None:
+            write_text(self.out / REFUSED, json.dumps(self.refused, indent=1) + "\n")
+        return OnClusters(tuple(self.explorations), self.refused)
 
 
-def _folder(out: Path, name: str, explorations: Sequence[Exploration]) -> Path:
-    """Return a separate folder for a cluster, whatever characters its name contains."""
+def _folder(name: str, explorations: Sequence[Exploration]) -> str:
+    """Return the name of a separate folder for a cluster, whatever characters its name contains."""
     plain = re.sub(r"[^\w.\[\]-]+", "-", name).lstrip(".") or "cluster"
     same = sum(str(exploration.cluster["name"]) == name for exploration in explorations)
-    return out / (f"{plain}-{same + 1}" if same else plain)
+    return f"{plain}-{same + 1}" if same else plain
 
 
 def device_profile(saved: SavedOnClusters) -> Profile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from tensoropt import shopping
 from tensoropt.cli.parser import main
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import CaptureError, ClusterError, InfeasibleError, TensorOptError
+from tensoropt.exploration.batch import load_batch
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Tariff
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.model_source import LoadedModel
 from tensoropt.sharding.constraints import ConstraintError, LackingDevicesError
 from tests.exploration.test_cluster_offers import CHEAP, FAST
 
@@ -64,6 +67,64 @@ def test_a_model_is_captured_once_and_explored_on_each(
     assert [(row.cluster, bool(row.reason)) for row in told.rows] == [
         ("dgx-a100[2]", False), ("dgx-h100[2]", False),
     ]  # fmt: skip
+
+
+CHOSEN: dict[str, Any] = {
+    "cluster": "dgx-h100[1]", "micro_batches": (1,), "placements": "never", "pipelines": "never",
+    "epsilon": 0.1,
+}  # fmt: skip
+
+
+def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> None:
+    lenet = tensoropt.load_model("zoo:lenet?classes=2", device="meta")
+    alone = [
+        tensoropt.explore(lenet.with_batch(batch), **CHOSEN).points[0].memory_bytes for batch in (64, 128)
+    ]
+    limit = sum(alone) / 2
+    found = tensoropt.explore_batches(lenet, memory_bytes=limit, out=tmp_path / "out", **CHOSEN)
+    batches = [one.model.batch for one in found.explorations]
+    assert batches[:2] == [32, 64]
+    assert batches[2:] == [96] or list(found.refused) == ["batch-128", "batch-96"]
+    assert "smallest plan needs" in found.refused["batch-128"]
+    saved = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"batch-32", "batch-64", "frontier.csv", "refused.json"} <= saved
+    told = tensoropt.shop(tmp_path / "out", memory_bytes=limit)
+    assert told.of_batches
+    assert next(row for row in told.rows if row.cluster == "batch-128").batch == 128
+    plan = tensoropt.choose(tmp_path / "out", batch="auto", memory_bytes=limit)
+    assert told.fastest is not None
+    assert (plan.model.batch, plan.predicted.time_s) == (told.fastest.batch, told.fastest.rates.step_s)
+    with pytest.raises(TensorOptError, match=r"holds \d explorations; .* --batch auto"):
+        tensoropt.choose(tmp_path / "out")
+    # The folder's own frontier is none of the explorations that are exported.
+    assert not [p for p in load_batch([tmp_path / "out"]).left_out if p.endswith(".csv")]
+
+
+def test_a_list_of_batches_is_explored_whatever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    lenet = tensoropt.load_model("zoo:lenet?classes=2", device="meta")
+    found = tensoropt.explore_batches(lenet, [3, 2, 3], **{**CHOSEN, "micro_batches": (2,)})
+    assert [one.model.batch for one in found.explorations] == [2]
+    assert "batch-3" in found.refused
+    # Without an end to it, the search ends.
+    monkeypatch.setattr(shopping, "MOST_BATCHES", 2)
+    found = tensoropt.explore_batches(lenet, **CHOSEN)
+    assert [one.model.batch for one in found.explorations] == [32, 64]
+
+
+def test_batches_of_what_has_none_to_choose_are_refused() -> None:
+    model, inputs = net()
+    own = LoadedModel(model, inputs)
+    sized = tensoropt.load_model("zoo:lenet", device="meta", batch=8)
+    lenet = tensoropt.load_model("zoo:lenet", device="meta")
+    for loaded, batches, message in (
+        (own, "auto", "a module brings its own example inputs"),
+        (sized, "auto", "was loaded with a batch of 8"),
+        (lenet, "all", "neither auto nor a list"),
+        (lenet, [4, 0], "must be some numbers of at least 1"),
+        (lenet, [], "must be some numbers of at least 1"),
+    ):
+        with pytest.raises(TensorOptError, match=message):
+            tensoropt.explore_batches(loaded, batches, **CHOSEN)
 
 
 def test_a_batch_per_device_grows_with_the_cluster(tmp_path: Path) -> None:

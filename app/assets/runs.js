@@ -2,7 +2,7 @@
 window.dash_clientside = window.dash_clientside || {};
 (function () {
   const SAME = () => window.dash_clientside.no_update;
-  const FLAGS = ["total", "sample", "logx", "logy"];
+  const FLAGS = ["total", "sample", "logx", "logy", "rate"];
   const LEGEND = 12; // runs that are named below the plot; with more, the table's colours say which is which
   const REST_MS = 150; // an assumption: a pointer that stays so long looks at a point
   const USERS = ["checkboxSelected", "spaceKey", "uiSelectAll", "uiSelectAllFiltered", "rowClicked"];
@@ -194,7 +194,8 @@ window.dash_clientside = window.dash_clientside || {};
     if (!work.length) return "";
     if (!main.length) return "The models' shapes differ: a step is not the same work in every run.";
     if (main.length === 1 && main[0] === "batch") {
-      return view && view.sample ? "" : "Steps have batches of different sizes: compare the time per sample.";
+      return view && (view.sample || view.rate) ? ""
+        : "Steps have batches of different sizes: compare the time per sample, or samples per second.";
     }
     return "A step is not the same work in every run: " + main.join(", ") + " differ.";
   }
@@ -207,9 +208,9 @@ window.dash_clientside = window.dash_clientside || {};
     const warn = warning(work);
     const found = [tag("P", text, "runs-alike")];
     if (warn) found.push(tag("P", warn, "note note-warn"));
-    const timeless = keys.filter((key) => view.sample && known.facts[key].points && !(known.facts[key].batch > 0));
+    const timeless = keys.filter((key) => (view.sample || view.rate) && known.facts[key].points && !(known.facts[key].batch > 0));
     if (timeless.length) {
-      found.push(tag("P", listing(timeless) + ": the batch is not known, so that there is no time per sample.", "note note-warn"));
+      found.push(tag("P", listing(timeless) + ": the batch is not known, so that there are no figures of samples.", "note note-warn"));
     }
     const gone = Array.isArray(view.shown) ? view.shown.filter((key) => !known.order.includes(key)) : [];
     if (gone.length) {
@@ -362,6 +363,9 @@ window.dash_clientside = window.dash_clientside || {};
     return point(next, best);
   });
 
+  // What the control of the times says; the URL, which people may write, could have both.
+  const meant = (now) => now.rate ? "rate" : now.sample ? "sample" : "step";
+
   window.dash_clientside.runs = {
     query,
 
@@ -370,7 +374,7 @@ window.dash_clientside = window.dash_clientside || {};
       const fired = window.dash_clientside.callback_context.triggered.map((t) => t.prop_id);
       const read = !kept || fired.includes("url.search");
       const now = read ? parsed(window.location.search)
-        : { ...kept, total: memory === "total", sample: time === "sample", logx: logs.includes("logx"), logy: logs.includes("logy") };
+        : { ...kept, total: memory === "total", sample: time === "sample", rate: time === "rate", logx: logs.includes("logx"), logy: logs.includes("logy") };
       const drawn = {};
       FLAGS.forEach((flag) => { drawn[flag] = now[flag]; });
       const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
@@ -380,7 +384,7 @@ window.dash_clientside = window.dash_clientside || {};
         view === kept ? SAME() : now,
         same(drawn, axes) ? SAME() : drawn,
         read && memory !== (now.total ? "total" : "device") ? (now.total ? "total" : "device") : SAME(),
-        read && time !== (now.sample ? "sample" : "step") ? (now.sample ? "sample" : "step") : SAME(),
+        read && time !== meant(now) ? meant(now) : SAME(),
         read && !same(logs, wanted) ? wanted : SAME(),
       ];
     },

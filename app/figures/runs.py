@@ -30,6 +30,8 @@ def runs_figure(
     size = _memory_unit(curves, units, axes)
     slowest = max((float(d.y.max()) for d in curves if len(d.y)), default=0.0)
     second = time_unit(slowest) if axes.per_sample else units.time
+    if axes.per_second:
+        second = Unit("samples/s", 1.0)
     count = sum(len(d.x) for d in curves)
     # Not WebGL: without a graphics card it draws a hundred lines in 1.5 s, paths take a tenth of that.
     marks = 0 if count <= _MOST_MARKS else max(_LEAST_MARKS, _MOST_MARKS // len(runs))
@@ -47,12 +49,12 @@ def runs_figure(
                 marker={"size": size_px, "color": tint, "symbol": symbol, "maxdisplayed": marks},
             )
         )  # fmt: skip
-    per = "sample" if axes.per_sample else "step"
+    across_y = "throughput" if axes.per_second else f"time per {'sample' if axes.per_sample else 'step'}"
     of_what = "all devices (of the largest, times their number)" if axes.total else "per device"
     frame = layout(
         colours,
         xaxis=axis(colours, f"memory {of_what}, {size.name}", log=axes.log_x),
-        yaxis=axis(colours, f"time per {per}, {second.name}", log=axes.log_y),
+        yaxis=axis(colours, f"{across_y}, {second.name}", log=axes.log_y),
         hovermode="closest",
         clickmode="event",
         dragmode="zoom",

@@ -9,6 +9,7 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.question.constraints import constraints_of
+from tensoropt.question.question import read_batches
 from tensoropt.question.settings import Setting, Settings, settings_fields
 from tensoropt.units import read_counts, read_number, write_counts
 
@@ -58,9 +59,19 @@ def price_from(value: Any) -> float | None:
     return price
 
 
-def batch(value: Any) -> int | None:
-    """Return the batch; None for the model's own. Raises :class:`RequestError`."""
-    return None if number(value, "the batch") is None else count(value, "the batch", 10**6)
+def batches(value: Any) -> dict[str, Any]:
+    """Return the batch or the batches of a field, as fields of a question; nothing for the model's own.
+
+    Raises:
+        RequestError: it is neither a number, nor a list, nor ``auto``.
+    """
+    text = str(value or "").strip()
+    if text == "auto" or "," in text:
+        try:
+            return read_batches(text)
+        except TensorOptError as error:
+            raise RequestError(f"the batch: {error}") from error
+    return {} if number(value, "the batch") is None else {"batch": count(value, "the batch", 10**6)}
 
 
 def divides(counts: str | Sequence[int], batch: int) -> None:
@@ -147,7 +158,7 @@ _SETTINGS: dict[str, Callable[[Any], Any]] = {
 }
 """The parser of each setting's field, by the setting's key."""
 CHECKS: dict[str, Callable[[Any], Any]] = {
-    "batch": batch,
+    "batch": batches,
     "dims": dims,
     "per_node": lambda value: count(value, "devices per node", MOST_DEVICES),
     "nodes": lambda value: count(value, "nodes", MOST_DEVICES),

@@ -97,7 +97,7 @@ def refill(question: Question, uploads: Uploads) -> Refill:
         shown["memory"] = write_size(limits[0])
     fields = {
         "model": model,
-        "batch": _text(question.batch),
+        "batch": write_counts(question.batches) if question.batch is None else str(question.batch),
         "options": options,
         "dims": ", ".join(f"{name}={size}" for name, size in question.dims.items()),
         "outputs": ", ".join(question.outputs),

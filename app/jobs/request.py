@@ -169,7 +169,8 @@ class Request:
             parts.append(f"also on {', '.join(question.also_on)}")
         parts += [f"{name}={size}" for name, size in question.dims.items()]
         parts += [f"up to {tensor}" for tensor in question.outputs]
-        named = {"batch": question.batch, "loss": question.loss, "seed": question.seed}
+        batch = question.batch or write_counts(question.batches)
+        named = {"batch": batch, "loss": question.loss, "seed": question.seed}
         parts += [f"{name} {value}" for name, value in named.items() if value]
         for setting in settings_fields():
             value = getattr(question.settings, setting.name)
@@ -275,14 +276,20 @@ def request_from(
         except TensorOptError as error:
             raise RequestError(f"model options: {error}") from error
         source = f"zoo:{label}"
-        values["batch"] = fields.batch(form.get("batch"))
-        fields.divides(settings.micro_batches, values["batch"] or usual[name])
+        values |= fields.batches(form.get("batch"))
+        if "batches" not in values:  # of several those that are not divided are refused one by one
+            fields.divides(settings.micro_batches, values.get("batch") or usual[name])
     planners, devices = planners_from(form.get("planners")), fields.device_counts(form.get("devices"))
     if planners and devices:
         raise RequestError(
             "planners run beside one number of devices; leave either them or the numbers of devices empty"
         )
     also_on = _clusters_from(form.get("also_on"), but=str(form.get("cluster") or ""))
+    if values.get("batches") and (planners or devices or also_on):
+        raise RequestError(
+            "several batches are explored on one cluster with all its devices and without planners; leave "
+            "these empty, or give one batch"
+        )
     if also_on and (planners or devices):
         raise RequestError(
             "several clusters are compared without planners and with all their devices; leave the further "

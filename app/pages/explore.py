@@ -57,13 +57,20 @@ def _model(jobs: JobManager) -> Any:
         ),
         parts.spoken("upload-said"),
         html.Div(
-            parts.row(
-                parts.number_field("batch", "Batch", placeholder="the model's own", w=180),
-                dmc.TextInput(
-                    id="model-options", label="Model options", placeholder="layers=4&dropout=0.1", w=330
+            [
+                parts.row(
+                    parts.number_field("batch", "Batch", placeholder="a number; 8,16; auto", w=180),
+                    dmc.TextInput(
+                        id="model-options", label="Model options", placeholder="sequence=2048&dropout=0.1",
+                        w=330,
+                    ),
+                    names="fields",
                 ),
-                names="fields",
-            ),
+                parts.hint(
+                    "Empty is the model's own batch. Several are explored one after the other; auto tries "
+                    "larger and larger ones, up to the largest that fits."
+                ),
+            ],
             id="zoo-fields",
             className="fields",
         ),

@@ -62,7 +62,10 @@ def _plot() -> Any:
     return parts.panel(
         parts.row(
             _segments("runs-memory", "Memory", ("device", "memory per device"), ("total", "of all devices")),
-            _segments("runs-time", "Time", ("step", "time per step"), ("sample", "per sample")),
+            _segments(
+                "runs-time", "Time", ("step", "time per step"), ("sample", "per sample"),
+                ("rate", "samples per second"),
+            ),
             dmc.ChipGroup(parts.row(*chips, names="tight"), id="runs-logs", multiple=True, value=[]),
             names="above",
         ),

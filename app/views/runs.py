@@ -63,18 +63,25 @@ class Run:
 
 @dataclass(frozen=True)
 class AxisOptions:
-    """The meaning of the plot's axes: memory of one device or of all, time of a step or of a sample."""
+    """The meaning of the plot's axes: memory of one device or of all, time of a step or of a sample, or
+    samples in a second."""
 
     total: bool = False
     per_sample: bool = False
     log_x: bool = False
     log_y: bool = False
+    per_second: bool = False
+
+    @property
+    def of_samples(self) -> bool:
+        """Whether they need the batch."""
+        return self.per_sample or self.per_second
 
     @classmethod
     def from_data(cls, data: Any) -> AxisOptions:
         """Return the axes in a page's store, which may hold anything."""
         known = data if isinstance(data, Mapping) else {}
-        return cls(*(known.get(name) is True for name in ("total", "sample", "logx", "logy")))
+        return cls(*(known.get(name) is True for name in ("total", "sample", "logx", "logy", "rate")))
 
 
 def title_of(library: Library, entry: Entry) -> str:
@@ -252,18 +259,21 @@ def drawn(run: Run, axes: AxisOptions, most: int = _MOST_POINTS) -> _Drawn:
     """Return the points of a run that the plot draws.
 
     It leaves out points that another point beats on these axes (only if points are on different numbers of
-    devices), all of them if a time per sample is requested and the batch is not known, and as many others as
-    needed for at most ``most`` to be left, with both ends among those that stay.
+    devices), all of them if figures of samples are requested and the batch is not known, and as many others
+    as needed for at most ``most`` to be left, with both ends among those that stay.
     """
     nothing = np.array([])
-    if run.curve is None or not run.points or (axes.per_sample and not (run.head.batch or 0) > 0):
+    batch = run.head.batch or 0
+    if run.curve is None or not run.points or (axes.of_samples and not batch > 0):
         return _Drawn(nothing, nothing, nothing.astype(int))
     x = run.curve.memory * (run.curve.devices if axes.total else 1)
-    y = run.curve.time / (run.head.batch if axes.per_sample and run.head.batch else 1)
+    y = run.curve.time / (batch if axes.of_samples else 1)
     order = np.lexsort((y, x))
     # Ascending in memory, each faster than all leaner ones.
     best = np.minimum.accumulate(y[order])
     kept = order[np.concatenate([[True], y[order][1:] < best[:-1]])]
+    if axes.per_second:
+        y = 1.0 / y
     if len(kept) > most:
         kept = kept[_spread(x[kept], y[kept], most)]
     return _Drawn(x[kept], y[kept], kept + 1)

@@ -127,7 +127,8 @@ class Verb:
 
 
 MODEL_HELP = (
-    "zoo:NAME or 'zoo:NAME?OPTION=VALUE&...', FILE.onnx, package.module:function or path/file.py:function"
+    "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function; options behind a name: "
+    "'zoo:NAME?OPTION=VALUE&...'"
 )
 CLUSTER_HELP = (
     "local, local:N (N of its GPUs, else CPU ranks), cpu:N, a preset (see: tensoropt list clusters) or a "
@@ -290,7 +291,16 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
     verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
     verb.add_argument(
-        "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
+        "--batch",
+        metavar="N|auto|8,16",
+        help="global batch; default: the model's. explore takes several, a folder in DIR for each; auto: "
+        "larger and larger ones, up to the largest that fits",
+    )
+    verb.add_argument(
+        "--sequence",
+        type=int,
+        metavar="N",
+        help="tokens of a sequence, for language models; default: the model's",
     )
     verb.add_argument(
         "--seed", type=int, default=0, help="for weights and random walks; default: %(default)s"
@@ -339,7 +349,8 @@ def _settings_option(options: argparse.Namespace) -> Any:
 
 def question_option(options: argparse.Namespace) -> Any:
     """Return the command line as a :class:`~tensoropt.question.question.Question`."""
-    from tensoropt.question.question import Question
+    from tensoropt.question.model_source import with_sequence
+    from tensoropt.question.question import Question, read_batches
     from tensoropt.units import parse_bytes, read_counts
 
     comparing = options.verb == "compare"
@@ -351,10 +362,19 @@ def question_option(options: argparse.Namespace) -> Any:
         devices = read_counts(devices) if devices else ""
     except TensorOptError as error:
         raise TensorOptError(f"--devices {error}") from None
+    try:
+        batches = {} if options.batch is None else read_batches(options.batch)
+    except TensorOptError as error:
+        raise TensorOptError(f"--batch {error}") from None
+    if comparing and "batches" in batches:
+        raise TensorOptError(
+            f"--batch {options.batch}: planners are compared at one batch; give one, as in --batch 8"
+        )
+    length = options.sequence
     return Question(
-        model=options.model,
+        model=options.model if length is None else with_sequence(options.model, length),
         cluster=options.cluster,
-        batch=options.batch,
+        **batches,
         batch_per_device=getattr(options, "batch_per_device", None),
         seed=options.seed,
         dims=dims_option(options),

@@ -31,6 +31,11 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         metavar="auto|N",
         help="in a folder made with explore --devices: plans for N devices, or for the fewest that will do",
     )
+    verb.add_argument(
+        "--batch",
+        metavar="auto|N",
+        help="in a folder made with explore --batch: plans at batch N, or at the one with most samples/s",
+    )
     add_headroom(verb)
     which = verb.add_mutually_exclusive_group(required=True)
     which.add_argument(
@@ -58,12 +63,16 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.saved import chosen_point, opened
 
     if options.point is not None:
-        if options.devices is not None:
-            raise TensorOptError("--point is of one exploration; name its folder instead of giving --devices")
+        for flag, given in (("--devices", options.devices), ("--batch", options.batch)):
+            if given is not None:
+                raise TensorOptError(
+                    f"--point is of one exploration; name its folder instead of giving {flag}"
+                )
         exploration = opened(options.dir)
         index = point_index(options.point, exploration)
     else:
-        exploration, index = chosen_point(options.dir, devices=options.devices, **wanted)
+        sweep = {"devices": options.devices, "batch": options.batch}
+        exploration, index = chosen_point(options.dir, **sweep, **wanted)
     plan = exploration.plan(index)
     lines, rates = rated_point(options, exploration, index)
     if options.out:

@@ -18,6 +18,7 @@ from tensoropt.cli.arguments import (
 from tensoropt.cli.shop import offers_answer
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
+from tensoropt.units import write_counts
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--batch-per-device",
         type=int,
         metavar="N",
-        help="weak scaling: the global batch of a zoo model is N for each device, instead of --batch",
+        help="weak scaling: the global batch is N for each device, instead of --batch",
     )
     verb.add_argument(
         "--also-on",
@@ -56,6 +57,8 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
             "--devices is for parts of one cluster, --also-on for several clusters; name parts of these as "
             "in --also-on 'dgx-h100[4],dgx-a100[4]'"
         )
+    if question.batches:
+        return _over_batches(question, progress, out)
     if question.also_on or question.devices:
         return _over_clusters(question, progress, out)
     exploration, folder = explored(question, progress, out), Path(out)
@@ -109,6 +112,49 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
     refused = [f"{name}: {reason}" for name, reason in explorations.refused.items()]
     saved = f"saved: {folder}, one exploration for each; `tensoropt shop {folder} --time ...` compares them"
     return Answer({"out": str(folder), "refused": refused, **answer.data}, f"{answer.text}\n{saved}")
+
+
+def _over_batches(question: Any, progress: ProgressDisplay, out: str) -> Answer:
+    """Return the answer at several batches, each of which is captured on its own: operators have the batch in
+    their shapes."""
+    from tensoropt.cluster import load_cluster
+    from tensoropt.question.model_source import default_batch
+    from tensoropt.shopping import over_batches as explore_each
+
+    others = {
+        "--devices": question.devices,
+        "--also-on": question.also_on,
+        "--batch-per-device": question.batch_per_device,
+    }
+    for flag, given in others.items():
+        if given:
+            raise TensorOptError(
+                f"--batch {write_counts(question.batches)} explores several batches on one cluster, and "
+                f"{flag} is given as well; give one of the two, or one batch"
+            )
+    # A model that brings its own inputs is refused before anything is made.
+    default_batch(question.model)
+    memory = question.settings_on(load_cluster(question.cluster)).memory_bytes
+    with writable_folder(out) as folder:
+
+        def at(batch: int) -> Any:
+            return explored(question.at(batch), progress, None)
+
+        sweep = explore_each(
+            question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress
+        )
+    answer = offers_answer(sweep, {"memory_bytes": memory})
+    from tensoropt.exploration.batch_sweep import throughput_frontier
+
+    points = len(throughput_frontier(sweep.explorations))
+    refused = [f"{name}: {reason}" for name, reason in sweep.refused.items()]
+    lines = [
+        answer.text,
+        f"{points} points that none at any batch beats in memory and time per sample: {folder}/frontier.csv",
+        f"saved: {folder}, one exploration for each batch; `tensoropt choose {folder} --batch auto "
+        "--memory ...` picks a plan",
+    ]
+    return Answer({"out": str(folder), "refused": refused, **answer.data}, "\n".join(lines))
 
 
 def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:

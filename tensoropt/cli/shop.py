@@ -1,11 +1,12 @@
-"""``shop``: offers of several clusters, or device counts, for one model, and which one to take.
+"""``shop``: offers of several clusters, device counts or batches for one model, and which one to take.
 
-``explore --devices``, ``explore --also-on`` and ``choose --profile`` end with the same answer.
+``explore --devices``, ``--also-on`` and ``--batch``, and ``choose --profile`` end with the same answer.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +19,9 @@ from tensoropt.units import format_bytes, format_number, format_seconds, parse_b
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument(
-        "dir", metavar="DIR", help="the folder given to explore --out with --also-on or --devices"
+        "dir",
+        metavar="DIR",
+        help="the folder given to explore --out with --also-on, --devices or several --batch",
     )
     verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
     verb.add_argument("--cost", metavar="5", help="the fastest within this cost of the training below")
@@ -45,7 +48,7 @@ def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) ->
     explorations = OnClusters.of(saved)
     offers, profile = shop(explorations, **limits), explorations.profile
     per_device = explorations.batch_per_device
-    lines = [_profile_table(profile, per_device), "", _table(offers), "", *offers.sentences()]
+    lines = [_profile_table(profile, explorations.explorations), "", _table(offers), "", *offers.sentences()]
     if csv:
         write_offers_csv(offers, csv)
         lines.append(f"{len(offers.rows)} clusters written to {csv}")
@@ -65,15 +68,27 @@ def offers_answer(saved: Any, limits: dict[str, Any], csv: str | None = None) ->
     return Answer(data, "\n".join(lines))
 
 
-def _profile_table(profile: Any, batch_per_device: int | None) -> str:
-    weak = batch_per_device is not None
+def _profile_table(profile: Any, explorations: Sequence[Any]) -> str:
+    """Return devices × memory → time; at several batches on the same devices, batch × memory → tokens or
+    samples per second, as steps differ in their work."""
+    from tensoropt.exploration.rates import StepWork
+
     budgets = [f"<= {format_bytes(budget)}" for budget in profile.budgets_bytes]
-    rows = [["devices", "kind", *(["batch"] if weak else []), *budgets]]
+    work = StepWork.of(explorations[0])
+    per_sample = (work.tokens or 0) / (work.samples or 1) or 1.0
+
+    def words(cell: Any, batch: int | None) -> str:
+        if cell is None:
+            return "-"
+        of_batch = profile.of_batches and batch is not None
+        return format_number(per_sample * batch / cell.time_s) if of_batch else format_seconds(cell.time_s)
+
+    rows = [["devices", "kind", *(["batch"] if profile.weak else []), *budgets]]
     for row in profile.rows:
-        cells = ("-" if cell is None else format_seconds(cell.time_s) for cell in row.cells)
-        batch = [str(batch_per_device * row.devices)] if batch_per_device is not None else []
-        rows.append([str(row.devices), row.kind, *batch, *cells])
-    return columns(rows, left=(1,))
+        batch = [str(row.batch)] if profile.weak else []
+        rows.append([str(row.devices), row.kind, *batch, *(words(cell, row.batch) for cell in row.cells)])
+    unit = f"{'tokens' if work.tokens else 'samples'}/s\n" if profile.of_batches else ""
+    return unit + columns(rows, left=(1,))
 
 
 def _limits(options: argparse.Namespace) -> dict[str, Any]:
@@ -112,14 +127,30 @@ def _share(text: str) -> float:
 
 def _table(offers: Any) -> str:
     currency = offers.question.tariff.currency or "money"
-    head = ["cluster", "devices", "time/step", "memory", f"{currency}/h", "hours", currency, "plan", ""]
+    tokens = any(row.rates is not None and row.rates.tokens_per_s is not None for row in offers.rows)
+    weak = ["batch", "tokens/s" if tokens else "samples/s"] if offers.weak else []
+    head = [
+        "cluster",
+        "devices",
+        *weak,
+        "time/step",
+        "memory",
+        f"{currency}/h",
+        "hours",
+        currency,
+        "plan",
+        "",
+    ]
     rows = [head]
     for row in offers.rows:
         rates = row.rates
+        speed = None if rates is None else rates.tokens_per_s if tokens else rates.samples_per_s
+        told = ["-" if row.batch is None else str(row.batch), "-" if speed is None else format_number(speed)]
         rows.append(
             [
                 row.cluster,
                 row.devices,
+                *(told if offers.weak else []),
                 "-" if rates is None else format_seconds(rates.step_s),
                 "-" if row.memory_bytes is None else format_bytes(row.memory_bytes),
                 "-" if rates is None or rates.per_hour is None else format_number(rates.per_hour),
@@ -130,7 +161,7 @@ def _table(offers: Any) -> str:
             ]
         )
     caption = f"hours and {currency} are of {offers.question.amount.words}"
-    return "\n".join([columns(rows, left=(0, 1, 7, 8)), caption])
+    return "\n".join([columns(rows, left=(0, 1, len(head) - 2, len(head) - 1)), caption])
 
 
 def _remark(offers: Any, row: Any) -> str:
@@ -144,7 +175,7 @@ def _remark(offers: Any, row: Any) -> str:
 
 VERB = Verb(
     "shop",
-    "say which cluster, or how many devices, to take for a model explored on several",
+    "say which cluster, how many devices or which batch to take for a model explored on several",
     add_arguments,
     answer,
 )

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.exploration_files import DESCRIBED
+from tensoropt.exploration.exploration_files import DESCRIBED, LISTED
 
 REFUSED = "refused.json"
-"""The file, in a folder of explorations on several clusters, with the clusters that failed and the
-reasons."""
+"""The file, in a folder of explorations on several clusters or at several batches, with those that failed and
+the reasons."""
 _DEEPEST = 3
 """How many folders deep explorations are looked for: more are hardly a batch, and links may go in circles."""
 
@@ -79,6 +79,8 @@ def _inside(folder: Path, deepest: int) -> Iterator[tuple[Path, str]]:
             yield child, ""
         elif child.name == REFUSED:
             yield from ((folder / name, reason) for name, reason in refused_in(folder).items())
+        elif child.name == LISTED:
+            continue  # the frontier of a sweep over batches, whose explorations have all of its points
         elif not child.is_dir():
             yield child, "a file, not the folder of an exploration"
         elif deepest == 1:

@@ -1,12 +1,12 @@
-"""One model's step on several clusters, and on several numbers of devices.
+"""One model's step on several clusters, on several numbers of devices, and at several global batches.
 
 On each cluster the fastest plan that fits is also the cheapest, since money is time times a price, so every
 cluster is one row. The cheapest within a time and the fastest within a price are chosen among these rows.
 
 A device sweep (the paper's profiling mode, and mini-parallelism) is a folder of explorations, one per number
 of devices, as ``tensoropt explore --devices`` leaves it: of one step (strong scaling) or, with
-``--batch-per-device``, of steps whose batch grows with the devices (weak scaling). Those are compared by
-sample.
+``--batch-per-device``, of steps whose batch grows with the devices (weak scaling). A sweep over batches, as
+``--batch auto`` or a list leaves it, is on one cluster. Steps of different batches are compared by sample.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.exploration.batch_sweep import batch_in
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
 from tensoropt.exploration.export import write_rows
@@ -84,7 +85,7 @@ class ClusterQuestion:
 
 @dataclass(frozen=True)
 class Offers:
-    """The answer: one row per cluster, in the order given; clusters that were not explored come last."""
+    """The answer: one row per cluster or batch, in the order given; those not explored come last."""
 
     question: ClusterQuestion
     rows: tuple[ClusterOffer, ...]
@@ -96,8 +97,13 @@ class Offers:
 
     @property
     def weak(self) -> bool:
-        """Whether steps differ in their samples, as in weak scaling."""
+        """Whether steps differ in their samples, as in weak scaling and a sweep over batches."""
         return len({row.batch for row in self.rows if row.batch is not None}) > 1
+
+    @property
+    def of_batches(self) -> bool:
+        """Whether the rows are one cluster at several batches."""
+        return self.weak and len({(row.cluster, row.devices) for row in self.rows if row.devices}) == 1
 
     @property
     def cheapest(self) -> ClusterOffer | None:
@@ -122,18 +128,22 @@ class Offers:
         """Yield the answer in words."""
         question = self.question
         limits = [
+            *([f"within {format_bytes(question.memory_bytes)} a device"] if question.memory_bytes else []),
             *([f"within {format_seconds(question.time_s)} a step"] if question.time_s is not None else []),
             *([f"at most {question.tariff.words(question.cost)}"] if question.cost is not None else []),
         ]
         said = " and ".join(limits) or "without limits"
         fastest, cheapest = self.fastest, self.cheapest
+        if self.of_batches:
+            yield from self._largest()
         if fastest is None:
-            yield f"No cluster is {said}." if limits else "No cluster has a plan that fits."
+            one = "batch" if self.of_batches else "cluster"
+            yield f"No {one} is {said}." if limits else f"No {one} has a plan that fits."
             return
         if cheapest is not None:
             assert cheapest.cost is not None
             yield (
-                f"Cheapest {said}: {cheapest.cluster}, {question.tariff.words(cheapest.cost)} for "
+                f"Cheapest {said}: {self._label(cheapest)}, {question.tariff.words(cheapest.cost)} for "
                 f"{question.amount.words} at {format_seconds(_seconds(cheapest))} a step."
             )
         else:
@@ -141,13 +151,31 @@ class Offers:
             yield f"Which is cheapest is unknown: no price{among} is known."
         cost = "of unknown price" if fastest.cost is None else question.tariff.words(fastest.cost)
         assert fastest.rates is not None
-        rate = fastest.rates.samples_per_s
-        by_sample = f" ({format_number(rate)} samples/s)" if self.weak and rate is not None else ""
+        named = ((fastest.rates.samples_per_s, "samples/s"), (fastest.rates.tokens_per_s, "tokens/s"))
+        speeds = [f"{format_number(rate)} {name}" for rate, name in named if rate is not None]
+        by_sample = f" ({', '.join(speeds)})" if self.weak and speeds else ""
         step = f"{format_seconds(_seconds(fastest))} a step{by_sample}"
-        yield f"Fastest {said}: {fastest.cluster}, {step}, {cost}."
+        yield f"Fastest {said}: {self._label(fastest)}, {step}, {cost}."
         unknown = [row.cluster for row in self.within if row.cost is None]
         if unknown and cheapest is not None:
             yield f"Without a price, and so left out of what is cheapest: {', '.join(unknown)}."
+
+    def _label(self, row: ClusterOffer) -> str:
+        """Return what tells a row from the others."""
+        return f"{row.cluster} at batch {row.batch}" if self.weak else row.cluster
+
+    def _largest(self) -> Iterator[str]:
+        """Say which is the largest batch that fits, and the least that does not and is larger."""
+        fitting = [row.batch for row in self.rows if row.point is not None and row.batch is not None]
+        if not fitting:
+            return
+        largest = max(fitting)
+        above = [row for row in self.rows if row.point is None and (row.batch or 0) > largest]
+        if not above:
+            yield f"Largest batch that was explored: {largest}, and it fits; larger ones may, too."
+            return
+        least = min(above, key=lambda row: row.batch or 0)
+        yield f"Largest batch that fits: {largest}; {least.batch} does not ({least.reason})."
 
 
 def _seconds(row: ClusterOffer) -> float:
@@ -176,7 +204,7 @@ def offers(
         samples = Amount(question.amount.count * max(batches), "samples")
         question = replace(question, amount=samples)
     rows = [_offer(found, question) for found in explorations]
-    rows += [ClusterOffer(cluster, reason=why) for cluster, why in (refused or {}).items()]
+    rows += [ClusterOffer(name, batch=batch_in(name), reason=why) for name, why in (refused or {}).items()]
     return Offers(question, tuple(rows))
 
 
@@ -221,6 +249,7 @@ class ClusterCurve:
         devices: those of the cluster, by kind.
         count: the number of devices that plans are on.
         memory, time: bytes ascending, seconds descending.
+        batch: the samples of a step; None if unknown.
     """
 
     cluster: str
@@ -228,13 +257,15 @@ class ClusterCurve:
     count: int
     memory: np.ndarray
     time: np.ndarray
+    batch: int | None = None
 
     @classmethod
     def of(cls, found: Exploration) -> ClusterCurve:
         """Return the frontier of an exploration."""
         points = PointTable.of(found.points)
         name, devices = str(found.cluster["name"]), some_devices(found.cluster)
-        return cls(name, devices, found.devices, points.memory, points.time)
+        batch = StepWork.of(found).samples
+        return cls(name, devices, found.devices, points.memory, points.time, batch)
 
     @property
     def smallest(self) -> SomeDevices:
@@ -362,25 +393,36 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """One kind and number of devices; None where no plan fits."""
+class ProfileRow:
+    """One kind and number of devices, and one batch; None where no plan fits."""
 
     devices: int
     kind: str
     cells: tuple[Cell | None, ...]
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A table of devices × memory → time.
+    """A table of devices × memory → time, or of batches × memory → time.
 
     Attributes:
         budgets_bytes: of the columns, per device.
-        rows: ascending in devices.
+        rows: ascending in devices, then in the batch.
     """
 
     budgets_bytes: tuple[float, ...]
-    rows: tuple[_Row, ...]
+    rows: tuple[ProfileRow, ...]
+
+    @property
+    def weak(self) -> bool:
+        """Whether steps differ in their samples."""
+        return len({row.batch for row in self.rows}) > 1
+
+    @property
+    def of_batches(self) -> bool:
+        """Whether the rows are the same devices at several batches."""
+        return self.weak and len({(row.devices, row.kind) for row in self.rows}) == 1
 
 
 def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
@@ -398,8 +440,8 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
 def load_sweep(
     folder: str | os.PathLike[str], damaged: dict[str, str] | None = None
 ) -> tuple[Exploration, ...]:
-    """Return the explorations of a folder, ascending in devices; just one if the folder is an exploration
-    itself.
+    """Return the explorations of a folder, ascending in devices, then in the batch; just one if the folder is
+    an exploration itself.
 
     Args:
         damaged: gets the reason for each that cannot be read, by name; without it, that is an error.
@@ -422,12 +464,12 @@ def load_sweep(
             f"{folder} holds no exploration that can be read ({reason}); run `tensoropt explore` with --out"
         )
     steps = {same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}
-    if len(steps) > 1 and batch_per_device(sweep) is None:
+    if len(steps) > 1 and batch_per_device(sweep) is None and not of_batches(sweep):
         raise TensorOptError(
             f"{folder} holds explorations of different models or settings, which cannot be compared; name "
             "one of them, or keep those of one in a folder of their own"
         )
-    return tuple(sorted(sweep, key=lambda exploration: exploration.devices))
+    return tuple(sorted(sweep, key=lambda found: (found.devices, found.model.batch or 0)))
 
 
 def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -442,23 +484,30 @@ def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
 
 
+def _differ_in_batch(sweep: Sequence[Exploration]) -> bool:
+    """Return whether explorations are of one model and the same settings at several batches."""
+    batches = {found.model.batch for found in sweep}
+    alike = {(found.model.source, found.model.seed, *same_step("", found.settings)) for found in sweep}
+    return len(batches) > 1 and None not in batches and len(alike) == 1
+
+
+def of_batches(sweep: Sequence[Exploration]) -> bool:
+    """Return whether explorations are of one model on one cluster at several batches."""
+    clusters = {(str(found.cluster["name"]), found.devices) for found in sweep}
+    return len(clusters) == 1 and _differ_in_batch(sweep)
+
+
 def batch_per_device(sweep: Sequence[Exploration]) -> int | None:
-    """Return the batch of each device in explorations of one zoo model whose batch grows with the devices
-    (weak scaling); None if they are others.
+    """Return the batch of each device in explorations of one model whose batch grows with the devices (weak
+    scaling); None if they are others.
     """
     shares = {(found.model.batch or 0) / found.devices for found in sweep}
-    alike = {
-        (found.model.source, found.model.seed, *same_step("", found.settings))
-        for found in sweep
-        if found.model.source.startswith("zoo:")
-    }
-    share = shares.pop() if len(shares) == len(alike) == 1 else 0.0
-    several = len({found.model.batch for found in sweep}) > 1
-    return int(share) if several and share and share.is_integer() else None
+    share = shares.pop() if len(shares) == 1 and _differ_in_batch(sweep) else 0.0
+    return int(share) if share and share.is_integer() else None
 
 
 def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
-    """Return the fastest step per number of devices and memory budget.
+    """Return the fastest step per number of devices, batch and memory budget.
 
     A cell's ``exploration`` is its place in ``curves``.
     Budgets are spread evenly over the logarithm of memory, from what the leanest plan of all needs to what
@@ -467,14 +516,16 @@ def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
     known = [(number, curve) for number, curve in enumerate(curves) if len(curve.memory)]
     sizes = np.concatenate([curve.memory for _, curve in known]) if known else np.array([])
     budgets = np.geomspace(sizes.min(), sizes.max(), columns) if len(sizes) else np.array([])
-    alike: dict[tuple[int, str], list[tuple[int, ClusterCurve]]] = {}
+    alike: dict[tuple[int, str, int], list[tuple[int, ClusterCurve]]] = {}
     for number, curve in enumerate(curves):
-        alike.setdefault((curve.count, curve.smallest.kind), []).append((number, curve))
+        alike.setdefault((curve.count, curve.smallest.kind, curve.batch or 0), []).append((number, curve))
     return Profile(
         tuple(map(float, budgets)),
         tuple(
-            _Row(devices, kind, tuple(_fastest(some, float(budget)) for budget in budgets))
-            for (devices, kind), some in sorted(alike.items(), key=lambda item: item[0])
+            ProfileRow(
+                devices, kind, tuple(_fastest(some, float(budget)) for budget in budgets), batch or None
+            )
+            for (devices, kind, batch), some in sorted(alike.items(), key=lambda item: item[0])
         ),
     )
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tensoropt.exploration.figure_rows import figure_rows
+from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.rates import RatesOf
 from tensoropt.files import written_whole
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.findings import Findings
@@ -159,21 +160,44 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
 
 def write_frontiers_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
     """Write the rows of several frontiers, with the columns that any of them has; behind these, which
-    exploration a row is from, and the name of its cluster. ``devices`` is among the fixed columns."""
+    exploration a row is from, the name of its cluster, and the samples of its step. ``devices`` is among the
+    fixed columns."""
     _write_points(path, explorations, of_several=True)
 
 
-def _write_points(
-    path: str | os.PathLike[str], explorations: Mapping[str, Findings], *, of_several: bool
+def write_points_csv(
+    explorations: Mapping[str, Findings],
+    points: Sequence[tuple[str, int]],
+    path: str | os.PathLike[str],
 ) -> None:
-    every = {name: list(figure_rows(found, range(len(found.points)))) for name, found in explorations.items()}
-    used = {name for rows in every.values() for row in rows for name in row.point.figures}
+    """Write some points of several explorations, in the order given, with the columns of
+    :func:`write_frontiers_csv`.
+
+    Args:
+        points: each with the name of its exploration.
+    """
+    _write_points(path, explorations, of_several=True, points=points)
+
+
+def _write_points(
+    path: str | os.PathLike[str],
+    explorations: Mapping[str, Findings],
+    *,
+    of_several: bool,
+    points: Sequence[tuple[str, int]] | None = None,
+) -> None:
+    if points is None:
+        points = [(name, index) for name, found in explorations.items() for index in range(len(found.points))]
+    rated = {name: RatesOf(found) for name, found in explorations.items()}
+    rows = [(name, FigureRow(explorations[name], index, rated[name])) for name, index in points]
+    used = {figure for _, row in rows for figure in row.point.figures}
     columns = [f for f in FIGURES if not f.sparse or f.name in used]
-    header = [f.name for f in columns] + (["exploration", "cluster"] if of_several else [])
+    header = [f.name for f in columns] + (["exploration", "cluster", "batch"] if of_several else [])
     cells = []
-    for name, rows in every.items():
-        about = [name, explorations[name].cluster.get("name", "")] if of_several else []
-        cells += [[*(f.cell(row) for f in columns), *about] for row in rows]
+    for name, row in rows:
+        samples = "" if row.rated.work.samples is None else row.rated.work.samples
+        about = [name, explorations[name].cluster.get("name", ""), samples] if of_several else []
+        cells.append([*(f.cell(row) for f in columns), *about])
     write_rows(path, header, cells)
 
 

@@ -1,9 +1,11 @@
-"""The sources of models: ``zoo:NAME?OPTION=VALUE``, ``package.module:function``, ``file.py:function``."""
+"""The sources of models: ``zoo:NAME?OPTION=VALUE``, ``package.module:function?OPTION=VALUE``,
+``file.py:function?OPTION=VALUE``, ``FILE.onnx``."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,9 +63,16 @@ class LoadedModel:
         """Return the model with inputs for some devices, ``batch_per_device`` samples for each.
 
         Raises:
-            TensorOptError: it has a batch, or is not of the zoo.
+            TensorOptError: it has a batch, or its source takes none.
         """
-        batch = batch_on(self.source, self.batch, batch_per_device, devices)
+        return self.with_batch(batch_on(self.source, self.batch, batch_per_device, devices))
+
+    def with_batch(self, batch: int) -> LoadedModel:
+        """Return the model with inputs of another batch.
+
+        Raises:
+            TensorOptError: its source takes no batch.
+        """
         device = next(self.model.parameters()).device.type
         return load_model(self.source, device=device, seed=self.seed, batch=batch)
 
@@ -88,10 +97,11 @@ def load_model(
         source: ``zoo:NAME`` or ``zoo:NAME?OPTION=VALUE&...`` (:func:`tensoropt.zoo.build`), ``FILE.onnx``,
             ``package.module:function`` or ``path/file.py:function``; the function returns ``(model, args)``,
             ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``, the loss a function of what the
-            model returns.
+            model returns. A function's parameters with a number or a switch as default are its options.
         device: ``cpu`` or ``meta`` (zoo models, and functions that build under ``torch.device``).
         seed: the seed of the weights.
-        batch: the batch size of a zoo model; None for its default.
+        batch: the batch size of a zoo model, or of a function with a parameter ``batch``; None for its
+            default.
         onnx: the choices that an ONNX file leaves open.
 
     Raises:
@@ -111,14 +121,120 @@ def _loaded(source: str, device: str, seed: int, batch: int | None, onnx: OnnxOp
         built = zoo.build(source.removeprefix("zoo:"), batch=batch, device=device, seed=seed)
         return LoadedModel(built.model, built.args, built.kwargs)
     if is_onnx(source):
+        if batch is not None:
+            raise ModelSourceError(
+                f"{source} is opened with sizes of its inputs, not a batch; {_DIM_INSTEAD}"
+            )
         return _load_onnx(source, device, seed, onnx or OnnxOptions())
-    if not all(source.rpartition(":")):
+    function = _building_function(source)
+    return _call(function, source, device, seed, _arguments(function, source, batch))
+
+
+_DIM_INSTEAD = "give them by --dim, as in --dim batch=8"
+
+
+def _building_function(source: str) -> Callable[..., Any]:
+    """Return the function that a source names, without its options."""
+    named = source.partition("?")[0]
+    if not all(named.rpartition(":")):
         raise ModelSourceError(
             f"'{source}' names no model; write zoo:NAME, package.module:function or path/file.py:function "
             "(`tensoropt list models` shows the zoo)"
         )
-    function = named_function(source, "() returning (model, args)")
-    return _call(function, source, device, seed)
+    return named_function(named, "() returning (model, args)")
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters of a function whose defaults are numbers or switches, with these."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some that are written in C have none
+        return {}
+    return {n: p.default for n, p in parameters.items() if type(p.default) in (int, float, bool)}
+
+
+def _arguments(function: Callable[..., Any], source: str, batch: int | None) -> dict[str, Any]:
+    """Return the arguments of a function that builds a model: the options behind its name, and the batch."""
+    from tensoropt.zoo import ZooError, read_options
+
+    name, mark, written = source.partition("?")
+    known = _parameters(function)
+    own = known.pop("batch", None)
+    try:
+        arguments = read_options(name, written, known) if mark else {}
+    except ZooError as error:
+        raise ModelSourceError(str(error)) from None
+    if batch is None:
+        return arguments
+    if own is None:
+        raise ModelSourceError(
+            f"--batch {batch} is for models of the zoo and functions with a parameter 'batch'; {name} "
+            "brings its own example inputs: give it that parameter, with a number as default"
+        )
+    if batch < 1:
+        raise ModelSourceError(f"batch {batch} for '{name}' is below 1; leave it out for the default {own}")
+    return {**arguments, "batch": batch}
+
+
+def with_sequence(source: str, length: int) -> str:
+    """Return the source of a language model that reads sequences of another length.
+
+    Args:
+        length: in tokens.
+
+    Raises:
+        TensorOptError: the model reads no sequence, or the source says how long it is.
+    """
+    if length < 1:
+        raise TensorOptError(f"a sequence of {length} is none; give at least 1")
+    if is_onnx(source):
+        raise TensorOptError(f"the sizes of inputs of {source} are those of the file; {_DIM_INSTEAD}")
+    if source.startswith("zoo:"):
+        from tensoropt.zoo import entry
+
+        option = entry(source.removeprefix("zoo:").partition("?")[0]).with_sequence(length)
+    else:
+        option = f"sequence={length}"
+        name = source.partition("?")[0]
+        if "sequence" not in (known := _parameters(_building_function(source))):
+            raise TensorOptError(
+                f"a sequence of {length} is for language models of the zoo and functions with a parameter "
+                f"'sequence'; {name} has {', '.join(known) or 'no options'}: give it that parameter, with a "
+                "number as default"
+            )
+    if f"{option.partition('=')[0]}=" in source.partition("?")[2]:
+        raise TensorOptError(f"'{source}' has a sequence, and --sequence {length} is another; give one")
+    return f"{source}{'&' if '?' in source else '?'}{option}"
+
+
+def default_batch(source: str) -> int:
+    """Return the batch of a model whose batch is a choice, unless another is given.
+
+    Raises:
+        TensorOptError: its batch is no choice: it brings its own example inputs.
+    """
+    check_batch_is_choice(source)
+    if source.startswith("zoo:"):
+        from tensoropt.zoo import entry
+
+        return entry(source.removeprefix("zoo:").partition("?")[0]).batch
+    own = _parameters(_building_function(source)).get("batch")
+    if type(own) is not int or own < 1:
+        raise ModelSourceError(
+            f"a batch is chosen for models of the zoo and functions with a parameter 'batch'; {source} has "
+            "no such parameter with a whole number of at least 1 as default: give it one"
+        )
+    return own
+
+
+def check_batch_is_choice(source: str) -> None:
+    """Raise :class:`TensorOptError` for a model whose batch is never a choice; a function may still have no
+    parameter for it."""
+    if not source or is_onnx(source):
+        raise TensorOptError(
+            "a batch is chosen for models of the zoo and functions with a parameter 'batch'; "
+            f"{source or 'a module'} brings its own example inputs: explore it with inputs of each batch"
+        )
 
 
 def batch_on(source: str, batch: int | None, per_device: int, devices: int) -> int:
@@ -129,13 +245,9 @@ def batch_on(source: str, batch: int | None, per_device: int, devices: int) -> i
         batch: the batch that was asked for otherwise; None for none.
 
     Raises:
-        TensorOptError: there is such a batch, or the model is not of the zoo.
+        TensorOptError: there is such a batch, or the model brings its own example inputs.
     """
-    if not source.startswith("zoo:"):
-        raise TensorOptError(
-            f"a batch per device is for models of the zoo; {source or 'a module'} brings its own example "
-            "inputs: explore it on each number of devices with inputs of its batch"
-        )
+    check_batch_is_choice(source)
     if per_device < 1:
         raise TensorOptError(f"a batch of {per_device} per device is none; give at least 1")
     if batch is not None:
@@ -203,7 +315,7 @@ def _module(place: str, source: str) -> Any:
         ) from error
 
 
-def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
+def _call(function: Any, source: str, device: str, seed: int, arguments: Mapping[str, Any]) -> LoadedModel:
     import torch
 
     from tensoropt.capture.fidelity import seeded
@@ -214,7 +326,7 @@ def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
         # weights.
         with torch.random.fork_rng(devices=[]), seeded(seed), torch.device(device):
             torch.manual_seed(seed)
-            result = function()
+            result = function(**arguments)
     except Exception as error:
         raise ModelSourceError(f"{source}: the function raised {type(error).__name__}: {error}") from error
     shape = isinstance(result, tuple) and len(result) in (2, 3, 4) and isinstance(result[0], torch.nn.Module)

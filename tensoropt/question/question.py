@@ -5,6 +5,7 @@ The command line is parsed into it, and so is a form; the equivalent command lin
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from tensoropt.question.model_source import (
     load_model,
 )
 from tensoropt.question.settings import Settings, settings_fields
-from tensoropt.units import format_bytes, parse_bytes, write_counts, write_size
+from tensoropt.units import format_bytes, parse_bytes, read_counts, write_counts, write_size
 
 
 class Question(BaseModel):
@@ -32,7 +33,9 @@ class Question(BaseModel):
     Attributes:
         model: as on the command line: ``zoo:NAME``, ``FILE.onnx``, ``path/file.py:function`` and the like.
         cluster: the name of a cluster, or the content of a cluster file.
-        batch: the batch size of a zoo model; None for its own.
+        batch: the global batch; None for the model's own.
+        batches: global batches to explore one after the other; ``auto`` for the largest that fits, with those
+            that lead to it.
         batch_per_device: the same for each device: the batch grows with the cluster.
         seed: the seed of weights and random walks.
         dims, outputs, loss: what an ONNX file leaves open.
@@ -52,6 +55,7 @@ class Question(BaseModel):
     model: str
     cluster: str | dict[str, Any]
     batch: int | None = None
+    batches: str | tuple[int, ...] = ""
     batch_per_device: int | None = None
     seed: int = 0
     dims: dict[str, int] = {}
@@ -111,12 +115,12 @@ class Question(BaseModel):
         batch = batch_on(self.model, self.batch, self.batch_per_device, cluster.device_count)
         return self.model_copy(update={"batch": batch, "batch_per_device": None})
 
+    def at(self, batch: int) -> Question:
+        """Return the question about one of its batches."""
+        return self.model_copy(update={"batch": batch, "batches": ""})
+
     def loaded_model(self, *, on_meta: bool) -> LoadedModel:
         """Return its model, without memory for its weights if ``on_meta`` and its code allows it."""
-        if self.batch is not None and not self.model.startswith("zoo:"):
-            raise TensorOptError(
-                "--batch is for models of the zoo; other models bring their own example inputs"
-            )
         if on_meta:
             try:
                 return load_model(self.model, device="meta", seed=self.seed, batch=self.batch, onnx=self.onnx)
@@ -155,7 +159,8 @@ class Question(BaseModel):
         """
         cluster = self.cluster if isinstance(self.cluster, str) else cluster_file
         words = ["compare" if self.planners else "explore", self.model, "--cluster", cluster]
-        words += [] if self.batch is None else ["--batch", str(self.batch)]
+        batch = write_counts(self.batches) if self.batch is None else str(self.batch)
+        words += ["--batch", batch] if batch else []
         words += [] if self.batch_per_device is None else ["--batch-per-device", str(self.batch_per_device)]
         words += [word for name, size in self.dims.items() for word in ("--dim", f"{name}={size}")]
         words += [word for tensor in self.outputs for word in ("--output", tensor)]
@@ -197,6 +202,27 @@ def onnx_options(
     if loss is not None and not training:
         raise TensorOptError("--loss is for training; leave it out with --mode inference")
     return OnnxOptions.of(dims, outputs, (loss or "auto") if training else None)
+
+
+def read_batches(text: str) -> dict[str, Any]:
+    """Return the fields of a question that ``8``, ``8,16,32`` or ``auto`` sets: its batch, or its batches.
+
+    Raises:
+        TensorOptError: it is neither, or one of them is below 1.
+    """
+    try:
+        # A single batch may have more digits than read_counts takes.
+        read = (int(text),) if re.fullmatch(r"\s*[0-9]+\s*", text) else read_counts(text)
+    except TensorOptError:
+        raise TensorOptError(
+            f"'{text[:40]}' is neither a number, nor a list such as 8,16,32, nor auto"
+        ) from None
+    if isinstance(read, str):
+        return {"batches": read}
+    if min(read) < 1:
+        raise TensorOptError(f"'{text[:40]}' has a batch of {min(read)}; give at least 1")
+    batches = tuple(dict.fromkeys(read))
+    return {"batch": batches[0]} if len(batches) == 1 else {"batches": batches}
 
 
 def headroom_bytes(headroom: str, whole: float) -> float:

@@ -23,6 +23,7 @@ from tensoropt.zoo.registry import (
     entry,
     list_models,
     read_name,
+    read_options,
     register,
 )
 
@@ -35,5 +36,6 @@ __all__ = [
     "entry",
     "list_models",
     "read_name",
+    "read_options",
     "register",
 ]

@@ -99,6 +99,21 @@ class ZooEntry:
         parameters = inspect.signature(self.builder).parameters
         return {name: p.default for name, p in parameters.items() if name != "batch"}
 
+    def with_sequence(self, length: int) -> str:
+        """Return the option that sets the length of the sequence which it reads, as written behind its name.
+
+        Raises:
+            ZooError: it reads none, or several.
+        """
+        option = next((name for name in _LENGTHS if name in self.overrides), None)
+        if option is None:
+            raise ZooError(
+                f"a sequence of {length} is for language models, which read one sequence; '{self.name}' has "
+                f"other options: {_shown(self.overrides)}. Write sizes of these behind its name, as in "
+                f"'zoo:{self.name}?{next(iter(self.overrides))}=...'"
+            )
+        return f"{option}={length}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooModel:
@@ -126,6 +141,8 @@ class ZooModel:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
 
+_LENGTHS = ("sequence", "steps")
+"""The options that set the length of a language model's sequence; recurrent ones call it steps."""
 _ENTRIES: dict[str, ZooEntry] = {}
 
 
@@ -207,8 +224,8 @@ def build(
     if batch < 1:
         raise ZooError(f"batch {batch} for '{name}' is below 1; leave it out for the default {chosen.batch}")
     for key, value in overrides.items():
-        _check_option(chosen, key)
-        _check_range(chosen, key, value)
+        _check_option(name, chosen.overrides, key)
+        _check_range(name, chosen.overrides[key], key, value)
     if chosen.requires:
         import_extra(chosen.requires, "zoo", f"zoo:{name}")
     try:
@@ -243,28 +260,40 @@ def read_name(text: str) -> tuple[str, dict[str, Any]]:
     that is none, or out of the range of all models' options.
     """
     name, mark, written = text.partition("?")
-    chosen, options = entry(name), dict[str, Any]()
-    for part in written.split("&") if mark else ():
+    return name, read_options(name, written, entry(name).overrides) if mark else {}
+
+
+def read_options(name: str, written: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that are written ``OPTION=VALUE&OPTION=VALUE``, each value read as its default is.
+
+    Args:
+        name: the name that they stand behind.
+        known: the options that there are, with their defaults.
+
+    Raises:
+        ZooError: as in :func:`read_name`.
+    """
+    options: dict[str, Any] = {}
+    for part in written.split("&"):
         key, equals, value = part.partition("=")
         if not equals:
             raise ZooError(
-                f"'{text}': options are written NAME?OPTION=VALUE&OPTION=VALUE; '{part}' is no OPTION=VALUE. "
-                f"'{name}' has: {_shown(chosen.overrides)}"
+                f"'{name}?{written}': options are written NAME?OPTION=VALUE&OPTION=VALUE; '{part}' is no "
+                f"OPTION=VALUE. '{name}' has: {_shown(known)}"
             )
-        _check_option(chosen, key)
+        _check_option(name, known, key)
         if key in options:
-            raise ZooError(f"'{text}' has the option '{key}' twice; write it once")
+            raise ZooError(f"'{name}?{written}' has the option '{key}' twice; write it once")
         try:
-            options[key] = _READERS[type(chosen.overrides[key])](value)
+            options[key] = _READERS[type(known[key])](value)
         except TensorOptError as error:
-            raise ZooError(f"'{text}': {key}: {error}; its default is {chosen.overrides[key]!r}") from None
-        _check_range(chosen, key, options[key])
-    return name, options
+            raise ZooError(f"'{name}?{written}': {key}: {error}; its default is {known[key]!r}") from None
+        _check_range(name, known[key], key, options[key])
+    return options
 
 
-def _check_option(chosen: ZooEntry, key: str) -> None:
+def _check_option(name: str, options: Mapping[str, Any], key: str) -> None:
     """Raise :class:`ZooError` if a model has no such option; the message has those that it has."""
-    options = chosen.overrides
     if key == "batch":
         raise ZooError(
             "the batch is no option behind a model's name; give it by --batch, in Python as an argument"
@@ -272,13 +301,12 @@ def _check_option(chosen: ZooEntry, key: str) -> None:
     if key not in options:
         near = closest(key, options, most=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        raise ZooError(f"'{chosen.name}' has no option '{key}'; {hint}it has: {_shown(options)}")
+        raise ZooError(f"'{name}' has no option '{key}'; {hint}it has: {_shown(options)}")
 
 
-def _check_range(chosen: ZooEntry, key: str, value: Any) -> None:
+def _check_range(name: str, default: Any, key: str, value: Any) -> None:
     """Raise :class:`ZooError` for a value that no model can have: a size below 1, a share of dropout that is
     none, another number that is not above 0."""
-    default = chosen.overrides[key]
     if isinstance(default, bool) or not isinstance(value, int | float):
         return
     if key == "dropout":
@@ -288,7 +316,7 @@ def _check_range(chosen: ZooEntry, key: str, value: Any) -> None:
     else:
         fits, rule = 0 < value < inf, "above 0"
     if not fits:
-        raise ZooError(f"'{chosen.name}': {key}={value} has to be {rule}; its default is {default!r}")
+        raise ZooError(f"'{name}': {key}={value} has to be {rule}; its default is {default!r}")
 
 
 def _shown(options: Mapping[str, Any]) -> str:

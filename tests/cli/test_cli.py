@@ -225,8 +225,41 @@ def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) 
     refused(run(*arguments, "--devices", "3", "--out", "x"), "do not fill whole levels")
     refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
     weak = ("--devices", "1,2", "--batch-per-device", "4", "--out", "weak")
-    refused(run(*arguments, *weak), "a batch per device is for models of the zoo")
+    refused(run(*arguments, *weak), "with a parameter 'batch'")
     assert not Path("weak").exists()
+
+
+def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
+    arguments = (
+        "explore",
+        "zoo:lenet",
+        "--cluster",
+        "dgx-h100[1]",
+        "--micro-batches",
+        "1",
+        "--epsilon",
+        "0.1",
+    )
+    code, out, _ = run(*arguments, "--batch", "2,4", "--placements", "never", "--out", "batches")
+    assert code == 0
+    assert out.startswith("samples/s")
+    assert "Largest batch that was explored: 4" in out
+    assert Path("batches/frontier.csv").is_file()
+    data = json.loads(run("shop", "batches", "--json")[1])
+    assert [row["batch"] for row in data["clusters"]] == [2, 4]
+    assert [row["batch"] for row in data["profile"]["rows"]] == [2, 4]
+    chosen = json.loads(run("choose", "batches", "--batch", "2", "--knee", "--json")[1])
+    assert chosen["plan"]["model"]["batch"] == 2
+    refused(run("choose", "batches", "--batch", "3", "--knee"), "there are 2, 4")
+    refused(run("choose", "batches", "--batch", "two", "--knee"), "neither auto nor a number")
+    refused(run("choose", "batches", "--batch", "2", "--point", "1"), "instead of giving --batch")
+    both = ("--batch", "2", "--devices", "1", "--knee")
+    refused(run("choose", "batches", *both), "each name an exploration")
+    for more in (("--devices", "1"), ("--also-on", "dgx-a100"), ("--batch-per-device", "4")):
+        refused(run(*arguments, "--batch", "auto", *more, "--out", "x"), f"and {more[0]} is given as well")
+    refused(run("compare", *arguments[1:6], "--batch", "2,4"), "planners are compared at one batch")
+    refused(run(*NET, "--cluster", "cpu:1", "--batch", "auto", "--out", "x"), "with a parameter 'batch'")
+    assert not Path("x").exists()
 
 
 def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explored: Path) -> None:

@@ -122,7 +122,7 @@ def test_several_explorations_become_one_csv(batch: Path, capsys: pytest.Capture
     # What stands before is what the CSV of each exploration has.
     main(["export", "out", "--csv", "one.csv", "--strategies", "one-s.csv"])
     for several, one, behind in (
-        (points, rows_of("one.csv"), ["exploration", "cluster"]),
+        (points, rows_of("one.csv"), ["exploration", "cluster", "batch"]),
         (strategies, rows_of("one-s.csv"), ["exploration", "cluster", "devices"]),
     ):
         assert list(several[0]) == [*one[0], *behind]

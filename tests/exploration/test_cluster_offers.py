@@ -95,7 +95,7 @@ def test_steps_of_different_batches_are_compared_by_sample() -> None:
     assert found.question.amount.words == "16,000 samples"
     assert [row.hours for row in found.rows] == pytest.approx([2000 * 0.4 / 3600, 1000 * 0.5 / 3600])
     assert names(found) == ("dgx-h100[1]", "dgx-h100[2]")
-    assert "dgx-h100[2], 500 ms a step (32.0 samples/s)" in " ".join(found.sentences())
+    assert "dgx-h100[2] at batch 16, 500 ms a step (32.0 samples/s)" in " ".join(found.sentences())
     assert not offers(ALL).weak
 
 

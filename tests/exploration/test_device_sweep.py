@@ -16,6 +16,7 @@ from tensoropt.exploration.cluster_offers import (
     folders_in,
     load_sweep,
     member,
+    of_batches,
     profile,
 )
 from tensoropt.exploration.exploration import Exploration
@@ -95,14 +96,26 @@ def test_steps_of_one_batch_per_device_are_a_sweep(tmp_path: Path) -> None:
     assert batch_per_device([weak(2, 16)]) is None
 
 
-@pytest.mark.parametrize(
-    "other", [weak(2, 24), weak(2, 16, source="zoo:other"), weak(2, 16, source="net.py:net")]
-)
+@pytest.mark.parametrize("other", [weak(2, 24), weak(2, 16, source="zoo:other"), weak(1, 16, seed=9)])
 def test_other_batches_and_models_are_none(other: Exploration, tmp_path: Path) -> None:
-    weak(1, 8, source=other.model.source.replace("other", "toy")).save(tmp_path / "1")
+    weak(1, 8).save(tmp_path / "1")
     other.save(tmp_path / "2")
     with pytest.raises(TensorOptError, match="different models or settings"):
         load_sweep(tmp_path)
+
+
+def test_batches_on_one_cluster_are_a_sweep(tmp_path: Path) -> None:
+    for one in (weak(2, 32), weak(2, 8), weak(2, 12)):
+        one.save(tmp_path / f"batch-{one.model.batch}")
+    sweep = load_sweep(tmp_path)
+    assert [one.model.batch for one in sweep] == [8, 12, 32]
+    assert of_batches(sweep)
+    assert batch_per_device(sweep) is None
+    assert not of_batches([weak(1, 8), weak(2, 16)])
+    # A row for each batch, as their steps are of different work.
+    found = profile([ClusterCurve.of(one) for one in sweep], columns=2)
+    assert [(row.devices, row.batch) for row in found.rows] == [(2, 8), (2, 12), (2, 32)]
+    assert (found.weak, found.of_batches) == (True, True)
 
 
 def test_different_models_are_no_sweep(tmp_path: Path) -> None:

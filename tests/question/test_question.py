@@ -15,7 +15,7 @@ from tensoropt.cli.parser import parser
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.question import settings
-from tensoropt.question.question import Question
+from tensoropt.question.question import Question, read_batches
 from tensoropt.question.settings import Settings
 
 GIB = 2.0**30
@@ -29,6 +29,8 @@ LINES = [
     "x",
     "explore net.py:net --cluster two.yaml --also-on dgx-a100,presets --out x",
     "explore zoo:mlp --cluster dgx-h100 --batch-per-device 8 --devices 1,2 --out x",
+    "explore zoo:mlp --cluster dgx-h100 --batch auto --memory 24GiB --out x",
+    "explore zoo:gpt2?sequence=8192 --cluster dgx-h100 --batch 8,12,4 --out x",
     "compare zoo:mlp --cluster dgx-h100 --planners zero,optcnn --memory 8GiB,24GiB --out x",
     "compare zoo:mlp --cluster dgx-h100 --planners all --out x",
 ]
@@ -67,8 +69,7 @@ def test_a_batch_per_device_is_a_batch_on_each_cluster() -> None:
             "zoo:mlp --batch 8 --batch-per-device 4",
             "4 per device grows .* batch of 8 does not; give --batch-per",
         ),
-        ("net.py:net --batch-per-device 4", "for models of the zoo; net.py:net brings its own"),
-        ("m.onnx --batch-per-device 4", "for models of the zoo; m.onnx brings its own"),
+        ("m.onnx --batch-per-device 4", "with a parameter 'batch'; m.onnx brings its own"),
         ("zoo:mlp --batch-per-device 0", "a batch of 0 per device is none; give at least 1"),
     ],
 )
@@ -76,6 +77,35 @@ def test_a_batch_per_device_that_cannot_be_set_is_refused(words: str, message: s
     question = parsed(["explore", *words.split(), "--cluster", "dgx-h100[2]", "--out", "x"])
     with pytest.raises(TensorOptError, match=message):
         question.on(load_cluster("dgx-h100[2]"))
+
+
+def test_a_question_about_several_batches_is_one_about_each() -> None:
+    question = parsed(["explore", "zoo:mlp", "--cluster", "dgx-h100", "--batch", "8,16,8", "--out", "x"])
+    assert (question.batch, question.batches) == (None, (8, 16))
+    assert question.at(16).words("x")[4:6] == ["--batch", "16"]
+    assert read_batches(" 1000000 ") == {"batch": 1000000}
+    assert read_batches("8, 8") == {"batch": 8}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("8x", "neither a number, nor a list such as 8,16,32, nor auto"),
+        ("8,", "neither a number"),
+        ("-8", "neither a number"),
+        ("", "neither a number"),
+        ("8,0", "has a batch of 0; give at least 1"),
+        ("0", "has a batch of 0"),
+    ],
+)
+def test_batches_that_are_none_are_refused(text: str, message: str) -> None:
+    with pytest.raises(TensorOptError, match=message):
+        read_batches(text)
+
+
+def test_a_sequence_is_an_option_of_the_model() -> None:
+    words = ["explore", "zoo:gpt2", "--sequence", "8192", "--cluster", "dgx-h100", "--out", "x"]
+    assert parsed(words).model == "zoo:gpt2?sequence=8192"
 
 
 def test_constraints_are_part_of_it(tmp_path: Path) -> None:

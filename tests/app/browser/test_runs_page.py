@@ -161,7 +161,7 @@ def test_a_point_says_its_plan_and_the_page_what_is_alike(runs: Site, opened: Ca
     page.wait_for_selector("text=/Alike: model gpt2-tiny.*batch 32.*Differ: dtype[.]/")
     assert page.locator("#runs-said .note").count() == 0
     page.click(box("opened-c"))
-    page.wait_for_selector("text=Steps have batches of different sizes: compare the time per sample.")
+    page.wait_for_selector("text=Steps have batches of different sizes: compare the time per sample")
     page.click("text=per sample")
     page.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
     page.wait_for_function("location.search.includes('runaxes=sample')")
@@ -170,6 +170,10 @@ def test_a_point_says_its_plan_and_the_page_what_is_alike(runs: Site, opened: Ca
     again = drawn(opened(page.url), 3)
     again.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
     again.wait_for_function("document.querySelector('#runs-time input[value=sample]').checked")
+    again.click("text=samples per second")
+    again.wait_for_function(f"{PLOT}.layout.yaxis.title.text === 'throughput, samples/s'")
+    again.wait_for_function("location.search.includes('runaxes=rate')")
+    assert again.locator("#runs-said .note").count() == 0
 
 
 def test_keys_alone_reach_everything(runs: Site, opened: Callable[..., Any]) -> None:

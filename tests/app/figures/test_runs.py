@@ -46,6 +46,10 @@ def test_axes_change_what_is_drawn(runs: tuple[Run, ...]) -> None:
     assert figure["data"][0]["y"][0] == 25.0
     assert figure["layout"]["yaxis"]["title"]["text"] == "time per sample, ms"
     assert figure["layout"]["shapes"] == []
+    rate = runs_figure(runs, {"opened-a"}, AxisOptions(per_second=True), common_units(runs), "dark")
+    assert rate["data"][0]["y"][0] == 40.0
+    assert rate["layout"]["yaxis"]["title"]["text"] == "throughput, samples/s"
+    assert "samples/s per" not in rate["data"][0]["hovertemplate"]
     assert (
         figure["layout"]["uirevision"]
         != runs_figure(runs, (), AxisOptions(), common_units(runs), "dark")["layout"]["uirevision"]

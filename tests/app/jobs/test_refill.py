@@ -50,6 +50,8 @@ def uploads(tmp_path: Path) -> Uploads:
         {"overlap": "none", "process_memory": "yes", "pipelines": "never", "placements": "always"},
         {"method": "elimination", "options": "layers=4&dropout=0.1"},
         {"planners": ["zero"], "memory": "24GiB"},
+        {"batch": "auto"},
+        {"batch": "8,16", "memory": "24GiB"},
     ],
 )  # fmt: skip
 def test_a_job_comes_back_as_it_was_asked(uploads: Uploads, tmp_path: Path, changes: dict[str, Any]) -> None:

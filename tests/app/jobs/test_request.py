@@ -56,7 +56,7 @@ def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
     )
     options = parser().parse_args(found)
     assert (options.mode, options.optimizer, options.micro_batches) == ("inference", "sgd", "1,2")
-    assert (options.epsilon, options.max_points, options.batch) == (0.0, 50, 8)
+    assert (options.epsilon, options.max_points, options.batch) == (0.0, 50, "8")
 
 
 def test_an_empty_form_asks_the_defaults_and_what_is_typed_is_never_a_file(tmp_path: Path) -> None:
@@ -128,6 +128,10 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"planners": {"a": 1}}, "no planner called"),
         ({"devices": "all of them"}, "neither auto nor a list"),
         ({"devices": "auto", "planners": ["zero"]}, "leave either"),
+        ({"batch": "auto", "devices": "1,2"}, "several batches are explored on one cluster"),
+        ({"batch": "8,16", "also_on": ["dgx-a100"]}, "several batches are explored on one cluster"),
+        ({"batch": "8,16", "planners": ["zero"]}, "without planners"),
+        ({"batch": "8,0"}, "has a batch of 0"),
     ],
 )
 def test_what_cannot_be_started_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -176,6 +180,7 @@ def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
     ("field", "typed", "rule"),
     [
         ("batch", "-5", "between 1 and"), ("batch", "2.5", "whole number"), ("batch", "many", "not a number"),
+        ("batch", "8,x", "nor a list such as 8,16,32"), ("batch", "0,8", "has a batch of 0"),
         ("per_node", "0", "between 1 and 1,024"), ("nodes", "", "whole number"), ("price", "1e9", "at most"),
         ("price", "-1", "more than 0"), ("epsilon", "100", "between 0 and 100"),
         ("max_points", "1", "at least 2"), ("micro_batches", "two", "neither auto"),
@@ -192,10 +197,17 @@ def test_the_rule_is_said_and_nothing_is_corrected(field: str, typed: str, rule:
     assert not any(found.values())
 
 
+@pytest.mark.parametrize("typed", ["auto", "8,16,32", " 8, 16 "])
+def test_several_batches_are_those_of_the_command_line(tmp_path: Path, typed: str) -> None:
+    found = words(tmp_path, batch=typed, micro_batches="8")
+    assert parser().parse_args(found).batch == typed.replace(" ", "")
+    assert not any(faults({**FORM, "batch": typed}).values())
+
+
 def test_numbers_may_be_text(tmp_path: Path) -> None:
     found = words(tmp_path, batch="1e3", per_node="4", nodes="1", price="2.5", epsilon="0.5", max_points="50")
     options = parser().parse_args(found)
-    assert (options.batch, options.epsilon, options.max_points) == (1000, 0.005, 50)
+    assert (options.batch, options.epsilon, options.max_points) == ("1000", 0.005, 50)
     assert load_cluster(found[3]).price_per_hour == 10.0
 
 
@@ -205,6 +217,7 @@ def test_a_title_says_what_is_not_as_usual() -> None:
 
     assert title() == "gpt2-tiny on dgx-h100"
     assert title(batch="8", dtype="bfloat16") == "gpt2-tiny on dgx-h100 · batch 8 · bfloat16"
+    assert title(batch="8,16") == "gpt2-tiny on dgx-h100 · batch 8,16"
     assert title(nodes="4", between="IB-400G") == "gpt2-tiny on dgx-h100, 4 nodes, IB-400G between nodes"
     assert title(kind="A100-80GB", per_node="4").startswith("gpt2-tiny on dgx-h100, 4 × A100-80GB")
     assert title(planners=["zero"], micro_batches="1,2").endswith("1,2 micro-batches · beside zero")

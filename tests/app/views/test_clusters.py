@@ -16,6 +16,7 @@ from tensoropt_app.library import Library
 from tensoropt_app.pages.clusters import clicked
 from tensoropt_app.state import View
 from tensoropt_app.views.clusters import (
+    batches_by_memory,
     clusters_data,
     devices_by_memory,
     point_view,
@@ -51,6 +52,30 @@ def test_one_number_of_devices_is_no_table(tmp_path: Path) -> None:
     save(tmp_path / "two", 2, [(16, 1.2)])
     assert devices_by_memory(Library(tmp_path), View(exploration="opened-two")) is None
     assert devices_by_memory(Library(tmp_path), View(exploration="opened-gone")) is None
+
+
+def save_batch(folder: Path, batch: int, points: list[tuple[float, float]], **changes: str) -> None:
+    found = exploration([point(m * GIB, t) for m, t in points], [space((8,))])
+    call = {**CALL, "kwargs": {"input_ids": {"tensor": [batch, 100], "dtype": "int64"}}}
+    of_model(found, batch=batch, fingerprint=f"{batch:064}", call=call, **changes).save(folder)
+
+
+def test_batches_are_compared_by_what_they_read_in_a_second(tmp_path: Path) -> None:
+    save_batch(tmp_path / "eight", 8, [(16, 1.0), (32, 0.8)])
+    save_batch(tmp_path / "sixteen", 16, [(4, 4.0), (32, 1.0)])
+    save_batch(tmp_path / "other", 32, [(4, 0.1)], source="zoo:other")
+    table = batches_by_memory(Library(tmp_path), View(exploration="opened-eight"))
+    assert table.corner == "tokens/s within"
+    assert [(row.label, row.current) for row in table.rows] == [("batch 8", True), ("batch 16", False)]
+    cells = [[cell and cell.time for cell in row.cells] for row in table.rows]
+    assert (cells[0][0], cells[0][-1]) == (None, "1,000")
+    assert (cells[1][0], cells[1][-1]) == ("400", "1,600")
+    last = table.rows[1].cells[-1]
+    assert (last.view.exploration, last.view.point) == ("opened-sixteen", 1)
+    # The same devices: no table by devices.
+    assert devices_by_memory(Library(tmp_path), View(exploration="opened-eight")) is None
+    assert batches_by_memory(Library(tmp_path), View(exploration="opened-other")) is None
+    assert batches_by_memory(Library(tmp_path), View(exploration="opened-gone")) is None
 
 
 VIEW = View(exploration="opened-fast", prices="H100-80GB=3, A100-80GB=1", headroom=0.0, currency="EUR")

@@ -43,7 +43,7 @@ def test_every_setting_is_in_the_line() -> None:
     options = parsed(explore_line(found, "out/x"))
     assert (options.mode, options.optimizer, options.dtype) == ("inference", "sgd", "bfloat16")
     assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
-    assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, 8, 3)
+    assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, "8", 3)
     assert (options.memory, options.constraints) == ("8GiB", "DIR/exploration.json")
 
 

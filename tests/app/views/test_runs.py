@@ -84,6 +84,10 @@ def test_axes_are_what_they_say(library: Library) -> None:
     assert total.x.tolist() == [(i + 1) * 80 * GIB for i in range(8)]
     assert total.y == pytest.approx([(0.8 - 0.1 * i) / 32 for i in range(8)])
     assert total.number.tolist() == list(range(1, 9))
+    rate = drawn(one, AxisOptions(per_second=True))
+    assert rate.y == pytest.approx([32 / (0.8 - 0.1 * i) for i in range(8)])
+    assert len(drawn(other, AxisOptions(per_second=True)).x) == 0
+    assert AxisOptions.from_data({"rate": True}) == AxisOptions(per_second=True)
     assert len(drawn(other, AxisOptions(per_sample=True)).x) == len(drawn(broken, AxisOptions()).x) == 0
     assert any("cannot be read" in line for line in plot_notes([broken]))
     assert plot_notes([one, other]) == []

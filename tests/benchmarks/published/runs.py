@@ -223,26 +223,45 @@ def cluster_of(run: Run) -> Cluster:
     Raises:
         RefusedRunError: no data sheet of such a GPU, or of links between several, is there.
     """
-    if run.gpu not in list_devices():
-        raise RefusedRunError(f"there is no data sheet of a {run.gpu}")
-    preset = _preset_of(run.gpu)
-    count = run.number("n_gpus")
-    per_node = min(count, run.number("gpus_per_node"))
+    gpu = _sheet_of(run.gpu)
+    preset = _preset_of(gpu)
+    count, per_node = run.number("n_gpus"), _per_node(run)
     if count % per_node:
         raise RefusedRunError(f"{count} GPUs are no whole nodes of {per_node}")
     links = dict(preset["links"])
     if count == per_node:
         links = {key: value for key, value in links.items() if key != "inter_node"}
-    elif network := _network_of(run.internode_net):
+    elif network := _network_of(run.internode_net, per_node):
         links["inter_node"] = network
     if count == 1:
         links = {}
     data: dict[str, Any] = {
-        "devices": [{"kind": _kind_of(run.gpu), "count": per_node}],
+        "devices": [{"kind": _kind_of(gpu), "count": per_node}],
         "nodes": count // per_node,
     }
     data |= {"links": links} if links else {}
     return cluster_from(data, name=f"{run.gpu} x {count}")
+
+
+def _sheet_of(gpu: str) -> str:
+    """The data sheet's name of a GPU; one that is named without its memory has that of the only such kind."""
+    named = [name for name in list_devices() if name == gpu or name.startswith(f"{gpu}-")]
+    if gpu in named:
+        return gpu
+    if len(named) == 1:
+        return named[0]
+    why = f"; it may be any of {', '.join(named)}" if named else ""
+    raise RefusedRunError(f"there is no data sheet of a {gpu}{why}")
+
+
+def _per_node(run: Run) -> int:
+    """GPUs whose links are those inside a node. An NVLink domain of several trays is one node, and a job on
+    several such domains is assumed to use equally many GPUs of each."""
+    count = run.number("n_gpus")
+    domain = re.search(r"NVLink domain of (\d+) GPUs", run.internode_net)
+    if domain is None:
+        return min(count, run.number("gpus_per_node"))
+    return max(size for size in range(1, int(domain.group(1)) + 1) if count % size == 0)
 
 
 def _kind_of(name: str) -> str | dict[str, Any]:
@@ -261,8 +280,10 @@ def _preset_of(kind: str) -> Mapping[str, Any]:
     raise RefusedRunError(f"no cluster preset says how several {kind} are linked")
 
 
-def _network_of(words: str) -> dict[str, Any] | None:
-    """The cards of a node; None where the run leaves them unsaid, and the preset's hold."""
+def _network_of(words: str, per_node: int) -> dict[str, Any] | None:
+    """The cards of a node of so many GPUs; None where the run leaves them unsaid, and the preset's hold."""
+    if card := re.search(r"(\d+) Gb/s per GPU", words):
+        return {"link": f"IB-{card.group(1)}G", "count": per_node}
     if cards := re.search(r"(\d+)\s*x\s*(\d+) Gb/s", words):
         return {"link": f"IB-{cards.group(2)}G", "count": int(cards.group(1))}
     if total := re.search(r"([\d,]+) Gb/s per node", words):

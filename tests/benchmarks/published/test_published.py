@@ -63,6 +63,8 @@ def test_what_cannot_be_expressed_is_refused_in_words(changed, words):
 def test_an_unknown_gpu_or_model_is_refused():
     with pytest.raises(RefusedRunError, match="no data sheet"):
         cluster_of(run(gpu="TPU-v4"))
+    with pytest.raises(RefusedRunError, match="may be any of A100-40GB, A100-80GB"):
+        cluster_of(run(gpu="A100"))
     with ProfileStore(":memory:") as store:
         assert "not in the file of models" in predict(run(), {}, store)["refused"]
 
@@ -79,6 +81,22 @@ def test_an_unknown_gpu_or_model_is_refused():
 def test_the_network_of_a_node_is_as_stated(words, bytes_per_s):
     level = cluster_of(run(n_gpus="16", dp="16", internode_net=words)).levels[0]
     assert level.link.bandwidth_bytes_per_s * level.link_count == bytes_per_s
+
+
+@pytest.mark.parametrize(("gpus", "of_a_domain"), [(4, 4), (72, 72), (128, 64), (512, 64), (216, 72)])
+def test_an_nvlink_domain_is_a_node_of_which_equally_many_gpus_are_used(gpus, of_a_domain):
+    words = "NVLink domain of 72 GPUs; 400 Gb/s per GPU between racks (assumed)"
+    of = run(gpu="GB200", n_gpus=str(gpus), dp=str(gpus), gpus_per_node="4", internode_net=words)
+    *racks, inside = cluster_of(of).levels
+    assert (inside.size, inside.link.name) == (of_a_domain, "NVLink5")
+    assert [rack.size for rack in racks] == ([gpus // of_a_domain] if gpus > 72 else [])
+    for rack in racks:
+        assert rack.link.bandwidth_bytes_per_s * rack.link_count == of_a_domain * 50e9
+
+
+def test_a_gpu_named_without_its_memory_is_the_only_such_kind():
+    (kind,) = cluster_of(run(gpu="H200", n_gpus="8", dp="8")).device_kinds
+    assert kind.name == "H200-141GB"
 
 
 @pytest.mark.parametrize("of", [GPT, LLAMA], ids=["gpt", "llama"])

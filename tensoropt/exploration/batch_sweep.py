@@ -1,0 +1,103 @@
+"""One model at several global batches on one cluster: a folder of explorations, one for each batch.
+
+Their steps are of different work, so that they are compared in time per sample: which batches to try in
+search of the largest that fits, and the frontier of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import StepWork
+from tensoropt.plan.point_table import PointTable
+
+_BATCH_FOLDER = "batch-"
+
+
+def folder_of_batch(batch: int) -> str:
+    """Return the name of the folder with the exploration at a batch, in that of a sweep."""
+    return f"{_BATCH_FOLDER}{batch}"
+
+
+def batch_in(name: str) -> int | None:
+    """Return the batch in the name of such a folder; None in any other name."""
+    number = name.removeprefix(_BATCH_FOLDER)
+    return int(number) if name != number and number.isdecimal() else None
+
+
+def next_batch(tried: Mapping[int, bool], first: int) -> int | None:
+    """Return the batch to try next in search of the largest that fits; None at the end.
+
+    The batch is doubled until one does not fit, or halved until one does; then one between the last that fits
+    and the first that does not is tried.
+
+    Args:
+        tried: the batches tried so far, and whether they fit.
+        first: the batch to begin with.
+    """
+    fitting = [batch for batch, fits in tried.items() if fits]
+    others = [batch for batch, fits in tried.items() if not fits]
+    if not tried:
+        return first
+    if not others:
+        return 2 * max(fitting)
+    if not fitting:
+        return min(others) // 2 or None
+    below, above = max(fitting), min(batch for batch in others if batch > max(fitting))
+    between = (below + above) // 2
+    # Two powers away from each other: what lies between them was not tried.
+    return between if above >= 2 * below and between not in tried and between > below else None
+
+
+def throughput_frontier(explorations: Sequence[Exploration]) -> list[tuple[int, int]]:
+    """Return the points that no point at any batch beats in memory and time per sample, as (place in
+    ``explorations``, index of the point), ascending in memory.
+    """
+    tables = [(PointTable.of(found.points), StepWork.of(found).samples or 1) for found in explorations]
+    places = [(n, i) for n, (table, _) in enumerate(tables) for i in range(len(table.memory))]
+    memory = np.concatenate([table.memory for table, _ in tables])
+    pace = np.concatenate([table.time / samples for table, samples in tables])
+    order = np.lexsort((pace, memory))
+    best = np.minimum.accumulate(pace[order])
+    kept = order[np.concatenate([[True], pace[order][1:] < best[:-1]])] if len(order) else order
+    return [places[place] for place in kept]
+
+
+def at_batch(sweep: Sequence[Exploration], batch: int) -> Exploration:
+    """Return the exploration at this batch.
+
+    Raises:
+        TensorOptError: there is none; names the batches there are.
+    """
+    batches = [StepWork.of(found).samples for found in sweep]
+    if batch not in batches:
+        raise TensorOptError(
+            f"there is no exploration at batch {batch}; there are {', '.join(map(str, batches))}"
+        )
+    return sweep[batches.index(batch)]
+
+
+def fastest_batch(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Exploration:
+    """Return the exploration whose point within limits has the least time per sample.
+
+    Args:
+        limits: those of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+
+    Raises:
+        InfeasibleError: nothing is within the limits; says what would fit at the batch that needs least.
+    """
+    paces: list[tuple[float, int]] = []
+    for place, found in enumerate(sweep):
+        with suppress(InfeasibleError):
+            point = found.points[found.index(**limits)]
+            paces.append((point.time_s / (StepWork.of(found).samples or 1), place))
+    if not paces:
+        leanest = min(sweep, key=lambda found: found.points[0].memory_bytes)
+        leanest.index(**limits)  # raises
+    return sweep[min(paces)[1]]

@@ -1,0 +1,165 @@
+"""One model at several batches: which to try, what none beats by sample, which to take."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.exploration.batch_sweep import (
+    at_batch,
+    batch_in,
+    fastest_batch,
+    folder_of_batch,
+    next_batch,
+    throughput_frontier,
+)
+from tensoropt.exploration.cluster_offers import ClusterQuestion, Offers, offers
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.export import write_points_csv
+from tests.exploration.test_cluster_offers import on
+
+GIB = 2.0**30
+
+
+def at(batch: int, *points: tuple[float, float]) -> Exploration:
+    """Points of (GiB, seconds) at a batch."""
+    found = on("dgx-h100", *points)
+    model = found.model.model_copy(
+        update={"batch": batch, "fingerprint": f"{batch:064}", "call": None, "source": "zoo:toy"}
+    )
+    return replace(found, model=model, recorded=None)
+
+
+SWEEP = (
+    at(8, (10, 1.0), (20, 0.8)),
+    at(16, (15, 1.6), (30, 1.2)),  # by sample 0.1 and 0.075 s: 10 GiB take 0.125, 20 take 0.1
+    at(32, (60, 2.0), (90, 1.9)),
+    at(64, (120, 3.0)),
+)
+
+
+def tried(first: int, largest: int, most: int = 40) -> list[int]:
+    """The batches that are tried if all up to ``largest`` fit."""
+    fits: dict[int, bool] = {}
+    while len(fits) < most and (batch := next_batch(fits, first)) is not None:
+        assert batch not in fits
+        fits[batch] = batch <= largest
+    return list(fits)
+
+
+def test_batches_are_doubled_until_one_does_not_fit_then_one_between() -> None:
+    assert tried(8, 40) == [8, 16, 32, 64, 48]
+    assert tried(8, 50) == [8, 16, 32, 64, 48]
+    assert tried(1, 1) == [1, 2]
+    assert tried(1, 3) == [1, 2, 4, 3]
+
+
+def test_batches_are_halved_if_the_first_does_not_fit() -> None:
+    assert tried(24, 7) == [24, 12, 6, 9]
+    assert tried(5, 1) == [5, 2, 1]
+    assert tried(4, 0) == [4, 2, 1]
+
+
+@given(first=st.integers(1, 500), largest=st.integers(0, 10_000))
+def test_what_is_tried_brackets_the_largest_that_fits(first: int, largest: int) -> None:
+    batches = tried(first, largest)
+    assert batches[0] == first
+    assert min(batches) >= 1
+    fitting = [batch for batch in batches if batch <= largest]
+    if not fitting:
+        assert 1 in batches
+        return
+    # Nothing that fits is more than twice the largest found; from powers of two, not even 1.5 times.
+    assert min(batch for batch in batches if batch > largest) <= 2 * max(fitting) + 1
+
+
+def test_batches_that_always_fit_are_doubled_without_end() -> None:
+    assert tried(3, 10**30, most=6) == [3, 6, 12, 24, 48, 96]
+
+
+def test_the_frontier_of_all_is_in_time_per_sample() -> None:
+    assert throughput_frontier(SWEEP) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1), min_size=1, max_size=4)
+)
+def test_no_point_of_any_batch_beats_one_of_it(figures: list[list[tuple[int, int]]]) -> None:
+    sweep = [at(2**n, *points) for n, points in enumerate(figures)]
+    every = {
+        (n, i): (memory, seconds / 2**n)
+        for n, points in enumerate(figures)
+        for i, (memory, seconds) in enumerate(points)
+    }
+
+    def beaten(place: tuple[int, int]) -> bool:
+        own = every[place]
+        return any(a <= own[0] and b <= own[1] and (a, b) != own for a, b in every.values())
+
+    found = throughput_frontier(sweep)
+    assert not any(map(beaten, found))
+    # Of equal points one stays.
+    assert {every[p] for p in found} == {every[p] for p in every if not beaten(p)}
+    assert [every[p][0] for p in found] == sorted({every[p][0] for p in found})
+
+
+def test_its_file_has_the_batch_behind_the_other_columns(tmp_path: Path) -> None:
+    names = [folder_of_batch(found.model.batch or 0) for found in SWEEP]
+    points = [(names[n], i) for n, i in throughput_frontier(SWEEP)]
+    write_points_csv(dict(zip(names, SWEEP, strict=True)), points, tmp_path / "frontier.csv")
+    with (tmp_path / "frontier.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:3] == ["point", "memory_bytes", "time_s"]
+    assert list(rows[0])[-3:] == ["exploration", "cluster", "batch"]
+    told = [(row["exploration"], row["point"], row["batch"]) for row in rows]
+    assert told[:3] == [("batch-8", "1", "8"), ("batch-16", "1", "16"), ("batch-16", "2", "16")]
+    rates = [float(row["samples_per_s"]) for row in rows]
+    assert rates == sorted(rates)
+
+
+def sentences(
+    sweep: Sequence[Exploration], refused: dict[str, str] | None = None, **limits: float
+) -> list[str]:
+    found: Offers = offers(sweep, ClusterQuestion(**limits), refused)
+    assert found.of_batches
+    return list(found.sentences())
+
+
+def test_the_answer_names_the_largest_that_fits_and_the_fastest_by_sample() -> None:
+    largest, _, fastest = sentences(SWEEP)
+    assert largest == (
+        "Largest batch that fits: 32; 64 does not (does not fit: 120 GiB at least, 80 GiB a device may use)."
+    )
+    assert fastest.startswith("Fastest without limits: dgx-h100 at batch 32, 2 s a step (16")
+    assert "explored: 32, and it fits; larger ones may, too" in sentences(SWEEP[:3])[0]
+    assert "within 35 GiB a device: dgx-h100 at batch 16" in sentences(SWEEP, memory_bytes=35 * GIB)[-1]
+    assert sentences(SWEEP, memory_bytes=5 * GIB) == ["No batch is within 5 GiB a device."]
+
+
+def test_a_batch_at_which_nothing_was_explored_is_a_row() -> None:
+    assert "32; 48 does not (no plan fits)" in sentences(SWEEP[:3], {"batch-48": "no plan fits"})[0]
+    assert [batch_in(name) for name in ("batch-48", "batch-x", "batches", "dgx-h100")] == [
+        48,
+        None,
+        None,
+        None,
+    ]
+
+
+def test_the_batch_to_take_has_most_samples_per_second_within_the_limits() -> None:
+    within = {"memory_bytes": None, "time_s": None, "knee_point": False}
+    assert fastest_batch(SWEEP, {**within, "memory_bytes": 35 * GIB}).model.batch == 16
+    assert fastest_batch(SWEEP, {**within, "memory_bytes": 12 * GIB}).model.batch == 8
+    assert fastest_batch(SWEEP, {**within, "time_s": 1.0}).model.batch == 8
+    with pytest.raises(InfeasibleError, match="the smallest plan needs 10 GiB"):
+        fastest_batch(SWEEP, {**within, "memory_bytes": 5 * GIB})
+    assert at_batch(SWEEP, 16) is SWEEP[1]
+    with pytest.raises(TensorOptError, match="no exploration at batch 12; there are 8, 16, 32, 64"):
+        at_batch(SWEEP, 12)

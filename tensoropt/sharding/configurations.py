@@ -113,7 +113,7 @@ def enumerate_configurations(
     """Return all configurations of a group on a mesh; the unsplit one is always among them.
 
     An atom inside another splittable atom of the same loop is left out if the outer one alone is divisible by
-    the whole mesh: the inner one could only reduce locality.
+    the whole mesh, as the inner one could only reduce locality, unless the loop combines batch and sequence.
     """
     total = prod(mesh[1:])
     by_loop: dict[str, int | None] = {}
@@ -126,8 +126,10 @@ def enumerate_configurations(
         if atom != outermost:
             outer = Label(loop, outermost).dim
             index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
-            # Rows often combine batch and sequence, and cutting either may suit the result's readers.
-            if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
+            # Rows often combine batch and sequence, as do other loops whose outermost atom is the batch (a
+            # loss has one), and cutting either may suit the result's readers.
+            combined = loop.startswith("rows") or outer == micro.label.dim
+            if atoms.spaces[group.name].dims[index].size % total == 0 and not combined:
                 continue
         kept.append(strategy)
     configurations = []

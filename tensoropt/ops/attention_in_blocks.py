@@ -35,7 +35,9 @@ _Block = tuple[torch.Tensor, torch.Tensor]
 class QueryPiece(NamedTuple):
     """One rank's part of one atom of the queries' dim.
 
-    Its element ``i`` lies ``(start + coordinate(axes) * step + i) * stride`` queries behind the first one.
+    Its element ``i`` lies ``(first + i) * stride`` queries behind the first one of all, where ``first`` is
+    ``start + coordinate(axes) * step``. In zig-zag order this holds for its first half; the second half
+    begins at ``mirror - first``.
     """
 
     size: int
@@ -43,6 +45,7 @@ class QueryPiece(NamedTuple):
     start: int
     step: int
     axes: tuple[int, ...]
+    mirror: int | None = None
 
 
 def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...]:
@@ -58,6 +61,19 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
         step, stride = -(-size // parts), prod(sizes[position + 1 :])
         if not axes:
             pieces.append(QueryPiece(size, stride, 0, 0, ()))
+        elif shard.zigzag and (output.tensor, before + position) in shard.atoms.zigzag:
+            chunk_size = step // 2
+            known = shard.coordinate is not None
+            pieces.append(
+                QueryPiece(
+                    step,
+                    stride,
+                    0,
+                    chunk_size if known else 0,
+                    axes if known else (),
+                    (2 * parts - 1) * chunk_size,
+                )
+            )
         elif shard.coordinate is None:
             pieces.append(QueryPiece(step, stride, size - step, 0, ()))
         else:
@@ -87,6 +103,18 @@ class _Run(NamedTuple):
 def _runs(context: ShardContext, pieces: Sequence[QueryPiece], keys: int) -> tuple[_Run, ...]:
     """Return the runs of queries that a rank has."""
     starts = [p.start + (context.coordinate(p.axes) * p.step if p.axes else 0) for p in pieces]
+    outer, *inner = pieces
+    if outer.mirror is None:
+        return tuple(_contiguous_runs(0, pieces, starts, keys))
+    # Only the outermost atom comes in zig-zag order.
+    half = [outer._replace(size=outer.size // 2), *inner]
+    behind = half[0].size * prod(piece.size for piece in inner)
+    ends = [outer.mirror - starts[0], *starts[1:]]
+    return (*_contiguous_runs(0, half, starts, keys), *_contiguous_runs(behind, half, ends, keys))
+
+
+def _contiguous_runs(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int], keys: int) -> list[_Run]:
+    """Return the runs of the local queries from ``row`` on, which begin at ``starts``."""
     # Positions follow one another within the innermost pieces that are whole, and one piece outside them.
     inner = len(pieces) - 1
     while inner > 0 and not starts[inner] and pieces[inner].size == _extent(pieces, inner):
@@ -95,9 +123,10 @@ def _runs(context: ShardContext, pieces: Sequence[QueryPiece], keys: int) -> tup
     runs: list[_Run] = []
     for outer in product(*(range(p.size) for p in pieces[:inner])):
         place = sum((starts[j] + i) * pieces[j].stride for j, i in enumerate(outer))
-        position, first = place + starts[inner] * pieces[inner].stride, len(runs) * length
-        runs += _seen(first, position, length, keys)
-    return tuple(runs)
+        position = place + starts[inner] * pieces[inner].stride
+        runs += _seen(row, position, length, keys)
+        row += length
+    return runs
 
 
 def _extent(pieces: Sequence[QueryPiece], place: int) -> int:

@@ -72,10 +72,21 @@ class Configuration:
         return name, before, after
 
     def placed(
-        self, op_name: str, atoms: AtomGraph, mesh: AxisSizes, coordinate: tuple[int, ...] | None
+        self,
+        op_name: str,
+        atoms: AtomGraph,
+        mesh: AxisSizes,
+        coordinate: tuple[int, ...] | None,
+        *,
+        zigzag: bool = False,
     ) -> OperatorShard:
-        """Return one rank's part of an operator of the group; the largest part without a coordinate."""
-        return OperatorShard(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
+        """Return one rank's part of an operator of the group; the largest part without a coordinate.
+
+        Args:
+            zigzag: whether sequences are cut in zig-zag order.
+        """
+        op = atoms.graph.by_name[op_name]
+        return OperatorShard(op, atoms, self.choices(op_name), mesh, coordinate, zigzag)
 
 
 def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: AxisSizes) -> bool:

@@ -44,7 +44,8 @@ def attention(b: Builder) -> None:
     h = b.loop("heads", heads)
     q_heads: Loops = (h, b.loop("group", group)) if group > 1 else h
     # Attention of split queries under a causal flag is made of calls that take no mask.
-    s = b.loop("queries", shape[-2], splittable=not dropout and (not causal or mask is None))
+    splittable = not dropout and (not causal or mask is None)
+    s = b.loop("queries", shape[-2], splittable=splittable, growing=bool(causal))
     b.read(q, [*lead, q_heads, s, None])
     b.read(k, [*lead, h, None, None])
     b.read(v, [*lead, h, None, None])

@@ -124,6 +124,7 @@ def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | Non
         block=edge.block,
         behind=edge.behind,
         readers=len(steps.readers),
+        zigzag=steps.zigzag,
     )
 
 

@@ -155,7 +155,7 @@ class Interpretation:
                 (name,) = reads
                 atoms = self.strategy.atoms(name)
                 # No steps: `take_shard` cuts what is there, without any collective.
-                spec = EdgeSpec(name, atoms, node.mesh, node.layout, node.layout, (), ())
+                spec = EdgeSpec(name, atoms, node.mesh, node.layout, node.layout, (), (), zigzag=node.zigzag)
                 return self.function(take_shard, "take_shard", reads.values(), self.context, spec)
             case Detach():
                 (name,) = reads

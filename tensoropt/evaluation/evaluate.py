@@ -76,6 +76,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
         keys=problem.parameter_keys,
         notes=tuple(notes),
         regions={name: region.name for name, region in region_of(tables.regions).items()},
+        sequence=problem.sequence,
     )
 
 

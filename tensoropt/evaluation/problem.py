@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from tensoropt.capture import Capture
@@ -33,8 +34,9 @@ from tensoropt.sharding.configurations import (
     micro_batch_strategies,
 )
 from tensoropt.sharding.discovery.discover import Kept
-from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, group_operators
+from tensoropt.sharding.groups import PASSED_ON, WHOLE, AxisStrategy, Group, GroupGraph, group_operators
 from tensoropt.sharding.regions import Region, find_regions
+from tensoropt.sharding.sequence import sequence_strategies
 
 _AUTO_MICRO_BATCHES = (1, 2, 4, 8)
 """Counts that ``auto`` searches where they divide the batch; each is a search more. Where they end is an
@@ -62,6 +64,12 @@ class Problem:
         operators = self.graph.atoms.graph
         shapes = (operators.tensors[name].shape for name in operators.inputs)
         return next((shape[0] for shape in shapes if shape), 1)
+
+    @cached_property
+    def sequence(self) -> dict[str, str]:
+        """The label with which each group follows the sequence, of those that do."""
+        labels = {name: s.label for name, s in sequence_strategies(self.graph).items()}
+        return {name: str(label) for name, label in labels.items() if label not in (WHOLE, PASSED_ON)}
 
     @property
     def parameter_keys(self) -> dict[str, str]:

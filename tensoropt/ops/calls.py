@@ -96,6 +96,7 @@ class OperatorShard:
     Attributes:
         choices: for each mesh axis (the micro-batch axis first), a loop dim or a negative code.
         mesh: sizes of all axes, the micro-batch count first.
+        zigzag: whether sequences are cut in zig-zag order.
     """
 
     op: Operator
@@ -103,6 +104,7 @@ class OperatorShard:
     choices: tuple[int, ...]
     mesh: tuple[int, ...]
     coordinate: tuple[int, ...] | None = None
+    zigzag: bool = False
 
     @property
     def space(self) -> IndexSpace:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
@@ -34,12 +35,15 @@ class LoopDim:
         size: global trip count.
         splittable: whether a mesh axis may cut it.
         uneven: whether it may be cut into unequal shards (vocabularies, output features).
+        growing: whether later elements take more work, so that shards with elements from both ends take
+            equal work.
     """
 
     name: str
     size: int
     splittable: bool = True
     uneven: bool = False
+    growing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,15 @@ class Builder:
 
     # -- loops ------------------------------------------------------------------------------------
 
-    def loop(self, name: str, size: int, *, splittable: bool = True, uneven: bool = False) -> int:
+    def loop(
+        self,
+        name: str,
+        size: int,
+        *,
+        splittable: bool = True,
+        uneven: bool = False,
+        growing: bool = False,
+    ) -> int:
         """Add a loop to the nest; its name gets a number if another loop already has that name."""
         used = {loop.name for loop in self._loops}
         unique, count = name, 1
@@ -179,7 +191,7 @@ class Builder:
             count += 1
             unique = f"{name}{count}"
         # Loops of size 1 exist so that rules need not treat them specially, but no axis may cut them.
-        self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven))
+        self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven, growing))
         return len(self._loops) - 1
 
     def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
@@ -252,12 +264,23 @@ class AtomGraph:
             tensor.
         atoms: the atom sizes of each dim, by tensor name.
         discovered: for each operator without a rule, the result of running it in pieces.
+        zigzag: the atoms, as (tensor, position), whose shards come in zig-zag order
+            (:mod:`tensoropt.sharding.zigzag`) if causal attention is split along its queries.
     """
 
     graph: OperatorGraph
     spaces: Mapping[str, IndexSpace]
     atoms: Mapping[str, Atoms]
     discovered: Mapping[str, Any] = field(default_factory=dict)
+    zigzag: frozenset[tuple[str, int]] = frozenset()
+
+    def may_zigzag(self, mesh: Sequence[int]) -> bool:
+        """Return whether sequences can be cut in zig-zag order on this mesh: into two chunks per rank,
+        however many of its axes are used."""
+        parts = 2 * prod(mesh[1:])
+        return bool(self.zigzag) and all(
+            self.atom_sizes(name)[position] % parts == 0 for name, position in self.zigzag
+        )
 
     def discoveries(self) -> dict[str, str]:
         """Map each target to what discovery learned about it, in words."""

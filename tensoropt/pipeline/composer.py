@@ -49,14 +49,19 @@ class Crossings:
         ways: for each axis of a place; the same for all axes.
         outer: the ways of all axes but the last, if these have ways of their own.
         everywhere_alike: whether tensors cross all cuts in the same way, which takes fewer searches.
+        of_axes: the ways of each axis of a place, in place of ``ways`` and ``outer``.
     """
 
     ways: Sequence[str] = CROSSINGS
     outer: Sequence[str] = CROSSINGS
     everywhere_alike: bool = False
+    of_axes: tuple[Sequence[str], ...] | None = None
 
     def placements(self, axes: int) -> list[CrossingWays]:
         """Return all the ways in which tensors may cross on a mesh of ``axes`` axes."""
+        if self.of_axes is not None:
+            assert len(self.of_axes) == axes, f"ways of {len(self.of_axes)} axes for {axes}"
+            return list(itertools.product(*self.of_axes))
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:

@@ -112,15 +112,20 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
 
 
 def pipelined_space(
-    mesh: Mesh, micro_batches: int, keys: Mapping[str, str], notes: Sequence[str] = ()
+    mesh: Mesh,
+    micro_batches: int,
+    keys: Mapping[str, str],
+    notes: Sequence[str] = (),
+    sequence: Mapping[str, str] | None = None,
 ) -> Space:
     """Return the space of the pipelines on one mesh.
 
     Args:
         keys: parameter name in the graph -> the model's own name.
+        sequence: the label with which each group follows the sequence, of those that do.
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
-    return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes))
+    return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes), sequence=dict(sequence or {}))
 
 
 def pipelined_point(

@@ -5,7 +5,10 @@ An axis is called after what it does in most operators, and what it does otherwi
 their share, so that two plans that differ in a few operators have two names.
 
 - *DP*: an axis splits the batch
-- *TP*: it splits a dim of weights or heads
+- *TP*: it splits a dim of weights or heads; with *SP*, what is not split so is split along the sequence
+  (Korthikanti et al., arXiv 2205.05198, section 4.2.2)
+- *CP*: it splits the sequence, and attention along its queries, or along its heads between two exchanges
+  (*Ulysses*; Jacobs et al., arXiv 2309.14509). If attention is not split, it is *SP* alone
 - *ZeRO-1*, *-2*, *-3*: parameters lie in shards on axes along which they are used whole; gathered and reduced
   once per step, gathered once and reduced in every micro-batch, gathered for each use (Rajbhandari et al., SC
   2020, section 5). With ``n/m`` it is so for n of the m parameters that could be.
@@ -24,9 +27,15 @@ from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
 
-DATA, TENSOR, OTHER, WHOLE = range(4)
-"""What an operator does on one mesh axis."""
-TITLES = {DATA: "DP", TENSOR: "TP", OTHER: "other dims"}
+DATA, TENSOR, SEQUENCE, OTHER, WHOLE, ADDED = range(6)
+"""What an operator does on one mesh axis; *added*: it computes the same on all ranks, whose gradients add up,
+beside others that split the batch or the sequence."""
+_KINDS = ADDED + 1
+QUERIES, HEADS, UNSPLIT_SEQUENCE = range(_KINDS, _KINDS + 3)
+"""Which of these split attention along its queries, and along its heads; which follow the sequence on other
+axes, and are whole on this one."""
+_COUNTED = UNSPLIT_SEQUENCE + 1
+TITLES = {DATA: "DP", TENSOR: "TP", SEQUENCE: "SP", OTHER: "other dims"}
 UNSPLIT = ("none", "partial", "partial_grad")
 """Labels of a mesh axis along which an operator splits none of its loops."""
 _WEIGHT_LOOPS = frozenset(
@@ -36,6 +45,8 @@ _WEIGHT_LOOPS = frozenset(
     )
 )
 """Loops of weights, and of what follows them: heads, and the classes of a loss (Megatron's section 3)."""
+_QUERIES, _HEADS = "queries", ("heads", "group")
+"""Loops of attention."""
 SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -76,16 +87,34 @@ def planner_title(name: str) -> str:
     return PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
-def what_it_does(label: str, batch: str) -> int:
-    """Return the kind of split that a label means on one axis; ``batch`` is the operator's label on the
-    micro-batch axis.
+def what_it_does(label: str, batch: str, sequence: str = "") -> int:
+    """Return the kind of split that a label means on one axis.
+
+    Args:
+        batch: the operator's label on the micro-batch axis.
+        sequence: the label with which it follows the sequence; "" if it does not.
     """
-    if label == batch and label not in ("none", "partial"):
-        return DATA  # also an operator without a batch whose gradients add up over its ranks
-    if label in UNSPLIT:
+    if label in ("none", "partial"):
         return WHOLE
+    if label in UNSPLIT:
+        return ADDED if label in (batch, sequence) else WHOLE
+    if label == batch:
+        return DATA
     # `rows.1@S(0)`: the loop, its atom, and what becomes of the partial sum.
-    return TENSOR if label.partition("@")[0].partition(".")[0] in _WEIGHT_LOOPS else OTHER
+    dim = label.partition("@")[0]
+    if dim.partition(".")[0] in _WEIGHT_LOOPS:
+        return TENSOR
+    return SEQUENCE if dim in (sequence, _QUERIES) else OTHER
+
+
+def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
+    """Return (_COUNTED,) in which of the counts an operator with this label is."""
+    counted, kind = np.zeros(_COUNTED, dtype=int), what_it_does(label, batch, sequence)
+    counted[kind] = 1
+    counted[QUERIES] = label == _QUERIES
+    counted[HEADS] = label.partition(".")[0] in _HEADS
+    counted[UNSPLIT_SEQUENCE] = kind == WHOLE and sequence not in ("", *UNSPLIT)
+    return counted
 
 
 def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, ...]:
@@ -104,13 +133,12 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
 
 def _staged_name(record: StagesRecord, space: Space) -> str:
     stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
-    done = [
-        [what_it_does(label, batch) for label in labels]
-        for stage in stages
-        for name, (batch, *labels) in stage.groups.items()
-        if name in record.operators  # and not what arrives or departs
-    ]
-    counts = _counts(np.array(done, dtype=np.intp).reshape(len(done), len(shape)))
+    counts = np.zeros((len(shape), _COUNTED), dtype=int)
+    for stage in stages:
+        for name, (batch, *labels) in stage.groups.items():
+            if name in record.operators:  # and not what arrives or departs
+                for axis, label in enumerate(labels):
+                    counts[axis] += _counted(label, batch, space.sequence.get(name, ""))
     outside = [axis for axis in range(len(shape)) if _main(counts[axis]) != TENSOR]
     stored = np.zeros(4, dtype=int)
     for stage in stages:
@@ -144,19 +172,17 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
     groups, shape = len(space.groups), space.mesh.shape
     choices = np.array([p.choice for p in points], dtype=np.intp).reshape(len(points), -1)
     options = np.array([p.options for p in points], dtype=np.intp).reshape(len(points), -1)
-    counts = np.zeros((len(points), len(shape), 4), dtype=int)
+    counts = np.zeros((len(points), len(shape), _COUNTED), dtype=int)
     stored = np.zeros((len(points), 4), dtype=int)
     regions = list(dict.fromkeys(space.regions.values()))
     again = np.zeros((len(points), len(regions)), dtype=bool)
-    rows = np.arange(len(points))
     for place, (name, group) in enumerate(space.groups.items()):
         if place >= choices.shape[1]:
             break
         configurations = len(group["configurations"])
         at = choices[:, place] % configurations
-        kinds, storage = _tables(group, len(shape))
-        for axis in range(len(shape)):
-            counts[rows, axis, kinds[at, axis]] += 1
+        counted, storage = _tables(group, len(shape), space.sequence.get(name, ""))
+        counts += counted[at]
         stored += storage[at, options[:, place]]
         if name in space.regions:
             again[:, regions.index(space.regions[name])] |= choices[:, place] >= configurations
@@ -175,19 +201,19 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
         yield JOIN.join((known[key], *recomputed, *_micro(space)))
 
 
-def _tables(group: Mapping[str, Any], axes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (configurations, axes) the kinds of split of a group, and (configurations, options, 4) how many
-    parameters could be stored in shards, and how many are, by ZeRO stage.
+def _tables(group: Mapping[str, Any], axes: int, sequence: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (configurations, axes, _COUNTED) in which counts a group is, and (configurations, options, 4)
+    how many parameters could be stored in shards, and how many are, by ZeRO stage.
     """
     configurations = group["configurations"]
-    kinds = np.array(
-        [[what_it_does(label, group["micro"]) for label in labels] for labels in configurations],
-        dtype=np.intp,
-    ).reshape(len(configurations), axes)
+    counted = np.zeros((len(configurations), axes, _COUNTED), dtype=int)
+    for c, labels in enumerate(configurations):
+        for axis, label in enumerate(labels):
+            counted[c, axis] = _counted(label, group["micro"], sequence)
     stored = np.zeros((len(configurations), max(map(len, group["options"]), default=1), 4), dtype=int)
     for c, options in enumerate(group["options"]):
         # Where an axis splits the parameter for its use, shards are no storage of their own.
-        outside = [axis for axis in range(axes) if kinds[c, axis] != TENSOR]
+        outside = [axis for axis in range(axes) if not counted[c, axis, TENSOR]]
         sharded = [
             [any(layout[axis + 1].startswith("S(") for axis in outside) for layout in option]
             for option in options
@@ -198,7 +224,7 @@ def _tables(group: Mapping[str, Any], axes: int) -> tuple[np.ndarray, np.ndarray
             for layout, is_sharded in zip(option, sharded[o], strict=True):
                 if is_sharded:
                     stored[c, o, _STAGE_OF.get(layout[0], 3)] += 1
-    return kinds, stored
+    return counted, stored
 
 
 def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
@@ -214,17 +240,14 @@ def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
     return found[0], found[1], found[2], found[3]
 
 
-def _counts(kinds: np.ndarray) -> np.ndarray:
-    """Return (axes, 4) the number of operators with each kind of split; ``kinds`` is (operators, axes)."""
-    return np.stack([(kinds == kind).sum(axis=0) for kind in (DATA, TENSOR, OTHER, WHOLE)], axis=1)
-
-
 def _main(counts: np.ndarray) -> int:
-    """Return the kind of split after which an axis is named."""
+    """Return the kind of split after which an axis is named; ``counts`` is (_COUNTED,)."""
     # Elementwise operators follow splits of weights under names of dims: they do not name an axis that has
     # any operator of a kind that has a name.
-    named = counts[:2] if counts[:2].any() else counts[:3]
-    return int(np.argmax(named)) if named.any() else WHOLE
+    named = counts[:OTHER] if counts[:OTHER].any() else counts[:WHOLE]
+    if named.any():
+        return int(np.argmax(named))
+    return DATA if counts[ADDED] else WHOLE
 
 
 def _axes_and_storage(shape: Sequence[int], counts: np.ndarray, stored: np.ndarray) -> Iterator[str]:
@@ -237,8 +260,8 @@ def _axes_and_storage(shape: Sequence[int], counts: np.ndarray, stored: np.ndarr
         return
     yield from (_axis(shape, counts, mine, DATA) for mine in [_of(axes, DATA)] if mine)
     yield from _zero(stored)
-    yield from (_axis(shape, counts, mine, TENSOR) for mine in [_of(axes, TENSOR)] if mine)
-    yield from (_axis(shape, counts, mine, OTHER) for mine in [_of(axes, OTHER)] if mine)
+    for kind in (SEQUENCE, TENSOR, OTHER):
+        yield from (_axis(shape, counts, mine, kind) for mine in [_of(axes, kind)] if mine)
     for axis in _of(axes, WHOLE):
         yield f"{shape[axis]} alike"
 
@@ -249,12 +272,31 @@ def _of(axes: Sequence[tuple[int, int]], kind: int) -> list[int]:
 
 def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: int) -> str:
     sizes = "×".join(str(shape[axis]) for axis in axes)
-    rest = []
-    for other in (DATA, TENSOR, OTHER):
-        most = max((int(counts[axis, other]), int(counts[axis, :WHOLE].sum())) for axis in axes)
-        if other != kind and most[0]:
-            rest.append(f"{TITLES[other]} {most[0]}/{most[1]}")
-    return f"{TITLES[kind]} {sizes}" + (f" ({', '.join(rest)})" if rest else "")
+    mine = counts[list(axes)]
+    queries, heads, unsplit_sequence = (int(n) for n in mine[:, QUERIES:].max(axis=0))
+    title, left_out = TITLES[kind], {kind}
+    by_heads = kind == SEQUENCE and heads > queries
+    if kind == SEQUENCE:
+        title = "CP" if queries or heads else title
+        # What follows the sequence under the name of another dim.
+        left_out |= {OTHER}
+    along = kind == TENSOR and mine[:, SEQUENCE].all() and not unsplit_sequence
+    if along:
+        left_out |= {SEQUENCE, OTHER}
+    rest = ["Ulysses"] if by_heads else []
+    for other in (DATA, TENSOR, SEQUENCE, OTHER):
+        most = max((_operators(of, other, kind), int(of[:WHOLE].sum() + of[ADDED])) for of in mine)
+        count = most[0] - (heads if by_heads and other == TENSOR else 0)
+        if other not in left_out and count > 0:
+            rest.append(f"{TITLES[other]} {count}/{most[1]}")
+    return f"{title} {sizes}" + (" + SP" if along else "") + (f" ({', '.join(rest)})" if rest else "")
+
+
+def _operators(counts: np.ndarray, kind: int, main: int) -> int:
+    """Return the number of operators of a kind on an axis that is named after another one."""
+    # What is added up belongs to the split along the sequence if the axis has that.
+    added = counts[ADDED] if kind == DATA and main != SEQUENCE else 0
+    return int(counts[kind] + added)
 
 
 def _zero(stored: np.ndarray) -> Iterator[str]:

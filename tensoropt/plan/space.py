@@ -29,6 +29,8 @@ class Space(Shown):
         notes: what was heuristic.
         regions: group -> the repeated block it is recomputed with; such a group's index counts its
             configurations once plain, then once more recomputed.
+        sequence: group -> the label with which it follows the sequence; of those that do. Empty in
+            explorations that were saved without.
     """
 
     mesh: MeshInfo
@@ -39,6 +41,7 @@ class Space(Shown):
     keys: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     regions: Mapping[str, str] = field(default_factory=dict)
+    sequence: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:

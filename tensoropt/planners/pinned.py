@@ -1,5 +1,5 @@
-"""Simulate a configuration that somebody else chose: data and tensor degrees, ZeRO's stage, micro-batches and
-recomputation as a job's launcher takes them, on a cluster.
+"""Simulate a configuration that somebody else chose: data, context and tensor degrees, ZeRO's stage,
+micro-batches and recomputation as a job's launcher takes them, on a cluster.
 
 Choices that such a configuration leaves open are made for the shortest step, as for every published scheme
 (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made for the pinned configurations alone, so
@@ -48,6 +48,7 @@ from tensoropt.sharding.configurations import (
 )
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.sequence import QUERIES, sequence_strategies
 from tensoropt.sharding.storage import Reduce, Storage
 from tensoropt.simulate.candidates import overlap_of
 
@@ -66,13 +67,15 @@ class PinnedConfiguration:
     Attributes:
         data: data-parallel degree, over all nodes.
         tensor: tensor-parallel degree, Megatron's; innermost.
+        context: context-parallel degree: ranks, inside the data-parallel ones, that split each sequence.
         stage: ZeRO's stage: 0 keeps everything whole, 1 shards the state, 2 gradients too, 3 parameters too.
-        shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards; None
-        for all of them. sequence_parallel: whether activations between tensor-parallel products may be split
-        along the sequence. micro_batches: micro-batches per step. recompute: whether every repeated block
-        runs its forward again in backward. places: parts of the devices that follow one another in a
-        pipeline, outermost; 1 for none. stages_per_place: the number of the pipeline's stages at each place.
-        schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
+        shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards, each
+        together with its context-parallel ranks; None for all of them. sequence_parallel: whether activations
+        between tensor-parallel products may be split along the sequence. micro_batches: micro-batches per
+        step. recompute: whether every repeated block runs its forward again in backward. places: parts of the
+        devices that follow one another in a pipeline, outermost; 1 for none. stages_per_place: the number of
+        the pipeline's stages at each place. schedule: the pipeline's schedule, one of
+        :data:`tensoropt.pipeline.strategy.SCHEDULES`.
 
     Raises:
         UnsuitableError: a degree below 1, no such stage, or a group that does not divide ``data``.
@@ -80,6 +83,7 @@ class PinnedConfiguration:
 
     data: int = 1
     tensor: int = 1
+    context: int = 1
     stage: int = _WHOLE_STAGE
     shard_group: int | None = None
     sequence_parallel: bool = False
@@ -90,7 +94,7 @@ class PinnedConfiguration:
     schedule: str = "1f1b"
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "micro_batches", "places", "stages_per_place"):
+        for name in ("data", "tensor", "context", "micro_batches", "places", "stages_per_place"):
             if getattr(self, name) < 1:
                 raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
         if self.stage not in (_WHOLE_STAGE, *STAGES):
@@ -104,20 +108,22 @@ class PinnedConfiguration:
     @property
     def devices(self) -> int:
         """The number of devices that the configuration takes."""
-        return self.data * self.tensor * self.places
+        return self.data * self.context * self.tensor * self.places
 
     @property
     def shards(self) -> int:
-        """The number of shards into which the stage cuts parameters, gradients or state."""
+        """The number of shards into which data parallelism cuts parameters, gradients or state; the
+        context-parallel ranks cut each of them further."""
         return 1 if self.stage == _WHOLE_STAGE else (self.shard_group or self.data)
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of a place: replicas outside, the ranks that share shards inside, tensor parallelism
-        innermost."""
-        sizes = {"replica": self.data // self.shards, "shard": self.shards, "tensor": self.tensor}
+        """The mesh of a place: replicas outside, the ranks that share shards inside, then those that share
+        sequences, tensor parallelism innermost (Megatron-LM's order of ranks)."""
+        sizes = {"replica": self.data // self.shards, "shard": self.shards}
         if self.stage == _WHOLE_STAGE:
-            sizes = {"replica": self.data, "tensor": self.tensor}
+            sizes = {"replica": self.data}
+        sizes |= {"context": self.context, "tensor": self.tensor}
         axes = {name: size for name, size in sizes.items() if size > 1} or {"replica": 1}
         return Mesh(shape=tuple(axes.values()), names=tuple(axes))
 
@@ -200,10 +206,11 @@ def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigurati
     """
     cluster = costs.cluster
     if cluster.device_count != pinned.devices:
+        context = f" x context {pinned.context}" if pinned.context > 1 else ""
         pipeline = f" x pipeline {pinned.places}" if pinned.places > 1 else ""
         raise UnsuitableError(
-            f"data {pinned.data} x tensor {pinned.tensor}{pipeline} takes {pinned.devices} devices and "
-            f"{cluster.name} has {cluster.device_count}; give a cluster of that size"
+            f"data {pinned.data}{context} x tensor {pinned.tensor}{pipeline} takes {pinned.devices} devices "
+            f"and {cluster.name} has {cluster.device_count}; give a cluster of that size"
         )
     if pinned.micro_batches > 1 and problem.refusal:
         raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
@@ -222,8 +229,9 @@ class _Pinning:
             name for name, size in zip(self.mesh.names, self.mesh.shape, strict=True) if size > 1
         )
         # Micro-batches are axis 0 of layouts.
-        self.shard_axis = self.names.index("shard") + 1 if "shard" in self.names else None
-        self.stage = pinned.stage if self.shard_axis is not None else _WHOLE_STAGE
+        shards = ("shard", "context") if pinned.stage != _WHOLE_STAGE else ()
+        self.shard_axes = [i for i, name in enumerate(self.names, 1) if name in shards]
+        self.stage = pinned.stage if self.shard_axes else _WHOLE_STAGE
         self.notes: list[str] = []
         if self.stage == 1 and pinned.micro_batches == 1:
             # costs.parameters.unsharded_options: stage 1 is no option there.
@@ -263,12 +271,31 @@ class _Pinning:
         except MicroBatchRefused as refusal:
             raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
         inner = inner_labels(self.graph, batch) if "tensor" in self.names else {}
+        along = self._along_sequence() if "context" in self.names else {}
+
+        def on(axis: str, group: Group) -> frozenset[str]:
+            if axis == "tensor":
+                return self._inside(group, inner[group.name], batch[group.name])
+            return along[group.name] if axis == "context" else frozenset({batch[group.name]})
+
+        return {group.name: tuple(on(axis, group) for axis in self.names) for group in self.graph.groups}
+
+    def _along_sequence(self) -> dict[str, frozenset[str]]:
+        """Return the labels that each group may split on the context axis: that which follows the sequence,
+        with its partial sum, if there is one, resolved in any way.
+
+        Raises:
+            UnsuitableError: no attention of the model can follow the sequence.
+        """
+        labels = {name: s.label for name, s in sequence_strategies(self.graph).items()}
+        if not any(label.loop == QUERIES for label in labels.values()):
+            raise UnsuitableError(
+                f"context {self.pinned.context} splits the queries of attention, and this model has no "
+                "scaled_dot_product_attention whose queries follow the inputs' second dim; pin context=1"
+            )
         return {
-            group.name: tuple(
-                self._inside(group, inner[group.name], batch[group.name])
-                if axis == "tensor"
-                else frozenset({batch[group.name]})
-                for axis in self.names
+            group.name: frozenset(
+                str(s.label) for s in group.strategies if s.label.dim == labels[group.name].dim
             )
             for group in self.graph.groups
         }
@@ -300,13 +327,9 @@ class _Pinning:
     def _stored(self, options: object) -> np.ndarray:
         """Return a mask over the ways to store a group's parameters."""
         ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
-        data = [i for i, name in enumerate(self.names, 1) if name != "tensor"]
-        shards = np.array(
-            [sum(layout[self.shard_axis] >= 0 for layout in way) if self.shard_axis else 0 for way in ways]
-        )
-        sharded = np.array(
-            [sum(layout[a] >= 0 for layout in way for a in data if a != self.shard_axis) for way in ways]
-        )
+        whole = [i for i, name in enumerate(self.names, 1) if name != "tensor" and i not in self.shard_axes]
+        shards = np.array([sum(layout[a] >= 0 for layout in way for a in self.shard_axes) for way in ways])
+        sharded = np.array([sum(layout[a] >= 0 for layout in way for a in whole) for way in ways])
         # Parameters that cannot be sharded at all are stored whole in every stage.
         best = (sharded == sharded.min()) & (shards == (shards[sharded == sharded.min()]).max())
         once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
@@ -348,9 +371,10 @@ def simulate_pinned_pipeline(
 ) -> PinnedPipelinePoint:
     """Return the fastest pipelined strategy of a pinned configuration, simulated.
 
-    Tensors cross cuts split along the batch; on the tensor axis they cross whole, or split along the sequence
-    if activations between products are. As in Megatron-LM, parameters are gathered from the beginning of the
-    step on, and gradients are reduced while other micro-batches and earlier stages compute.
+    Tensors cross cuts split along the batch, on the context axis along the sequence; on the tensor axis they
+    cross whole, or split along the sequence if activations between products are. As in Megatron-LM,
+    parameters are gathered from the beginning of the step on, and gradients are reduced while other
+    micro-batches and earlier stages compute.
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.
@@ -385,14 +409,17 @@ def simulate_pinned_pipeline(
     frontiers = PlaceFrontiers(search, costs)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
     # al., SC 2021, section 4.1), which is searched beside sending the whole from each.
-    inner: tuple[str, ...] = ("batch",)
-    if pinned.tensor > 1:
-        inner = ("second",) if pinned.sequence_parallel else ("whole", "second")
+    ways: dict[str, tuple[str, ...]] = {
+        "context": ("second",),
+        "tensor": ("second",) if pinned.sequence_parallel else ("whole", "second"),
+    }
     try:
         composer = Composer(
             frontiers,
             pinned.schedule,
-            Crossings(ways=inner, outer=("batch",), everywhere_alike=True),
+            Crossings(
+                everywhere_alike=True, of_axes=tuple(ways.get(name, ("batch",)) for name in pinning.names)
+            ),
             _fastest,
             per_place=pinned.stages_per_place,
         )

@@ -35,6 +35,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from tensoropt.ops.attention_in_blocks import BLOCKS_FORM, block_kernel
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.registry import reserve_of
 from tensoropt.profiling.workload import Workload
@@ -139,7 +140,7 @@ def capability_of(text: str) -> Capability:
 
 def has_attention(work: Workload) -> bool:
     """Return whether the facts of a workload depend on the attention kernel that its device chooses."""
-    return any(call.function == ATTENTION for call, _ in work.calls)
+    return any(call.function in (ATTENTION, BLOCKS_FORM) for call, _ in work.calls)
 
 
 def attention_kernel(
@@ -262,6 +263,8 @@ class CudaAttention(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is block_kernel:
+            return block_kernel(*args[:3], device_type="cuda")
         if func not in _ATTENTION:
             return func(*args, **kwargs)
         return _attend(self.capability, *args, **kwargs)

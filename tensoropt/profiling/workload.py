@@ -165,9 +165,9 @@ def workload(
     def short(name: str) -> Ref:
         return Ref(names[name])
 
-    calls = []
+    calls, zigzag = [], atoms.may_zigzag(mesh)
     for op in group.operators:
-        call = localise(configuration.placed(op.name, atoms, mesh, None))
+        call = localise(configuration.placed(op.name, atoms, mesh, None, zigzag=zigzag))
         args = tuple(map_refs(a, short) for a in call.args)
         kwargs = {k: map_refs(v, short) for k, v in call.kwargs.items()}
         outputs = tuple(names[n] for n in op.outputs)

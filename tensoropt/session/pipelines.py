@@ -231,7 +231,10 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         every = finder.all()
     for mesh, micro_batches, evaluations in every:
         made = [pipelined_point(one, mesh, space=len(spaces)) for one in reduce_points(evaluations)]
-        spaces.append(pipelined_space(mesh, micro_batches, searched.problem.parameter_keys, finder.notes))
+        problem = searched.problem
+        spaces.append(
+            pipelined_space(mesh, micro_batches, problem.parameter_keys, finder.notes, problem.sequence)
+        )
         count += len(evaluations)
         points = list(reduce_points([*points, *made]))
     if not points:

@@ -26,6 +26,7 @@ from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
 from tensoropt.ops.layouts import Atoms
 from tensoropt.ops.registry import index_space
 from tensoropt.sharding.discovery.discover import Discovery, Kept, discover, discovered_space, signature
+from tensoropt.sharding.zigzag import with_zigzag
 
 
 def is_chain(boundaries: Iterable[int]) -> bool:
@@ -183,7 +184,8 @@ class _Refinement:
                 parts[loop].append(len(new_dims))
                 # Only a dim that is a single atom is cut unevenly: unequal parts of an inner atom are not
                 # chunks of the dim.
-                new_dims.append(LoopDim(label, size, dim.splittable, dim.uneven and len(sizes) == 1))
+                uneven, growing = dim.uneven and len(sizes) == 1, dim.growing and i == 0
+                new_dims.append(LoopDim(label, size, dim.splittable, uneven, growing))
 
         def operand(old: Operand) -> Operand:
             dims = []
@@ -263,7 +265,7 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
             (o.tensor, d) in marked for o in operands for d, loops in enumerate(o.dims) if loop in loops
         )
 
-    dims = tuple(LoopDim(d.name, d.size, d.splittable, allowed(i)) for i, d in enumerate(space.dims))
+    dims = tuple(replace(d, uneven=allowed(i)) for i, d in enumerate(space.dims))
     return space.with_dims(dims)
 
 
@@ -274,7 +276,7 @@ def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
         kept: earlier findings about operators without a rule; every process would arrive at the same ones by
             itself.
     """
-    return _Refinement(graph, kept).refine()
+    return with_zigzag(_Refinement(graph, kept).refine())
 
 
 def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
@@ -288,4 +290,4 @@ def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Op
     known = {name: atoms for name, atoms in before.atoms.items() if name in graph.tensors}
     found = _Refinement(graph, None, new, known).refine()
     spaces = {op.name: found.spaces.get(op.name) or before.spaces[op.name] for op in graph.operators}
-    return AtomGraph(graph, spaces, found.atoms, before.discovered)
+    return with_zigzag(AtomGraph(graph, spaces, found.atoms, before.discovered))

@@ -72,10 +72,21 @@ class Configuration:
         return name, before, after
 
     def placed(
-        self, op_name: str, atoms: AtomGraph, mesh: AxisSizes, coordinate: tuple[int, ...] | None
+        self,
+        op_name: str,
+        atoms: AtomGraph,
+        mesh: AxisSizes,
+        coordinate: tuple[int, ...] | None,
+        *,
+        zigzag: bool = False,
     ) -> OperatorShard:
-        """Return one rank's part of an operator of the group; the largest part without a coordinate."""
-        return OperatorShard(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
+        """Return one rank's part of an operator of the group; the largest part without a coordinate.
+
+        Args:
+            zigzag: whether sequences are cut in zig-zag order.
+        """
+        op = atoms.graph.by_name[op_name]
+        return OperatorShard(op, atoms, self.choices(op_name), mesh, coordinate, zigzag)
 
 
 def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: AxisSizes) -> bool:
@@ -113,7 +124,7 @@ def enumerate_configurations(
     """Return all configurations of a group on a mesh; the unsplit one is always among them.
 
     An atom inside another splittable atom of the same loop is left out if the outer one alone is divisible by
-    the whole mesh: the inner one could only reduce locality.
+    the whole mesh, as the inner one could only reduce locality, unless the loop combines batch and sequence.
     """
     total = prod(mesh[1:])
     by_loop: dict[str, int | None] = {}
@@ -126,8 +137,10 @@ def enumerate_configurations(
         if atom != outermost:
             outer = Label(loop, outermost).dim
             index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
-            # Rows often combine batch and sequence, and cutting either may suit the result's readers.
-            if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
+            # Rows often combine batch and sequence, as do other loops whose outermost atom is the batch (a
+            # loss has one), and cutting either may suit the result's readers.
+            combined = loop.startswith("rows") or outer == micro.label.dim
+            if atoms.spaces[group.name].dims[index].size % total == 0 and not combined:
                 continue
         kept.append(strategy)
     configurations = []

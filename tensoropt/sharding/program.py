@@ -37,6 +37,7 @@ class EdgeSteps:
             afterwards.
         readers: the groups that take what is gathered ahead, in their order; otherwise the edge's.
         recomputed: whether what is gathered ahead is for groups whose forward runs again in backward.
+        zigzag: the positions of the atoms whose shards come in zig-zag order.
     """
 
     edge: Edge
@@ -45,6 +46,7 @@ class EdgeSteps:
     casts: bool
     readers: tuple[str, ...]
     recomputed: bool = False
+    zigzag: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -54,7 +56,8 @@ class EdgeSteps:
         # An unsharded parameter was cast when it was gathered.
         unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
         casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
-        return cls(edge, *strategy.steps(edge), casts, readers or (edge.reader,), recomputed)
+        zigzag = strategy.zigzag_atoms(edge.tensor)
+        return cls(edge, *strategy.steps(edge), casts, readers or (edge.reader,), recomputed, zigzag)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,10 +83,15 @@ class Argument(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slice(Node):
-    """The rank's shard of a tensor that every rank has whole."""
+    """The rank's shard of a tensor that every rank has whole.
+
+    Attributes:
+        zigzag: the positions of the atoms that are cut in zig-zag order.
+    """
 
     layout: Layout
     mesh: AxisSizes
+    zigzag: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -215,7 +223,7 @@ def lower_program(
         place: the rank's coordinate on the mesh, micro-batch first; by default that of the largest shards.
         evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
     """
-    return Lowering(strategy, place, evaluating).program()
+    return Lowering(strategy, place, evaluating, zigzag=strategy.zigzag).program()
 
 
 _WHOLE = (REPLICATE, PARTIAL_GRAD)
@@ -233,10 +241,12 @@ class Lowering:
         brought: what was brought to a group, by the group's name and the tensor.
     """
 
-    def __init__(self, strategy: Strategy, place: tuple[int, ...] | None, evaluating: bool):
+    def __init__(
+        self, strategy: Strategy, place: tuple[int, ...] | None, evaluating: bool, *, zigzag: bool = False
+    ):
         self.strategy, self.graph = strategy, strategy.graph
         self.source = strategy.graph.atoms.graph
-        self.place, self.evaluating = place, evaluating
+        self.place, self.evaluating, self.zigzag = place, evaluating, zigzag
         self.nodes: list[Node] = []
         self.region: str | None = None
         self.arguments: dict[str, Node] = {}
@@ -327,7 +337,8 @@ class Lowering:
 
     def _compute(self, op: Operator, group: Group) -> Node:
         configuration = self.strategy.configurations[group.name]
-        call = localise(configuration.placed(op.name, self.graph.atoms, self.strategy.mesh, self.place))
+        atoms, mesh = self.graph.atoms, self.strategy.mesh
+        call = localise(configuration.placed(op.name, atoms, mesh, self.place, zigzag=self.zigzag))
         if self.evaluating:
             call = evaluated(op, call)
         # In the order of the rank's kernel, which may differ from that of the graph's operator.
@@ -426,7 +437,12 @@ class Lowering:
             return argument
         if (name, layout) not in self._slices:
             self._slices[name, layout] = self.add(
-                Slice(layout=layout, mesh=self.strategy.mesh, reads={name: argument})
+                Slice(
+                    layout=layout,
+                    mesh=self.strategy.mesh,
+                    zigzag=self.strategy.zigzag_atoms(name) if self.zigzag else frozenset(),
+                    reads={name: argument},
+                )
             )
         return self._slices[name, layout]
 

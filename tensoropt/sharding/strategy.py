@@ -247,6 +247,24 @@ class Strategy:
         return self.graph.atoms.atoms[name]
 
     @cached_property
+    def zigzag(self) -> bool:
+        """Whether sequences are cut in zig-zag order: they can be, and causal attention is split along its
+        queries."""
+        atoms = self.graph.atoms
+        return atoms.may_zigzag(self.mesh) and any(
+            choice >= 0 and size > 1 and atoms.spaces[op.name].dims[choice].growing
+            for configuration in self.configurations.values()
+            for op in configuration.group.operators
+            for choice, size in zip(configuration.choices(op.name), self.mesh, strict=True)
+        )
+
+    def zigzag_atoms(self, name: str) -> frozenset[int]:
+        """Return the positions of a tensor's atoms whose shards come in zig-zag order."""
+        if not self.zigzag:
+            return frozenset()
+        return frozenset(position for tensor, position in self.graph.atoms.zigzag if tensor == name)
+
+    @cached_property
     def made(self) -> Mapping[str, Layout]:
         """The layout of every activation as its group produces it."""
         return {

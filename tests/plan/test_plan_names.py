@@ -13,7 +13,17 @@ from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.pipeline.strategy import SCHEDULES as KNOWN
 from tensoropt.plan.figures import FIXED
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, StagePlan, StagesInfo
-from tensoropt.plan.plan_names import DATA, OTHER, SCHEDULES, TENSOR, WHOLE, plan_names, what_it_does
+from tensoropt.plan.plan_names import (
+    ADDED,
+    DATA,
+    OTHER,
+    SCHEDULES,
+    SEQUENCE,
+    TENSOR,
+    WHOLE,
+    plan_names,
+    what_it_does,
+)
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
@@ -93,13 +103,49 @@ def test_one_device_has_no_axes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "batch", "kind"),
-    [("rows.0", "rows.0", DATA), ("rows.1", "rows.0", OTHER), ("out_features.2", "rows.0", TENSOR),
-     ("in_features@S(0)", "rows.0", TENSOR), ("heads", "batch0", TENSOR), ("partial", "d0", WHOLE),
-     ("partial_grad", "partial_grad", DATA), ("none", "none", WHOLE)],
+    ("label", "batch", "sequence", "kind"),
+    [("rows.0", "rows.0", "", DATA), ("rows.1", "rows.0", "", OTHER),
+     ("out_features.2", "rows.0", "", TENSOR), ("queries", "batch0", "", SEQUENCE),
+     ("rows.1", "rows.0", "rows.1", SEQUENCE), ("d1", "d0", "d1", SEQUENCE), ("d2", "d0", "d1", OTHER),
+     ("d1", "none", "d1", SEQUENCE), ("d0.1@R", "d0.0", "d0.1", SEQUENCE),
+     ("in_features@S(0)", "rows.0", "d1", TENSOR), ("heads", "batch0", "queries", TENSOR),
+     ("partial", "d0", "d1", WHOLE), ("partial_grad", "partial_grad", "", ADDED),
+     ("partial_grad", "none", "partial_grad", ADDED), ("none", "none", "d1", WHOLE)],
 )  # fmt: skip
-def test_what_a_label_does(label: str, batch: str, kind: int) -> None:
-    assert what_it_does(label, batch) == kind
+def test_what_a_label_does(label: str, batch: str, sequence: str, kind: int) -> None:
+    assert what_it_does(label, batch, sequence) == kind
+
+
+ALONG = {"norm": "d1", "up": "d1", "core": "queries", "down": "d1"}
+"""A block, and with which labels it follows the sequence."""
+
+
+def of_block(*labels: tuple[str, str], batch: str = "d0") -> str:
+    """The name of a plan of four operators on two axes."""
+    groups = {
+        name: group([list(own)], [[[]]], "batch0" if batch != "none" and name == "core" else batch)
+        for name, own in zip(ALONG, labels, strict=True)
+    }
+    return name(space(groups, (4, 2), micro_batches=1, sequence=ALONG), (0,) * 4, (0,) * 4)
+
+
+def test_split_sequences_are_named_after_their_attention() -> None:
+    queries = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "queries"), ("d0", "d1"))
+    assert queries == "DP 4 · CP 2"
+    heads = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "heads"), ("d0", "d1"))
+    assert heads == "DP 4 · CP 2 (Ulysses)"
+    whole = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "none"), ("d0", "d1"))
+    assert whole == "DP 4 · SP 2"
+    alone = of_block(("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1"), batch="none")
+    assert alone == "CP 4×2 (TP 1/4)"
+
+
+def test_sequence_parallel_regions_are_named_beside_tensor_parallelism() -> None:
+    products = ("d0", "out_features"), ("batch0", "heads"), ("d0", "in_features@S(1)")
+    assert of_block(("d0", "d1"), *products) == "DP 4 · TP 2 + SP"
+    assert of_block(("d0", "none"), *products) == "DP 4 · TP 2"
+    context = ("d1", "out_features"), ("queries", "heads"), ("d1", "in_features@S(1)")
+    assert of_block(("d1", "d1"), *context) == "CP 4 · TP 2 + SP"
 
 
 def test_pipelines_say_their_parts_and_their_schedule() -> None:

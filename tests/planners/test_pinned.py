@@ -37,6 +37,11 @@ def sent(point: PinnedPoint, kind: str) -> int:
     return sum(size * count for of, _, size, count in point.point.collectives if of == kind)
 
 
+def split(point: PinnedPoint) -> list[tuple[str, ...]]:
+    """What each group splits on each axis."""
+    return [point.tables.labels(group.name, point.choice[group.name]) for group in model().graph.groups]
+
+
 def test_data_parallelism_reduces_every_gradient_once():
     found = pinned(data=4, micro_batches=2)
     # Gradients are as wide as the float32 master weights.
@@ -95,10 +100,42 @@ def test_tensor_parallelism_splits_products_and_the_sequence():
     assert along.point.additive_time_s <= apart.point.additive_time_s
 
 
+def test_context_parallelism_splits_sequences_and_gathers_keys_and_values():
+    found, whole = pinned(data=2, context=2, micro_batches=2), pinned(data=2, micro_batches=2)
+    assert split(found).count(("batch0", "queries")) == LAYERS
+    # Keys and values of each layer: gathered in forward, their gradients reduce-scattered; 2 bytes each.
+    keys = 2 * (BATCH // 2) * SEQUENCE * HIDDEN * 2
+    assert sent(found, "all_gather") == LAYERS * keys
+    assert sent(found, "reduce_scatter") == LAYERS * keys
+    flops, of_whole = (
+        sum(c.facts.forward_flops * c.forwards for c in of.computed()) for of in (found, whole)
+    )
+    # Attention too: each rank has queries from both ends of the sequences.
+    assert flops == pytest.approx(of_whole / 2, rel=1e-3)
+
+
+def test_shards_span_the_context_too():
+    apart = pinned(data=2, context=2, stage=0, micro_batches=2)
+    sharded = pinned(data=2, context=2, stage=1, micro_batches=2)
+    alone = pinned(context=4, stage=1, micro_batches=2)
+    assert PinnedConfiguration(data=2, context=2, stage=1).mesh.names == ("shard", "context")
+    assert PinnedConfiguration(context=4, stage=1).mesh.names == ("context",)
+    # Parameters are gathered on both axes; keys and values on that of the context.
+    axes = {axes for kind, axes, *_ in sharded.point.collectives if kind == "all_gather"}
+    assert axes == {(0, 1), (1,)}
+    assert max(sharded.point.memory_bytes, alone.point.memory_bytes) < apart.point.memory_bytes
+
+
+def test_context_and_tensor_parallelism_compose():
+    found = pinned(data=1, context=2, tensor=2, sequence_parallel=True, micro_batches=2)
+    assert split(found).count(("queries", "heads")) == LAYERS
+
+
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
         ({"data": 0}, "below 1"),
+        ({"context": 0}, "below 1"),
         ({"stage": 4}, "no stage 4"),
         ({"data": 4, "stage": 3, "shard_group": 3}, "do not divide"),
     ],

@@ -50,6 +50,15 @@ def test_tensor_parallelism_stays_inside_stages():
     assert {"all_reduce", "send"} <= kinds
 
 
+def test_tensors_cross_cuts_in_parts_of_sequences():
+    found, whole = (pinned(places=2, context=context, micro_batches=4) for context in (2, 1))
+    for stage in found.evaluation.strategy.stages:
+        labels = [label for c in stage.configurations.values() for label in c.labels]
+        assert "queries" in labels
+    sent = [max(size for kind, _, size, _ in of.point.collectives if kind == "send") for of in (found, whole)]
+    assert 2 * sent[0] == sent[1]
+
+
 def test_a_pipeline_holds_less_of_the_model_and_zero_less_still():
     alone, sharded = (
         pinned(places=2, data=2, stage=stage, micro_batches=4).evaluation.memory[:, 2] for stage in (0, 2)

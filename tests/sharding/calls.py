@@ -181,6 +181,40 @@ call(
     QUERIES,
     w=(12,),
 )
+call(
+    "attention-causal-groups",
+    lambda m, q, k: F.scaled_dot_product_attention(q * m.w, k, k * m.w, is_causal=True, enable_gqa=True),
+    QUERIES,
+    torch.randn(4, 2, 8, 12),
+    w=(12,),
+)
+call(
+    "attention-causal-fewer-keys",
+    lambda m, q, k: F.scaled_dot_product_attention(q * m.w, k * m.w, k, is_causal=True, scale=0.5),
+    QUERIES,
+    torch.randn(4, 4, 6, 12),
+    w=(12,),
+)
+call(
+    "attention-causal-more-keys",
+    lambda m, q, k: F.scaled_dot_product_attention(q * m.w, k * m.w, k, is_causal=True),
+    QUERIES,
+    torch.randn(4, 4, 11, 12),
+    w=(12,),
+)
+call(
+    "attention-causal-three-dims",
+    lambda m, q: F.scaled_dot_product_attention(q * m.w, q, q * m.w, is_causal=True),
+    QUERIES[0],
+    w=(12,),
+)
+call(
+    "attention-masked",
+    lambda m, q, mask: F.scaled_dot_product_attention(q * m.w, q, q, attn_mask=mask),
+    QUERIES,
+    torch.randn(4, 1, 8, 8),
+    w=(12,),
+)
 # losses
 TARGET, CHANCE = torch.rand(4, 8), torch.rand(4, 8).log_softmax(-1)
 

@@ -1,5 +1,4 @@
-"""Scaled dot-product attention: batch and heads split; sequences stay whole, except some queries'
-sequences."""
+"""Scaled dot-product attention: batch, heads and the queries' sequence split; keys and values stay whole."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import torch
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from tensoropt.graph import Operator
+from tensoropt.ops.attention_in_blocks import BLOCKS_FORM, causal_attention_in_blocks, query_pieces
 from tensoropt.ops.calls import CostClass, FlopCount, LocalCall, OperatorShard, OpSpec, Precision
 from tensoropt.ops.families.generators import dropout_kernel, pieces_of
 from tensoropt.ops.index_space import Builder, Loops, Opaque
@@ -23,9 +23,10 @@ MATH_FORM = "kernels.attention_with_dropout"
 def attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
-    The queries' sequence splits if no causal flag ties it to absolute positions and any mask is an operand
-    that can be cut in the same way. Grouped-query attention (``enable_gqa``) splits the key/value heads,
-    because query head ``h`` reads key head ``h // group``, or the query heads of every group.
+    The queries' sequence splits, without dropout: a mask is an operand that is cut in the same way, and a
+    causal flag becomes blocks of keys that depend on the rank. Grouped-query attention (``enable_gqa``)
+    splits the key/value heads, because query head ``h`` reads key head ``h // group``, or the query heads of
+    every group.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.op.kwargs.get("enable_gqa", False)
@@ -42,8 +43,9 @@ def attention(b: Builder) -> None:
         heads, group = group, 1
     h = b.loop("heads", heads)
     q_heads: Loops = (h, b.loop("group", group)) if group > 1 else h
-    # The causal flag would count queries from the first one of the shard.
-    s = b.loop("queries", shape[-2], splittable=not causal and not dropout)
+    # Attention of split queries under a causal flag is made of calls that take no mask.
+    splittable = not dropout and (not causal or mask is None)
+    s = b.loop("queries", shape[-2], splittable=splittable, growing=bool(causal))
     b.read(q, [*lead, q_heads, s, None])
     b.read(k, [*lead, h, None, None])
     b.read(v, [*lead, h, None, None])
@@ -55,10 +57,16 @@ def attention(b: Builder) -> None:
 
 
 def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the operator's own call, except with dropout: then the math form with a counter-based mask."""
+    """Return the operator's own call, with two exceptions: with dropout the math form with a counter-based
+    mask, and with split queries under a causal flag blocks of keys, as the flag would count queries from the
+    first one of the shard."""
     p = shard.argument(4, "dropout_p", 0.0)
     if p == 0.0:
-        return call
+        if not shard.argument(5, "is_causal", False) or not shard.split(shard.loop_named("queries")):
+            return call
+        pieces = query_pieces(shard, shard.space.writes[0])
+        args = (*call.args[:3], shard.op.kwargs.get("scale"))
+        return LocalCall(BLOCKS_FORM, args, {}, call.name, (pieces,))
     tensors = shard.atoms.graph.tensors
     keys = tensors[shard.op.inputs()[1]].shape[-2]
     output = shard.space.writes[0]
@@ -106,6 +114,8 @@ def _attention_with_dropout(
 
 def _evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
     """Return the call of attention without dropout."""
+    if call.function == BLOCKS_FORM:
+        return call
     mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
     causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal", False)
     kwargs = {k: v for k, v in op.kwargs.items() if k in ("scale", "enable_gqa")}
@@ -171,5 +181,6 @@ SPECS = (
         random=True,
         evaluated=_evaluated_attention,
     ),
+    OpSpec(kernels={BLOCKS_FORM: causal_attention_in_blocks}, kernel_class=CostClass.ATTENTION),
     OpSpec(without_rule=("attention",), cost_class=CostClass.ATTENTION),
 )

@@ -54,7 +54,7 @@ def dropout(b: Builder) -> None:
 
 def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ()) -> tuple[Any, ...]:
     """Return the (local size, global stride, step, axes) of each atom of an output (and of whole trailing
-    dims).
+    dims); of an atom whose shards come in zig-zag order also the number of its shards.
     """
     atoms = [size for dim in shard.atoms.atoms[operand.tensor] for size in dim]
     layout = shard.layout(operand, written=True)
@@ -70,7 +70,9 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
             for a in axes:
                 index = index * shard.mesh[a] + shard.coordinate[a]
             local = chunk(size, parts, index)[1]
-        pieces.append((local, prod(sizes[position + 1 :]), step, axes))
+        zigzag = (parts,) if axes and shard.zigzag and shard.coordinate is not None else ()
+        zigzag = zigzag if (operand.tensor, position) in shard.atoms.zigzag else ()
+        pieces.append((local, prod(sizes[position + 1 :]), step, axes, *zigzag))
     return tuple(pieces)
 
 
@@ -141,7 +143,7 @@ def keep_mask(
     name: str,
     p: float,
     shape: tuple[int, ...],
-    pieces: tuple[tuple[int, int, int, tuple[int, ...]], ...],
+    pieces: Any,
     device: torch.device,
 ) -> torch.Tensor:
     """Return a counter-based dropout mask: a hash of (seed, operator, step, global index).
@@ -150,7 +152,9 @@ def keep_mask(
         p: the probability of dropping.
         shape: local shape of the result.
         pieces: (local size, global stride, shard step, axes) per atom: element ``i`` of the atom has the
-            global index ``(coordinate(axes) * step + i) * stride``.
+            global index ``(coordinate(axes) * step + i) * stride``. With a number of shards it comes in
+            zig-zag order: half of it is the chunk at the coordinate, the other one its counterpart from the
+            end.
 
     Returns:
         A bool tensor, True where the element is kept. Replicas agree, shards of one tensor differ, and the
@@ -167,9 +171,14 @@ def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device)
     """
     # One dim per atom: the global index is a sum of one-dimensional ranges, which broadcast to it.
     index = torch.zeros((), dtype=torch.int64, device=device)
-    for position, (size, stride, step, axes) in enumerate(pieces):
-        start = context.coordinate(axes) * step if axes else 0
-        values = (torch.arange(size, dtype=torch.int64, device=device) + start) * stride
+    for position, (size, stride, step, axes, *parts) in enumerate(pieces):
+        coordinate = context.coordinate(axes) if axes else 0
+        starts = [coordinate * step]
+        if parts:
+            starts = [place * (step // 2) for place in (coordinate, 2 * parts[0] - 1 - coordinate)]
+        length = size // len(starts)
+        elements = [torch.arange(length, dtype=torch.int64, device=device) + start for start in starts]
+        values = (elements[0] if len(elements) == 1 else torch.cat(elements)) * stride
         index = index + values.view((size,) + (1,) * (len(pieces) - 1 - position))
     # The step is a number that a compiler may leave symbolic, so that it compiles once for all steps.
     moment = torch.full((), context.step, dtype=torch.int64, device=device).mul_(_STEP)

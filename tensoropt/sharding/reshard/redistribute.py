@@ -64,12 +64,14 @@ class _ReduceScatter:
     Attributes:
         atom: the atom that is cut.
         parts, position: the number of pieces, and the number of this rank's piece.
+        zigzag: whether pieces are cut in zig-zag order.
     """
 
     group: dist.ProcessGroup
     atom: int
     parts: int
     position: int
+    zigzag: bool = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         pieces = self._pieces(x)
@@ -96,6 +98,8 @@ class _ReduceScatter:
         it."""
         size, atom, parts = x.shape[self.atom], self.atom, self.parts
         shard = -(-size // parts)
+        if self.zigzag:
+            return _zigzag_pieces(x, atom, parts)
         if size == shard * parts:
             return x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
         pieces = x.new_zeros([parts, *_resized(x, atom, shard)])
@@ -223,6 +227,7 @@ class EdgeSpec:
         behind: the block whose backward has made the last of the gradients that are added up and scattered
             behind together with this one; None if it is sent separately.
         readers: the number of groups that take what is gathered ahead.
+        zigzag: the positions of the atoms whose shards come in zig-zag order; they divide evenly.
     """
 
     name: str
@@ -239,6 +244,7 @@ class EdgeSpec:
     block: int | None = None
     behind: int | None = None
     readers: int = 1
+    zigzag: frozenset[int] = frozenset()
 
     def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
         """Return the steps, start and end of one direction. The layouts are one-directional here: only those
@@ -266,6 +272,7 @@ class EdgeSpec:
             forward=permuted_steps(self.forward, places),
             backward=permuted_steps(self.backward, places),
             order=None,
+            zigzag=frozenset(places[atom] for atom in self.zigzag),
         )
 
     @property
@@ -352,7 +359,8 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
     own = local_atoms(lying.atoms, start, spec.mesh, runtime.place)
     current, moves = list(start), []
     for step in steps:
-        move = _MOVES[step.kind](runtime, step, _sharded_size(step, current, whole, spec.mesh))
+        cut = _sharded_size(step, current, whole, spec.mesh)
+        move = _MOVES[step.kind](runtime, step, cut, lying.zigzag)
         if move is not None:
             moves.append(move)
         for axis in step.axes:
@@ -379,8 +387,33 @@ def _sharded_size(step: ReshardingStep, current: list[int], global_sizes: _Sizes
     return size
 
 
-def _slice(runtime: Rank, step: ReshardingStep, whole: int) -> _Move:
+def _zigzag_shard(x: torch.Tensor, atom: int, parts: int, position: int) -> torch.Tensor:
+    """Return a shard in zig-zag order, of ``2 * parts`` chunks the one at ``position`` and its counterpart
+    from the end, as a tensor with these two as a dim of its own before the rest of the atom."""
+    chunks = x.unflatten(atom, (2 * parts, -1))
+    pair = slice(position, 2 * parts - position, 2 * parts - 1 - 2 * position)
+    return chunks[(slice(None),) * atom + (pair,)]
+
+
+def _zigzag_pieces(x: torch.Tensor, atom: int, parts: int) -> torch.Tensor:
+    """Return the shards in zig-zag order one after another, contiguous in memory."""
+    pieces = x.new_empty([parts, *_resized(x, atom, x.shape[atom] // parts)])
+    for position, piece in enumerate(pieces):
+        piece.unflatten(atom, (2, -1)).copy_(_zigzag_shard(x, atom, parts, position))
+    return pieces
+
+
+def _zigzag_joined(shards: torch.Tensor, atom: int) -> torch.Tensor:
+    """Return the whole of shards in zig-zag order, of which the first dim has one after another."""
+    size = shards.shape[atom + 1] // 2
+    first = [shard.narrow(atom, 0, size) for shard in shards]
+    return torch.cat([*first, *(shard.narrow(atom, size, size) for shard in reversed(shards.unbind()))], atom)
+
+
+def _slice(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move:
     atom, parts, position = step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes)
+    if atom in zigzag and parts > 1:
+        return lambda x: _zigzag_shard(x, atom, parts, position).flatten(atom, atom + 1)
 
     def move(x: torch.Tensor) -> torch.Tensor:
         piece = x.narrow(atom, *chunk(x.shape[atom], parts, position))
@@ -390,11 +423,11 @@ def _slice(runtime: Rank, step: ReshardingStep, whole: int) -> _Move:
     return move
 
 
-def _all_reduce(runtime: Rank, step: ReshardingStep, whole: int) -> _Move:
+def _all_reduce(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move:
     return _AllReduce(runtime.group(step.axes))
 
 
-def _all_gather(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None:
+def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     if group is None:
         return None
@@ -410,6 +443,8 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None
         # `chunk` makes only the last pieces smaller: if the last one is full, all are.
         if lengths[-1] == shard:
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
+            if atom in zigzag:
+                return _zigzag_joined(gathered, atom)
             return _as_asked(gathered.movedim(0, atom).reshape(_resized(x, atom, whole)))
         own = gathered[position]  # sent from its place in the result, which saves a padded copy
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
@@ -426,14 +461,14 @@ def _as_asked(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous()
 
 
-def _reduce_scatter(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None:
-    group = runtime.group(step.axes)
+def _reduce_scatter(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
+    group, position = runtime.group(step.axes), runtime.coordinate(step.axes)
     if group is None:
         return None
-    return _ReduceScatter(group, step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes))
+    return _ReduceScatter(group, step.atom, runtime.parts(step.axes), position, step.atom in zigzag)
 
 
-def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None:
+def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
     """Make atom ``step.atom`` whole and ``step.target`` sharded; both divide evenly."""
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     target = step.target
@@ -441,32 +476,41 @@ def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None
         return None
 
     def move(x: torch.Tensor) -> torch.Tensor:
-        pieces = x.unflatten(target, (parts, -1)).movedim(target, 0).contiguous()
+        if target in zigzag:
+            pieces = _zigzag_pieces(x, target, parts)
+        else:
+            pieces = x.unflatten(target, (parts, -1)).movedim(target, 0).contiguous()
         received = torch.empty_like(pieces).flatten()
         dist.all_to_all_single(received, pieces.flatten(), group=group)
+        if atom in zigzag:
+            return _zigzag_joined(received.view(pieces.shape), atom)
         joined = received.view(pieces.shape).movedim(0, atom).flatten(atom, atom + 1)
         return _as_asked(joined)
 
     return move
 
 
-def _mask(runtime: Rank, step: ReshardingStep, whole: int) -> _Move | None:
+def _mask(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
     # The sum over the axes is then the value itself, whoever computes it.
     return None if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
-def _pad(runtime: Rank, step: ReshardingStep, whole: int) -> _Move:
-    atom, start = step.atom, chunk(whole, runtime.parts(step.axes), runtime.coordinate(step.axes))[0]
+def _pad(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move:
+    atom, parts, position = step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes)
+    start = chunk(whole, parts, position)[0]
 
     def move(x: torch.Tensor) -> torch.Tensor:
         result = x.new_zeros([whole if i == atom else n for i, n in enumerate(x.shape)])
+        if atom in zigzag and parts > 1:
+            _zigzag_shard(result, atom, parts, position).copy_(x.unflatten(atom, (2, -1)))
+            return result
         result.narrow(atom, start, x.shape[atom]).copy_(x)
         return result
 
     return move
 
 
-_MOVES: dict[str, Callable[[Rank, ReshardingStep, int], _Move | None]] = {
+_MOVES: dict[str, Callable[[Rank, ReshardingStep, int, frozenset[int]], _Move | None]] = {
     "slice": _slice,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
@@ -526,8 +570,11 @@ def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.T
     x = x.expand(shape).reshape(sizes) if sizes else x
     for axis, code in enumerate(spec.target):
         if code >= 0 and spec.mesh[axis] > 1:
-            start, length = chunk(x.shape[code], spec.mesh[axis], runtime.place[axis])
-            x = x.narrow(code, start, length)
+            parts, position = spec.mesh[axis], runtime.place[axis]
+            if code in spec.zigzag:
+                x = _zigzag_shard(x, code, parts, position).flatten(code, code + 1)
+            else:
+                x = x.narrow(code, *chunk(x.shape[code], parts, position))
     summed = [a for a, code in enumerate(spec.target) if code == PARTIAL and spec.mesh[a] > 1]
     if any(runtime.place[axis] for axis in summed):
         x = torch.zeros_like(x)

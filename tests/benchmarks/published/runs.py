@@ -180,10 +180,6 @@ def pinned_of(run: Run, *, recompute: bool | None = None) -> PinnedConfiguration
     """
     if run.outcome != "ok" or run.published_step_s is None:
         raise RefusedRunError(f"it has no step time: its outcome is {run.outcome or 'unsaid'}")
-    if (ranks := run.number("cp")) > 1:
-        raise RefusedRunError(
-            f"splits attention's context over {ranks} ranks, and context parallelism cannot be pinned"
-        )
     if not run.half_precision:
         raise RefusedRunError(f"computes in {run.precision}; 16 bits are what is simulated")
     share = run.recomputed_share
@@ -191,21 +187,23 @@ def pinned_of(run: Run, *, recompute: bool | None = None) -> PinnedConfiguration
     if kind not in STAGES:
         raise RefusedRunError(f"its data parallelism is of kind {run.dp_kind or 'unsaid'}, which is unknown")
     data, pieces, batch = run.number("dp"), run.number("grad_accum"), run.number("global_batch_seqs")
-    if data * run.number("tp") * run.number("pp") != run.number("n_gpus"):
+    context = run.number("cp")
+    if data * context * run.number("tp") * run.number("pp") != run.number("n_gpus"):
         raise RefusedRunError(
-            f"data {data} x tensor {run.tp} x pipeline {run.pp} is not {run.n_gpus} GPUs, and what fills the "
-            "rest is unsaid"
+            f"data {data} x context {context} x tensor {run.tp} x pipeline {run.pp} is not {run.n_gpus} "
+            "GPUs, and what fills the rest is unsaid"
         )
     if batch % (data * pieces):
         raise RefusedRunError(
             f"{batch} sequences do not divide into {pieces} equal micro-batches on {data} ranks"
         )
-    stage = STAGES[kind] if data > 1 else 0
+    stage = STAGES[kind] if data * context > 1 else 0
     group = int(float(run.shard_group)) if kind == "hsdp" and run.shard_group else None
     schedule, per_place = run.schedule
     return PinnedConfiguration(
         data=data,
         tensor=run.number("tp"),
+        context=context,
         stage=stage,
         shard_group=group,
         sequence_parallel=run.seq_parallel.startswith("yes"),

@@ -40,7 +40,7 @@ def run(**changed: str) -> Run:
     [
         ({"pp": "4", "dp": "1", "pp_schedule": "zigzag"}, "schedule is zigzag, which is unknown"),
         ({"pp": "2", "dp": "4"}, "x pipeline 2 is not 4 GPUs"),
-        ({"cp": "2"}, "context parallelism cannot be pinned"),
+        ({"cp": "2"}, "context 2 x tensor 1 x pipeline 1 is not 4 GPUs"),
         ({"precision": "fp8"}, "computes in fp8"),
         ({"recompute": "selective (some blocks)"}, "recomputes parts"),
         ({"recompute": "partial (dots kept)"}, "recomputes parts"),
@@ -58,6 +58,13 @@ def test_what_cannot_be_expressed_is_refused_in_words(changed, words):
     assert words in row["refused"]
     assert row["predicted_step_s"] is None
     assert row["predicted_memory_bytes"] is None
+
+
+def test_a_split_context_is_pinned():
+    pinned = pinned_of(run(dp="2", cp="2", dp_kind="zero1", shard_group=""))
+    assert (pinned.data, pinned.context, pinned.devices) == (2, 2, 4)
+    # The state is sharded over the ranks of a context even where there are no others.
+    assert pinned_of(run(dp="1", cp="4", dp_kind="zero1", shard_group="", grad_accum="8")).stage == 1
 
 
 def test_an_unknown_gpu_or_model_is_refused():

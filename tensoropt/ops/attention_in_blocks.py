@@ -1,0 +1,377 @@
+"""Causal attention of a part of the queries: blocks of keys, one kernel each, merged by their log-sum-exps.
+
+A query sees the keys up to its own position. A run of queries ``[a, b)`` therefore sees the keys ``[0, a)``
+whole and the keys ``[a, b)`` causally: two blocks, for each of which a device's fused kernel exists. The
+blocks of a run are merged as partial softmaxes are (Dao et al., FlashAttention, arXiv 2205.14135, section
+3.1). Backward runs the kernel's own backward on each block with the *merged* output and log-sum-exp, from
+which it computes the block's weights again; the gradients are exact (Liu et al., Ring Attention, arXiv
+2310.01889, appendix A).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
+
+from tensoropt.ops.calls import OperatorShard
+from tensoropt.ops.index_space import Operand
+from tensoropt.ops.kernels import ShardContext
+from tensoropt.ops.layouts import chunk
+
+BLOCKS_FORM = "kernels.causal_attention_in_blocks"
+"""The kernel that replaces causal attention if its queries are split."""
+
+_aten: Any = torch.ops.aten
+_Block = tuple[torch.Tensor, torch.Tensor]
+"""Output ``[..., heads, queries, d]`` and log-sum-exp ``[..., heads, queries]`` of queries over some keys."""
+
+
+class QueryPiece(NamedTuple):
+    """One rank's part of one atom of the queries' dim.
+
+    Its element ``i`` lies ``(first + i) * stride`` queries behind the first one of all, where ``first`` is
+    ``start + coordinate(axes) * step``. In zig-zag order this holds for its first half; the second half
+    begins at ``mirror - first``.
+    """
+
+    size: int
+    stride: int
+    start: int
+    step: int
+    axes: tuple[int, ...]
+    mirror: int | None = None
+
+
+def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...]:
+    """Return one rank's part of each atom of the queries, the last but one dim of ``output``; without a
+    coordinate those of the last rank, whose queries see the most keys."""
+    sizes = shard.atoms.atoms[output.tensor][-2]
+    before = sum(len(dim) for dim in shard.atoms.atoms[output.tensor][:-2])
+    layout = shard.layout(output, written=True)
+    pieces = []
+    for position, size in enumerate(sizes):
+        axes = tuple(a for a, c in enumerate(layout) if c == before + position and shard.mesh[a] > 1)
+        parts = prod(shard.mesh[a] for a in axes)
+        step, stride = -(-size // parts), prod(sizes[position + 1 :])
+        if not axes:
+            pieces.append(QueryPiece(size, stride, 0, 0, ()))
+        elif shard.zigzag and (output.tensor, before + position) in shard.atoms.zigzag:
+            chunk_size = step // 2
+            known = shard.coordinate is not None
+            pieces.append(
+                QueryPiece(
+                    step,
+                    stride,
+                    0,
+                    chunk_size if known else 0,
+                    axes if known else (),
+                    (2 * parts - 1) * chunk_size,
+                )
+            )
+        elif shard.coordinate is None:
+            pieces.append(QueryPiece(step, stride, size - step, 0, ()))
+        else:
+            index = 0
+            for a in axes:
+                index = index * shard.mesh[a] + shard.coordinate[a]
+            pieces.append(QueryPiece(chunk(size, parts, index)[1], stride, 0, step, axes))
+    return tuple(pieces)
+
+
+class _Keys(NamedTuple):
+    """Keys ``first`` to ``end - 1``; causal: the run's query ``i`` sees only the first ``i + 1`` of them."""
+
+    first: int
+    end: int
+    causal: bool
+
+
+class _Run(NamedTuple):
+    """Local queries ``first`` to ``end - 1``, whose positions follow one another, and the keys they see."""
+
+    first: int
+    end: int
+    keys: tuple[_Keys, ...]
+
+
+def _runs(context: ShardContext, pieces: Sequence[QueryPiece], keys: int) -> tuple[_Run, ...]:
+    """Return the runs of queries that a rank has."""
+    starts = [p.start + (context.coordinate(p.axes) * p.step if p.axes else 0) for p in pieces]
+    outer, *inner = pieces
+    if outer.mirror is None:
+        return tuple(_contiguous_runs(0, pieces, starts, keys))
+    # Only the outermost atom comes in zig-zag order.
+    half = [outer._replace(size=outer.size // 2), *inner]
+    behind = half[0].size * prod(piece.size for piece in inner)
+    ends = [outer.mirror - starts[0], *starts[1:]]
+    return (*_contiguous_runs(0, half, starts, keys), *_contiguous_runs(behind, half, ends, keys))
+
+
+def _contiguous_runs(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int], keys: int) -> list[_Run]:
+    """Return the runs of the local queries from ``row`` on, which begin at ``starts``."""
+    # Positions follow one another within the innermost pieces that are whole, and one piece outside them.
+    inner = len(pieces) - 1
+    while inner > 0 and not starts[inner] and pieces[inner].size == _extent(pieces, inner):
+        inner -= 1
+    length = prod(p.size for p in pieces[inner:])
+    runs: list[_Run] = []
+    for outer in product(*(range(p.size) for p in pieces[:inner])):
+        place = sum((starts[j] + i) * pieces[j].stride for j, i in enumerate(outer))
+        position = place + starts[inner] * pieces[inner].stride
+        runs += _seen(row, position, length, keys)
+        row += length
+    return runs
+
+
+def _extent(pieces: Sequence[QueryPiece], place: int) -> int:
+    """Return the whole size of an atom inside another one."""
+    return pieces[place - 1].stride // pieces[place].stride
+
+
+def _seen(first: int, position: int, length: int, keys: int) -> list[_Run]:
+    """Return the runs of queries from ``position`` on; those behind the last key see all keys."""
+    growing = min(max(keys - position, 0), length)
+    runs = []
+    if growing:
+        before = (_Keys(0, position, causal=False),) if position else ()
+        runs.append(_Run(first, first + growing, (*before, _Keys(position, position + growing, causal=True))))
+    if growing < length:
+        runs.append(_Run(first + growing, first + length, (_Keys(0, keys, causal=False),)))
+    return runs
+
+
+def causal_attention_in_blocks(
+    context: ShardContext,
+    name: str,
+    pieces: Sequence[QueryPiece],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return causal attention of a rank's queries over all keys.
+
+    Args:
+        pieces: the rank's part of each atom of the queries' dim (:func:`query_pieces`).
+        q: ``[..., heads, local queries, d]``.
+        k, v: ``[..., key heads, keys, d]``; query head ``h`` reads key head ``h // (heads / key heads)``.
+        scale: by default ``1 / sqrt(d)``.
+    """
+    runs = _runs(context, pieces, k.shape[-2])
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    result: torch.Tensor = _AttentionInBlocks.apply(q, k, v, runs, scale)
+    return result
+
+
+class _AttentionInBlocks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: tuple[_Run, ...], scale: float
+    ) -> torch.Tensor:
+        kernel = block_kernel(q, k, v)
+        states: list[torch.Tensor] = []
+        merged = []
+        for run in runs:
+            found: _Block | None = None
+            for keys in run.keys:
+                block, state = _FORWARD[kernel](*_cut(q, k, v, run, keys), keys.causal, scale)
+                states += state
+                found = block if found is None else _merged(found, block)
+            assert found is not None
+            merged.append(found)
+        out, lse = _joined(merged, q, v)
+        ctx.save_for_backward(q, k, v, out, lse, *states)
+        ctx.kernel, ctx.runs, ctx.scale = kernel, runs, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        q, k, v, out, lse, *states = ctx.saved_tensors
+        of_q, of_k, of_v = (torch.zeros_like(t) for t in (q, k, v))
+        state = iter(states)
+        for run in ctx.runs:
+            rows = slice(run.first, run.end)
+            merged = out[..., rows, :], lse[..., rows].contiguous()
+            for keys in run.keys:
+                columns = slice(keys.first, keys.end)
+                parts = _BACKWARD[ctx.kernel](
+                    grad[..., rows, :], *_cut(q, k, v, run, keys), *merged, keys.causal, ctx.scale, state
+                )
+                of_q[..., rows, :] += parts[0]
+                of_k[..., columns, :] += parts[1]
+                of_v[..., columns, :] += parts[2]
+                del parts
+        return of_q, of_k, of_v, None, None
+
+
+def _cut(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, run: _Run, keys: _Keys
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    of_keys = slice(keys.first, keys.end)
+    return q[..., run.first : run.end, :], k[..., of_keys, :], v[..., of_keys, :]
+
+
+def _merged(one: _Block, other: _Block) -> _Block:
+    """Return the attention of the same queries over the keys of both blocks."""
+    lse = torch.logaddexp(one[1], other[1])
+    # In the precision of the log-sum-exps, at least float32.
+    out, more = (part * (of - lse).exp_().unsqueeze(-1) for part, of in (one, other))
+    return out.add_(more).to(one[0].dtype), lse
+
+
+def _joined(blocks: Sequence[_Block], q: torch.Tensor, v: torch.Tensor) -> _Block:
+    """Return the blocks of several runs one behind the other, in the memory order of fused kernels, whose
+    results have the heads inside the queries."""
+    if len(blocks) == 1:
+        return blocks[0]
+    if not blocks:
+        return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1])
+    out = torch.cat([out.transpose(-3, -2) for out, _ in blocks], -3).transpose(-3, -2)
+    return out, torch.cat([lse for _, lse in blocks], -1)
+
+
+# -- kernels of one block ---------------------------------------------------------------------------
+
+_CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "products"
+
+
+def block_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device_type: str | None = None) -> str:
+    """Return the kernel of one block: PyTorch's flash kernel of the device, or products where that takes no
+    such tensors (on CUDA it takes 16 bits, heads of up to 256 numbers, in eights).
+
+    Args:
+        device_type: the device on which it runs, if it is not that of the tensors (fake ones stand for those
+            of a GPU).
+    """
+    if has_torch_function((q, k, v)):
+        kernel: str = handle_torch_function(block_kernel, (q, k, v), q, k, v, device_type)
+        return kernel
+    size = q.shape[-1]
+    alike = q.dim() == 4 and size == v.shape[-1] and q.dtype == k.dtype == v.dtype
+    if not alike or 0 in q.shape or any(t.stride(-1) != 1 for t in (q, k, v)):
+        return _BY_PRODUCTS
+    device_type = device_type or q.device.type
+    if device_type == "cpu":
+        return _CPU_FLASH
+    fits = q.dtype in (torch.float16, torch.bfloat16) and size <= 256 and size % 8 == 0
+    return _CUDA_FLASH if device_type == "cuda" and fits else _BY_PRODUCTS
+
+
+def _flash_on_cpu(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> tuple[_Block, Sequence[torch.Tensor]]:
+    return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale), ()
+
+
+def _flash_on_cpu_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+    _: Any,
+) -> Sequence[torch.Tensor]:
+    backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+    gradients: Sequence[torch.Tensor] = backward(grad, q, k, v, out, lse, 0.0, causal, scale=scale)
+    return gradients
+
+
+def _flash_on_cuda(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> tuple[_Block, Sequence[torch.Tensor]]:
+    out, lse, *_, seed, offset, _ = _aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, scale=scale
+    )
+    # Backward takes the state of random numbers, which it does not read without dropout.
+    return (out, lse), (seed, offset)
+
+
+def _flash_on_cuda_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+    states: Any,
+) -> Sequence[torch.Tensor]:
+    backward, sizes = _aten._scaled_dot_product_flash_attention_backward, (q.shape[-2], k.shape[-2])
+    seed, offset = next(states), next(states)
+    gradients: Sequence[torch.Tensor] = backward(
+        grad, q, k, v, out, lse, None, None, *sizes, 0.0, causal, seed, offset, scale=scale
+    )
+    return gradients
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+    """Return the scores, in at least float32."""
+    scores = (q * scale) @ _for_heads(k, q).transpose(-2, -1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return scores
+
+
+def _for_heads(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return keys or values for each head of the queries: neighbouring ones share a head."""
+    group = q.shape[-3] // keys.shape[-3]
+    return keys if group == 1 else keys.repeat_interleave(group, -3)
+
+
+def _by_products(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+) -> tuple[_Block, Sequence[torch.Tensor]]:
+    scores = _scores(q, k, causal, scale)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.unsqueeze(-1)).exp_().to(v.dtype)
+    return (weights @ _for_heads(v, q), lse), ()
+
+
+def _by_products_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+    _: Any,
+) -> Sequence[torch.Tensor]:
+    weights = (_scores(q, k, causal, scale) - lse.unsqueeze(-1)).exp_()
+    of_v = weights.to(v.dtype).transpose(-2, -1) @ grad
+    of_weights = (grad @ _for_heads(v, q).transpose(-2, -1)).to(weights.dtype)
+    # The derivative of softmax; rows of the merged weights sum to one, those of a block's to less.
+    of_rows = (grad * out).sum(-1, keepdim=True, dtype=weights.dtype)
+    of_scores = (weights * (of_weights - of_rows) * scale).to(q.dtype)
+    of_q, of_k = of_scores @ _for_heads(k, q), of_scores.transpose(-2, -1) @ q
+    return of_q, _summed(of_k, k), _summed(of_v, v)
+
+
+def _summed(gradient: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of keys or values, summed over the query heads that share each of theirs."""
+    heads = keys.shape[-3]
+    if gradient.shape[-3] == heads:
+        return gradient
+    return gradient.unflatten(-3, (heads, -1)).sum(-3)
+
+
+_FORWARD = {_CPU_FLASH: _flash_on_cpu, _CUDA_FLASH: _flash_on_cuda, _BY_PRODUCTS: _by_products}
+_BACKWARD = {
+    _CPU_FLASH: _flash_on_cpu_backward,
+    _CUDA_FLASH: _flash_on_cuda_backward,
+    _BY_PRODUCTS: _by_products_backward,
+}

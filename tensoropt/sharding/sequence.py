@@ -1,0 +1,81 @@
+"""Following the sequence: the strategy of each group that splits the second dim of the inputs.
+
+This is context parallelism on one mesh axis: norms, products and element-wise operators compute the rank's
+part of each sequence, and parameters are used whole. Attention computes the rank's queries against keys and
+values that are gathered (Llama 3, arXiv 2407.21783, section 3.3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tensoropt.graph import Tensor
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tensoropt.sharding.groups import (
+    PARTIAL_GRADIENT,
+    WHOLE,
+    AxisStrategy,
+    Group,
+    GroupGraph,
+    batch_inputs,
+)
+
+QUERIES = "queries"
+"""The loop of attention along which context parallelism splits it."""
+
+
+def sequence_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
+    """Return the strategy of each group that follows the sequence, the second dim of the inputs with a batch.
+
+    A group that cannot follow stays whole. Of several strategies a group has the one that moves the fewest
+    elements of what it reads: whole tensors are cut without sending anything.
+    """
+    atoms, known = graph.atoms, dict[str, int]()
+    tensors = atoms.graph.tensors
+    batch = set(batch_inputs(atoms.graph))
+    for name in atoms.graph.inputs:
+        shape, factors = tensors[name].shape, atoms.atoms[name]
+        # With a batch of one, no input says so: each of several dims begins with it.
+        leads = name in batch or (not batch and shape[:1] == (1,))
+        follows = leads and len(shape) > 1 and shape[1] > 1
+        known[name] = len(factors[0]) if follows else REPLICATE
+    chosen = {}
+    for group in graph.groups:
+        strategy = chosen[group.name] = _following(group, known, tensors)
+        for op in group.operators:
+            for name in op.outputs:
+                known[name] = strategy.placements[name]
+    return chosen
+
+
+def _following(group: Group, known: Mapping[str, int], tensors: Mapping[str, Tensor]) -> AxisStrategy:
+    sources = [*group.reads, *(name for name in group.free if tensors[name].kind == "input")]
+    fed = any(known[name] >= 0 for name in sources)
+    # Whole results with gradients that add up suit readers that follow; nothing else needs to be split.
+    order = {PARTIAL_GRADIENT: 0, WHOLE: 1} if not fed else {}
+    best, least = group.unsplit, _moved(group.unsplit, sources, known, tensors)
+    rank = order.get(WHOLE, 2)
+    for strategy in group.strategies:
+        used_whole = all(
+            strategy.placements[name] in (REPLICATE, PARTIAL_GRAD)
+            for name in (*group.parameters, *group.shared)
+        )
+        if strategy.resolve is not None or not used_whole:
+            continue
+        moved, place = _moved(strategy, sources, known, tensors), order.get(strategy.label, 2)
+        if (moved, place) < (least, rank):
+            best, least, rank = strategy, moved, place
+    return best
+
+
+def _moved(
+    strategy: AxisStrategy, sources: list[str], known: Mapping[str, int], tensors: Mapping[str, Tensor]
+) -> int:
+    """Return the elements of the tensors that have to be brought to where the strategy reads them."""
+    whole = (REPLICATE, PARTIAL_GRAD)
+    moved = 0
+    for name in sources:
+        before, wanted = known[name], strategy.placements[name]
+        stays = before == wanted or (before in whole and wanted != PARTIAL)
+        moved += 0 if stays else tensors[name].elements
+    return moved

@@ -1,0 +1,112 @@
+"""The zig-zag order of sequences: shards of equal work under a causal flag.
+
+A query of causal attention sees the keys up to its own position, so that later queries take more work. A
+sequence that ``n`` ranks share is therefore cut into ``2n`` chunks, of which rank ``r`` has the chunks ``r``
+and ``2n - 1 - r`` (Llama 3, arXiv 2407.21783, section 3.3.2; Zhu, ring-flash-attention's ``zigzag``). All of
+a graph's tensors along such a sequence are cut so, the inputs to begin with: their shards agree without
+anything being sent for it. Whole tensors keep their order: cutting, gathering and exchanging shards convert
+it. Everything else computes each element of a sequence by itself; random numbers and attention know the
+positions of a shard's elements.
+
+Chunks nest: the zig-zag shards of a shard on a further axis are those of both axes taken as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tensoropt.ops.attention_in_blocks import BLOCKS_FORM
+from tensoropt.ops.calls import OperatorShard
+from tensoropt.ops.index_space import NONE, AtomGraph, IndexSpace
+from tensoropt.ops.localise import localise
+from tensoropt.ops.registry import spec_of
+
+_Atom = tuple[str, int]
+
+_ORDERLESS_KERNELS = frozenset(
+    {
+        BLOCKS_FORM, "kernels.dropout", "kernels.random", "kernels.bernoulli", "kernels.mean_as_sum",
+        "kernels.divided", "kernels.sync_batch_norm", "loss_kernels.cross_entropy", "loss_kernels.nll_loss",
+    }
+)  # fmt: skip
+"""The kernels that do not take a shard's elements for neighbours: they know which ones a shard has, or treat
+each by itself. The losses do so except along classes."""
+
+
+def with_zigzag(atoms: AtomGraph) -> AtomGraph:
+    """Return the graph with the atoms whose shards come in zig-zag order, if causal attention is split along
+    its queries; without any if something else takes a shard for a contiguous part of the sequence."""
+    return replace(atoms, zigzag=_atoms_of_sequences(atoms))
+
+
+def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[_Atom]:
+    growing = {
+        place
+        for space in atoms.spaces.values()
+        for loop, dim in enumerate(space.dims)
+        if dim.growing and dim.splittable
+        for place in _places(space, loop)
+    }
+    if not growing:
+        return frozenset()
+    sets = _Joined()
+    for space in atoms.spaces.values():
+        for loop in range(len(space.dims)):
+            first, *others = [*_places(space, loop), None]
+            for place in others[:-1]:
+                sets.join(first, place)
+    roots = {sets.root(place) for place in growing}
+    found = frozenset(place for place in sets.places if sets.root(place) in roots) | growing
+    return frozenset() if _ordered(atoms, found) else found
+
+
+def _places(space: IndexSpace, loop: int) -> Iterator[_Atom]:
+    """Yield the atoms that a loop indexes."""
+    for operand in (*space.reads, *space.writes):
+        for position, other in enumerate(loop for dim in operand.dims for loop in dim):
+            if other == loop:
+                yield operand.tensor, position
+
+
+class _Joined:
+    """Disjoint sets of atoms."""
+
+    def __init__(self) -> None:
+        self.places: dict[_Atom, _Atom] = {}
+
+    def root(self, place: _Atom) -> _Atom:
+        """Return the atom that stands for a set."""
+        while (above := self.places.setdefault(place, place)) != place:
+            self.places[place] = self.places[above]
+            place = above
+        return place
+
+    def join(self, one: _Atom, other: _Atom) -> None:
+        """Make one set of two."""
+        self.places[self.root(one)] = self.root(other)
+
+
+def _ordered(atoms: AtomGraph, found: frozenset[_Atom]) -> bool:
+    """Return whether something has shards of these atoms that must be contiguous: a parameter, whose shards
+    are those of DTensor; the batch, which micro-batches cut; a kernel that takes them for that."""
+    graph = atoms.graph
+    if any(graph.tensors[name].kind == "parameter" for name, _ in found):
+        return True
+    batch = {
+        (name, i) for name in graph.inputs if atoms.atoms[name] for i in range(len(atoms.atoms[name][0]))
+    }
+    if not found.isdisjoint(batch):
+        return True
+    for op in graph.operators:
+        space = atoms.spaces[op.name]
+        if spec_of(op.target).localiser is None:
+            continue
+        for loop, dim in enumerate(space.dims):
+            if dim.splittable and not found.isdisjoint(_places(space, loop)):
+                call = localise(OperatorShard(op, atoms, (NONE, loop), (1, 2)))
+                if call.is_kernel and (
+                    call.function not in _ORDERLESS_KERNELS or dim.name.startswith("class")
+                ):
+                    return True
+    return False

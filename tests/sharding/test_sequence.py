@@ -1,0 +1,74 @@
+"""Following the sequence through decoders, encoders with cross attention, and what cannot follow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tensoropt import zoo
+from tensoropt.capture import capture
+from tensoropt.graph import OperatorGraph
+from tensoropt.ops.families.attention import ATTENTION
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import group_operators
+from tensoropt.sharding.sequence import sequence_strategies
+
+
+def followed(graph: OperatorGraph) -> dict[str, str]:
+    """The label of each group, by the group's name."""
+    groups = group_operators(refine_graph(graph))
+    return {name: str(strategy.label) for name, strategy in sequence_strategies(groups).items()}
+
+
+def graph_of(model: nn.Module, *args: Tensor) -> OperatorGraph:
+    return capture(model, args, loss=lambda y: y.square().mean()).graph
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+def test_all_of_a_decoder_follows_its_tokens(name: str, batch: int) -> None:
+    built = zoo.build(name, batch=batch, device="meta")
+    graph = capture(built.model, built.args, built.kwargs).graph
+    labels = followed(graph)
+    attention = [labels[op.name] for op in graph.operators if op.target == ATTENTION]
+    assert attention == ["queries"] * len(attention)
+    # Labels are shifted whole, and cut for the loss.
+    whole = {name for name, label in labels.items() if label == "none"}
+    assert not any(graph.tensors[graph.by_name[name].outputs[0]].requires_grad for name in whole), whole
+
+
+class Crossing(nn.Module):
+    """Queries of a sequence over keys of another one, which is not an input's second dim there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.randn(1, 4, 6, 8))
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.project(x).view(2, 8, 1, 8).expand(2, 8, 4, 8).transpose(1, 2)
+        keys = self.keys.expand(2, 4, 6, 8)
+        return F.scaled_dot_product_attention(q, keys, keys)
+
+
+def test_cross_attention_follows_its_queries() -> None:
+    graph = graph_of(Crossing(), torch.randn(2, 8, 8))
+    labels = followed(graph)
+    assert "queries" in labels.values()
+
+
+def test_what_mixes_positions_stays_whole() -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.behind = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.behind(torch.cumsum(self.before(x), 1))
+
+    graph = graph_of(Mixing(), torch.randn(2, 8, 8))
+    labels = followed(graph)
+    assert [labels.get(op.name) for op in graph.operators if "linear" in op.target] == ["d1", "none"]
+    assert [labels.get(op.name) for op in graph.operators if "cumsum" in op.target] == ["none"]

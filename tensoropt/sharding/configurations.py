@@ -83,11 +83,12 @@ def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], m
     axis)."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
+        dims = atoms.spaces[op.name].dims
         for size, strategy in zip(mesh, strategies, strict=True):
             choice = strategy.choices[op.name]
             if choice >= 0 and size > 1:
-                parts.setdefault(choice, []).append(size)
-        dims = atoms.spaces[op.name].dims
+                for loop in dims[choice].along or (choice,):
+                    parts.setdefault(loop, []).append(size)
         for loop, sizes in parts.items():
             # By one axis only: if axes nest, resharding derives sizes from those that the outer axes leave,
             # by exact division.
@@ -127,7 +128,8 @@ def enumerate_configurations(
             outer = Label(loop, outermost).dim
             index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
             # Rows often combine batch and sequence, and cutting either may suit the result's readers.
-            if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
+            rows = loop.startswith("rows") or atoms.spaces[group.name].dims[index].along
+            if atoms.spaces[group.name].dims[index].size % total == 0 and not rows:
                 continue
         kept.append(strategy)
     configurations = []

@@ -130,7 +130,8 @@ def explore_captured(
 
     def prepared() -> Problem:
         with session.clock.stage("capture"), session.open_store() as kept:
-            return prepare_graph(captured.graph, kept=kept)
+            graph = replace(captured.graph, expert_imbalance=settings.expert_imbalance)
+            return prepare_graph(graph, kept=kept)
 
     with failures_named("the model", captured.graph):
         return _explored(session, captured, prepared)
@@ -365,7 +366,7 @@ def _prepared(
             loaded.model, loaded.args, loaded.kwargs, loss=loss, mode=settings.mode, dtype=settings.dtype
         )
         with failures_named(name, captured.graph):
-            problem = prepare(captured, store)
+            problem = prepare(captured, store, settings.expert_imbalance)
     counts = f"{len(captured.graph.operators)} operators, {len(problem.graph.groups)} groups"
     session.progress("capture", 1, 1, counts)
     return captured, problem

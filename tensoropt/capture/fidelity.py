@@ -54,8 +54,11 @@ from torch.utils import _pytree as pytree
 from tensoropt.capture.unsupported import is_own, shown_error
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
+from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.overloads import returns_one_tensor
+from tensoropt.ops.registry import bind
 
 _WIDER = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"complex64": "complex128"}
 
@@ -228,6 +231,9 @@ def _target(op: Operator) -> Any:
     """
     if op.target in _VIEWS:
         return torch.ops.aten.reshape.default
+    whole = LocalCall(op.target, (), {}, op.name)
+    if whole.is_kernel:
+        return bind(whole, SingleDevice())
     namespace, name, overload = op.target.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 

@@ -25,8 +25,9 @@ import torch
 
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
-from tensoropt.ops.calls import Precision
-from tensoropt.ops.registry import precision_of
+from tensoropt.ops.calls import LocalCall, Precision
+from tensoropt.ops.kernels import SingleDevice
+from tensoropt.ops.registry import bind, precision_of
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 _WIDE, _NARROW = "float32", "bfloat16"
@@ -226,8 +227,7 @@ class _Policy:
 
 
 def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[str, ...] | None:
-    namespace, packet, overload = op.target.split(".")
-    function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    function = bind(LocalCall(op.target, (), {}, op.name), SingleDevice())
 
     def tensor(name: str) -> torch.Tensor:
         shape, dtype = operands[name]

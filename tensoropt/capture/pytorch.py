@@ -29,6 +29,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.convert import Converter, Mode
+from tensoropt.capture.experts import with_experts
 from tensoropt.capture.exporting import export, run_as_it_trains
 from tensoropt.capture.fidelity import (
     can_compare,
@@ -217,7 +218,8 @@ def capture(
         # `WithLoss` has the model as its attribute; keys are those of the user's own model.
         prefix = "model." if training else ""
         graph = _count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())
-        graph = _without_idle_gradients(graph)
+        # Before the graph is compared with the model, so that the comparison covers it.
+        graph = with_experts(_without_idle_gradients(graph))
         if step is not None and isinstance(subject, WithLoss):
             compared = check_structure(graph, step, prefix)
             if compare and can_compare(graph, model):

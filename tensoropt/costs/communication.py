@@ -28,6 +28,7 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
 from tensoropt.errors import MeasurementError
+from tensoropt.ops.calls import BY_VALUES
 from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.link_timing import COLLECTIVES
 from tensoropt.profiling.links import LinkFits
@@ -97,7 +98,8 @@ class CommunicationModel:
 
         Args:
             kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),
-                ``reduce_scatter`` and ``all_to_all`` (of one rank's input), ``broadcast``.
+                ``reduce_scatter`` and ``all_to_all`` (of one rank's input; ``all_to_all_v``: of the busiest
+                one's), ``broadcast``.
             axes: mesh axes; no axes, axes of size 1 and 0 bytes all cost nothing.
 
         Raises:
@@ -154,6 +156,8 @@ class CommunicationModel:
         return known
 
     def _make(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
+        # It is waited for until the busiest rank is done, as if all of them sent as much.
+        kind = "all_to_all" if kind == BY_VALUES else kind
         if kind not in COLLECTIVES:
             raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
         # Axes of size 1 change no group: without them, more measurements match.

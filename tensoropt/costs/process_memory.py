@@ -21,6 +21,7 @@ from tensoropt.cluster.catalog import process_memory_figures
 from tensoropt.cluster.hardware import DeviceKind
 from tensoropt.cluster.quantities import MEMORY
 from tensoropt.graph import OperatorGraph
+from tensoropt.ops.calls import BY_VALUES
 from tensoropt.types import Flags, Floats
 from tensoropt.units import format_bytes
 
@@ -59,9 +60,10 @@ class Communicator(NamedTuple):
         """Return the bytes of a communicator of ``ranks`` ranks that is used for collectives of these
         kinds.
         """
-        found = self.ring if set(kinds) - {"all_to_all"} else 0.0
+        pairwise = {"all_to_all", BY_VALUES}
+        found = self.ring if set(kinds) - pairwise else 0.0
         found += self.tree if "all_reduce" in kinds else 0.0
-        return found + (self.peer * (ranks - 1) if "all_to_all" in kinds else 0.0)
+        return found + (self.peer * (ranks - 1) if pairwise.intersection(kinds) else 0.0)
 
 
 class Sending(NamedTuple):

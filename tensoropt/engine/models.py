@@ -38,6 +38,7 @@ class ModelSpec:
         mode: the mode that its graph is captured for.
         device: ``cpu``; ``cuda`` for the current GPU; ``meta`` for models too big to hold, if their code
             allows it.
+        expert_imbalance: what its graph says of the rows of experts.
     """
 
     source: str
@@ -48,6 +49,7 @@ class ModelSpec:
     onnx: OnnxOptions | None = None
     mode: Mode = "train"
     device: str = "cpu"
+    expert_imbalance: float = 1.0
 
     @classmethod
     def of(cls, plan: Plan) -> ModelSpec:
@@ -60,6 +62,7 @@ class ModelSpec:
             compute_dtype=plan.compute_dtype,
             onnx=None if model.onnx is None else model.onnx.options(),
             mode=model.mode,
+            expert_imbalance=float(plan.settings.get("expert_imbalance", 1.0)),
         )
 
     def build(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -163,7 +166,11 @@ class _Opened:
             args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
             values = {name: doubled(value) for name, value in values.items()}
         # A graph in another precision has constants of its own.
-        graph = replace(graph, kept_constants=kept_constants(graph.constants))
+        graph = replace(
+            graph,
+            kept_constants=kept_constants(graph.constants),
+            expert_imbalance=spec.expert_imbalance,
+        )
         captured = replace(self.captured, graph=graph)
         leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
         device = device_of(values)

@@ -258,6 +258,7 @@ class Runtime:
         # Without axis 0: micro-batches take time, not devices.
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1
+        self.alone = False
         self.rank: int
         self.position: tuple[int, ...]
         self._groups: dict[tuple[int, ...], dist.ProcessGroup]
@@ -389,6 +390,23 @@ class Runtime:
         value = value.contiguous().clone()  # all_reduce writes in place, and the caller keeps its own
         dist.all_reduce(value, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group=group)
         return value
+
+    def all_to_all(
+        self,
+        value: torch.Tensor,
+        axes: tuple[int, ...],
+        sent: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Return the rows that the ranks over ``axes`` send to this one; a copy if no other takes part."""
+        group = self.group(axes)
+        if group is None:
+            return value.clone()
+        rows = value.shape[0] if received is None else sum(received)
+        result = value.new_empty((rows, *value.shape[1:]))
+        sizes = [None if part is None else list(part) for part in (received, sent)]
+        dist.all_to_all_single(result, value.contiguous(), sizes[0], sizes[1], group=group)
+        return result
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return a count over the whole batch; with micro-batches it was taken beforehand (``counts``)."""

@@ -77,9 +77,10 @@ class Problem:
         return {t.name: str(t.key) for t in self.graph.atoms.graph.parameters}
 
 
-def prepare(captured: Capture, kept: Kept | None = None) -> Problem:
+def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float = 1.0) -> Problem:
     """Return the captured model as atoms and groups, with the groups' strategies on the micro-batch axis."""
-    return prepare_graph(captured.graph, captured, kept)
+    graph = replace(captured.graph, expert_imbalance=expert_imbalance)
+    return prepare_graph(graph, captured, kept)
 
 
 def prepare_graph(

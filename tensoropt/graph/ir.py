@@ -150,6 +150,8 @@ class OperatorGraph:
         training: whether a backward pass follows.
         compute_dtype: ``float32`` keeps every operator in the model's own dtypes; ``bfloat16`` means that
             casts were inserted (:mod:`tensoropt.capture.precision`).
+        expert_imbalance: the rows that predictions expect the busiest of the ranks with experts to compute,
+            relative to the mean; nothing that is computed depends on it.
     """
 
     tensors: Mapping[str, Tensor]
@@ -163,6 +165,7 @@ class OperatorGraph:
     training: bool = True
     notes: tuple[str, ...] = ()
     compute_dtype: str = "float32"
+    expert_imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         validate(self)
@@ -252,6 +255,8 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
         "training": graph.training,
         "notes": list(graph.notes),
         "compute_dtype": graph.compute_dtype,
+        # Only where it is said, as in files of earlier versions.
+        **({} if graph.expert_imbalance == 1.0 else {"expert_imbalance": graph.expert_imbalance}),
     }
 
 
@@ -272,6 +277,7 @@ def graph_from_dict(data: Mapping[str, Any]) -> OperatorGraph:
         training=data["training"],
         notes=tuple(data["notes"]),
         compute_dtype=data["compute_dtype"],
+        expert_imbalance=data.get("expert_imbalance", 1.0),
     )
 
 

@@ -39,10 +39,14 @@ _KERNEL_NAMESPACES = frozenset({"kernels", "loss_kernels", "expert_kernels"})
 """The first words of kernels' names, as they appear in profile stores and saved explorations."""
 
 
+BY_VALUES = "all_to_all_v"
+"""The kind of an all-to-all whose sizes depend on values (MPI's name): its bytes are an expectation."""
+
+
 @dataclass(frozen=True, slots=True)
 class InnerCollective:
     """A collective issued inside a kernel; ``count``: it sums a number that can be known before the step
-    runs."""
+    runs. The bytes of one of the kind :data:`BY_VALUES` are those of the busiest rank."""
 
     kind: str
     axes: tuple[int, ...]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.overloads import FUNCTIONS
 
 _KEYS = {"cuda": "CUDA", "cpu": "CPU"}
@@ -25,6 +26,8 @@ _ANY_DEVICE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 def has_kernel(target: str, device_type: str) -> bool | None:
     """Return whether an operator (``aten.linear.default``) runs on devices of a type, ``cpu`` or ``cuda``;
     None if this process cannot know."""
+    if LocalCall(target, (), {}).is_kernel:  # one of ours, which calls operators for any device
+        return True
     namespace, packet, overload = target.split(".")
     name = packet if overload == "default" else f"{packet}.{overload}"
     if namespace == FUNCTIONS:  # the model's own Python, which calls other operators

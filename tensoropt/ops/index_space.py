@@ -37,6 +37,8 @@ class LoopDim:
         uneven: whether it may be cut into unequal shards (vocabularies, output features).
         growing: whether later elements take more work, so that shards with elements from both ends take
             equal work.
+        along: the loops, of different operands, that an axis cuts at once; it is no loop of its own then. The
+            operator's ``local`` itself exchanges what the parts of one need of the parts of the other.
     """
 
     name: str
@@ -44,6 +46,7 @@ class LoopDim:
     splittable: bool = True
     uneven: bool = False
     growing: bool = False
+    along: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +109,16 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
     """
     if choice < 0:
         return choice
+    cut = space.dims[choice].along or (choice,)
     position = 0
     for dim in operand.dims:
         for loop in dim:
-            if loop == choice:
+            if loop in cut:
                 return position
             position += 1
+    if space.dims[choice].along:
+        # Every part gets what it needs of the other parts, and gives its part of the gradient.
+        return PARTIAL if written else PARTIAL_GRAD
     # The kernel has already reduced it.
     if choice in operand.synced:
         return REPLICATE
@@ -193,6 +200,13 @@ class Builder:
         # Loops of size 1 exist so that rules need not treat them specially, but no axis may cut them.
         self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven, growing))
         return len(self._loops) - 1
+
+    def together(self, name: str, loops: Sequence[int]) -> None:
+        """Add a way to cut several loops of different operands at once, along one axis."""
+        # Of its size only the loops' own count, which `fits` in configurations.py divides.
+        sizes = [self._loops[loop].size for loop in loops]
+        splittable = all(self._loops[loop].splittable for loop in loops)
+        self._loops.append(LoopDim(name, min(sizes), splittable, along=tuple(loops)))
 
     def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
         """Add one loop per dim of a shape: ``d0``, ``d1``, ..."""

@@ -5,7 +5,7 @@ The module also defines the information that a kernel has about where it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,12 +27,33 @@ class ShardContext(Protocol):
         """The device for tensors that a kernel creates from nothing."""
         ...
 
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks, although the kernel may be that of one among many."""
+        ...
+
     def coordinate(self, axes: tuple[int, ...]) -> int:
         """Return this rank's index within the flattened group of ``axes`` (first axis outermost)."""
         ...
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
         """Return ``value`` reduced over the group of ``axes``; not differentiable."""
+        ...
+
+    def all_to_all(
+        self,
+        value: torch.Tensor,
+        axes: tuple[int, ...],
+        sent: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Return the rows that the ranks of the group of ``axes`` send to this one, in their order; not
+        differentiable.
+
+        Args:
+            sent, received: how many rows of ``value`` go to each of them, and how many come from each; by
+                default the same number.
+        """
         ...
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
@@ -47,6 +68,8 @@ class SingleDevice:
         self.seed = seed
         self.step = step
 
+        self.alone = True
+
     @property
     def device(self) -> torch.device:
         """PyTorch's default device, which a measurement sets to the measured device."""
@@ -59,6 +82,16 @@ class SingleDevice:
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
         """Return ``value``, because there is no other rank to reduce with."""
         return value
+
+    def all_to_all(
+        self,
+        value: torch.Tensor,
+        axes: tuple[int, ...],
+        sent: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Return a copy of ``value``, as if the others sent what this rank sends."""
+        return value.clone()
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return ``value``, because the whole batch is on this rank."""

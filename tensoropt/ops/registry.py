@@ -24,6 +24,7 @@ from tensoropt.ops.families import (
     rearranging,
     recurrent,
     reductions,
+    routed_experts,
     scans,
     stages,
     views,
@@ -37,7 +38,7 @@ Value = TypeVar("Value")
 
 FAMILIES = (
     matrix, convolution, attention, embedding, losses, norms, batch_norm_steps, scans, reductions, pooling,
-    pointwise, views, rearranging, indexing, writes, recurrent, experts, generators, stages,
+    pointwise, views, rearranging, indexing, writes, recurrent, experts, routed_experts, generators, stages,
 )  # fmt: skip
 SPECS: tuple[OpSpec, ...] = tuple(spec for family in FAMILIES for spec in family.SPECS)
 

@@ -200,6 +200,9 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
     # A strategy that resolves a partial sum needs the other pieces, and one that splits nothing makes none.
     if strategy.resolve or not strategy.label.splits:
         return False
+    spaces = graph.atoms.spaces
+    if any(c >= 0 and spaces[name].dims[c].along for name, c in strategy.choices.items()):
+        return False
     codes, operators, reads, writes = strategy.placements, group.operators, group.reads, group.writes
     if steps := steps_of_pieces(graph, group, strategy):
         # Running statistics are read and made whole, beside the pieces.

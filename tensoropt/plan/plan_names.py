@@ -12,11 +12,14 @@ their share, so that two plans that differ in a few operators have two names.
 - *ZeRO-1*, *-2*, *-3*: parameters lie in shards on axes along which they are used whole; gathered and reduced
   once per step, gathered once and reduced in every micro-batch, gathered for each use (Rajbhandari et al., SC
   2020, section 5). With ``n/m`` it is so for n of the m parameters that could be.
+- *EP*: experts are split into so many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
+  in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,12 +44,15 @@ UNSPLIT = ("none", "partial", "partial_grad")
 _WEIGHT_LOOPS = frozenset(
     (
         *("out_features", "in_features", "out_channels", "in_channels", "channels", "groups"),
-        *("vocabulary", "hidden", "heads", "group", "classes"),
+        *("vocabulary", "hidden", "heads", "group", "classes", "experts", "features"),
     )
 )
 """Loops of weights, and of what follows them: heads, and the classes of a loss (Megatron's section 3)."""
 _QUERIES, _HEADS = "queries", ("heads", "group")
 """Loops of attention."""
+_EXPERT_LOOPS = frozenset(("experts", "dispatch"))
+"""Loops of experts: with all tokens on every rank, and with rows sent to the ranks of their experts."""
+_ROWS, _DISPATCH = "rows", "dispatch"
 SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -98,7 +104,8 @@ def what_it_does(label: str, batch: str, sequence: str = "") -> int:
         return WHOLE
     if label in UNSPLIT:
         return ADDED if label in (batch, sequence) else WHOLE
-    if label == batch:
+    # Where rows are sent to their experts, the tokens that they are from are split as well.
+    if label.replace(_DISPATCH, _ROWS) == batch:
         return DATA
     # `rows.1@S(0)`: the loop, its atom, and what becomes of the partial sum.
     dim = label.partition("@")[0]
@@ -117,6 +124,11 @@ def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
     return counted
 
 
+def splits_experts(label: str) -> bool:
+    """Return whether an operator's label on an axis says that its experts are split along it."""
+    return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
+
+
 def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, ...]:
     """Return the name of every point, in one call because points of a space share most of what is looked
     up.
@@ -133,13 +145,21 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
 
 def _staged_name(record: StagesRecord, space: Space) -> str:
     stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
+    computing = [
+        (name, batch, labels)
+        for stage in stages
+        for name, (batch, *labels) in stage.groups.items()
+        if name in record.operators  # and not what arrives or departs
+    ]
     counts = np.zeros((len(shape), _COUNTED), dtype=int)
-    for stage in stages:
-        for name, (batch, *labels) in stage.groups.items():
-            if name in record.operators:  # and not what arrives or departs
-                for axis, label in enumerate(labels):
-                    counts[axis] += _counted(label, batch, space.sequence.get(name, ""))
-    outside = [axis for axis in range(len(shape)) if _main(counts[axis]) != TENSOR]
+    for name, batch, labels in computing:
+        for axis, label in enumerate(labels):
+            counts[axis] += _counted(label, batch, space.sequence.get(name, ""))
+    experts = [parts for _, _, labels in computing if (parts := _expert_parts(labels, shape)) > 1]
+    of_experts = {
+        axis for _, _, labels in computing for axis, label in enumerate(labels) if splits_experts(label)
+    }
+    outside = [a for a in range(len(shape)) if _main(counts[a]) != TENSOR and a not in of_experts]
     stored = np.zeros(4, dtype=int)
     for stage in stages:
         for layout in stage.stored.values():
@@ -149,6 +169,7 @@ def _staged_name(record: StagesRecord, space: Space) -> str:
     return JOIN.join(
         (
             *(_axes_and_storage(shape, counts, stored) if np.prod(shape) > 1 else ()),
+            *_experts(experts, len(experts)),
             *record.recomputing,
             *_schedule(record.info, space),
             *record.placing,
@@ -176,6 +197,7 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
     stored = np.zeros((len(points), 4), dtype=int)
     regions = list(dict.fromkeys(space.regions.values()))
     again = np.zeros((len(points), len(regions)), dtype=bool)
+    experts: list[np.ndarray] = []
     for place, (name, group) in enumerate(space.groups.items()):
         if place >= choices.shape[1]:
             break
@@ -184,6 +206,9 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
         counted, storage = _tables(group, len(shape), space.sequence.get(name, ""))
         counts += counted[at]
         stored += storage[at, options[:, place]]
+        parts = np.array([_expert_parts(labels, shape) for labels in group["configurations"]])
+        if (parts > 1).any():
+            experts.append(parts[at])
         if name in space.regions:
             again[:, regions.index(space.regions[name])] |= choices[:, place] >= configurations
     # Behind the groups' variables are those of hubs, then those of tied parameters.
@@ -198,7 +223,26 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
             known[key] = JOIN.join(_axes_and_storage(shape, counts[i], stored[i]))
         blocks = int(again[i].sum())
         recomputed = (f"{blocks}/{len(regions)} blocks recomputed",) if blocks else ()
-        yield JOIN.join((known[key], *recomputed, *_micro(space)))
+        of_point = [int(parts[i]) for parts in experts]
+        yield JOIN.join((known[key], *_experts(of_point, len(experts)), *recomputed, *_micro(space)))
+
+
+def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:
+    """Return into how many parts a group's experts are split."""
+    return math.prod(size for label, size in zip(labels, shape, strict=True) if splits_experts(label))
+
+
+def _experts(parts: Sequence[int], layers: int) -> Iterator[str]:
+    """Yield ``EP 8``: into how many parts the experts of layers are split.
+
+    Args:
+        parts: of each layer; 1 where they are not.
+        layers: how many layers have experts.
+    """
+    split = [count for count in parts if count > 1]
+    for count in sorted(set(split)):
+        alike = split.count(count)
+        yield f"EP {count}" + (f" ({alike}/{layers} layers)" if alike < layers else "")
 
 
 def _tables(group: Mapping[str, Any], axes: int, sequence: str) -> tuple[np.ndarray, np.ndarray]:
@@ -213,7 +257,8 @@ def _tables(group: Mapping[str, Any], axes: int, sequence: str) -> tuple[np.ndar
     stored = np.zeros((len(configurations), max(map(len, group["options"]), default=1), 4), dtype=int)
     for c, options in enumerate(group["options"]):
         # Where an axis splits the parameter for its use, shards are no storage of their own.
-        outside = [axis for axis in range(axes) if not counted[c, axis, TENSOR]]
+        labels = configurations[c]
+        outside = [a for a in range(axes) if not counted[c, a, TENSOR] and not splits_experts(labels[a])]
         sharded = [
             [any(layout[axis + 1].startswith("S(") for axis in outside) for layout in option]
             for option in options

@@ -25,6 +25,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError
 from tensoropt.evaluation.evaluate import Evaluator, space_of
 from tensoropt.evaluation.problem import Problem
+from tensoropt.ops.families.routed_experts import DISPATCH, EXPERTS
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Composer, Crossings, Cut
@@ -76,9 +77,12 @@ class PinnedConfiguration:
         devices that follow one another in a pipeline, outermost; 1 for none. stages_per_place: the number of
         the pipeline's stages at each place. schedule: the pipeline's schedule, one of
         :data:`tensoropt.pipeline.strategy.SCHEDULES`.
+        experts: the number of data-parallel ranks over which experts are split, rows being sent to them; 1
+            for none, else the ranks that share shards, or all of ``data``.
 
     Raises:
-        UnsuitableError: a degree below 1, no such stage, or a group that does not divide ``data``.
+        UnsuitableError: a degree below 1, no such stage, a group that does not divide ``data``, or experts
+            over other ranks.
     """
 
     data: int = 1
@@ -92,9 +96,11 @@ class PinnedConfiguration:
     places: int = 1
     stages_per_place: int = 1
     schedule: str = "1f1b"
+    experts: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "context", "micro_batches", "places", "stages_per_place"):
+        degrees = ("data", "tensor", "context", "micro_batches", "places", "stages_per_place", "experts")
+        for name in degrees:
             if getattr(self, name) < 1:
                 raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
         if self.stage not in (_WHOLE_STAGE, *STAGES):
@@ -104,6 +110,16 @@ class PinnedConfiguration:
                 f"groups of {self.shard_group} ranks do not divide {self.data} data-parallel ones; "
                 "give a divisor"
             )
+        if self.experts not in (1, self.expert_ranks):
+            raise UnsuitableError(
+                f"experts over {self.experts} ranks, of {self.data} data-parallel ones in groups of "
+                f"{self.expert_ranks}, are not supported; give 1 or {self.expert_ranks}"
+            )
+
+    @property
+    def expert_ranks(self) -> int:
+        """The number of ranks over which experts may be split."""
+        return self.shards if self.shards > 1 else self.data
 
     @property
     def devices(self) -> int:
@@ -276,7 +292,9 @@ class _Pinning:
         def on(axis: str, group: Group) -> frozenset[str]:
             if axis == "tensor":
                 return self._inside(group, inner[group.name], batch[group.name])
-            return along[group.name] if axis == "context" else frozenset({batch[group.name]})
+            if axis == "context":
+                return along[group.name]
+            return frozenset({self._of_data(group, batch[group.name], axis)})
 
         return {group.name: tuple(on(axis, group) for axis in self.names) for group in self.graph.groups}
 
@@ -299,6 +317,13 @@ class _Pinning:
             )
             for group in self.graph.groups
         }
+
+    def _of_data(self, group: Group, batch: str, axis: str) -> str:
+        """Return the label that a group splits on an axis of data-parallel ranks."""
+        of_experts = "shard" if "shard" in self.names else "replica"
+        if self.pinned.experts > 1 and axis == of_experts and group.anchor.target == EXPERTS:
+            return batch.replace("rows", DISPATCH, 1)
+        return batch
 
     def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
         """Return the labels that a group may split on the tensor axis."""

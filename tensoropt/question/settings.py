@@ -197,6 +197,15 @@ def _enough(value: int | None) -> int | None:
     return value
 
 
+def _imbalance(value: float) -> float:
+    if not 1 <= value < float("inf"):
+        raise TensorOptError(
+            f"expert_imbalance {value} is not at least 1; 1.2 says that the busiest rank computes a fifth "
+            "more rows of experts than the mean"
+        )
+    return value
+
+
 def _counts(value: Any) -> Any:
     if not isinstance(value, str):
         value = tuple(value)
@@ -366,6 +375,14 @@ class Settings:
             "Soft placement", SEARCH,
         ),
     ] = False  # fmt: skip
+    expert_imbalance: Annotated[
+        int | float,
+        AfterValidator(_imbalance),
+        Setting(
+            "rows of experts that the busiest rank computes, over the mean: a router's choice is not known",
+            "Expert imbalance", STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
+        ),
+    ] = 1.0  # fmt: skip
 
     @property
     def allows_gap(self) -> bool:

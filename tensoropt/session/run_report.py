@@ -27,6 +27,7 @@ from tensoropt.costs.process_memory import process_notes
 from tensoropt.errors import TensorOptError, UnsupportedError
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.ops.index_space import AtomGraph
 from tensoropt.plan.point import Point
 from tensoropt.profiling.workload import Workload
@@ -190,6 +191,7 @@ def run_report(
             *local_notes(costs.cluster),
             *unusual_figures(costs.cluster),
             *graph.notes,
+            *_expected_rows(graph),
             *_lost(problem.graph.atoms),
             *costs.notes(),
             *process_notes(costs.cluster, graph, counted=costs.settings.process_memory),
@@ -207,6 +209,16 @@ def run_report(
         # With ranks, the figures were timed, and none rests on the fit.
         "fit": [asdict(error) for error in costs.timings.efficiencies.errors] if costs.pool is None else [],
     }
+
+
+def _expected_rows(graph: OperatorGraph) -> Iterator[str]:
+    """Yield what is expected of the routers of a graph, in words."""
+    if any(op.target == EXPERTS for op in graph.operators):
+        share = f"{graph.expert_imbalance:g} times as many rows as the mean"
+        yield (
+            "which experts a router chooses is not known: where experts are split, the busiest rank is "
+            f"expected to compute {share} (--expert-imbalance)"
+        )
 
 
 def unusual_figures(cluster: Cluster) -> Iterator[str]:

@@ -117,7 +117,7 @@ class _Refinement:
         """Merge the boundaries of all places of each loop; return the operators to visit again."""
         space, changed = self.spaces[name], set[str]()
         for loop, dim in enumerate(space.dims):
-            if loop in self.broken[name] or dim.size <= 1:
+            if loop in self.broken[name] or dim.size <= 1 or dim.along:
                 continue
             places = self._positions(space, loop)
             union = {1}.union(*(self._inside(place, inner, dim.size) for place, inner in places))
@@ -171,7 +171,7 @@ class _Refinement:
         new_dims: list[LoopDim] = []
         parts: dict[int, list[int]] = {}
         for loop, dim in enumerate(space.dims):
-            if loop in self.broken[name] or dim.size <= 1:
+            if loop in self.broken[name] or dim.size <= 1 or dim.along:
                 continue
             positions = self._positions(space, loop)
             # Nothing changes any more, so all places of an unbroken loop have the same boundaries, and the
@@ -186,6 +186,7 @@ class _Refinement:
                 # chunks of the dim.
                 uneven, growing = dim.uneven and len(sizes) == 1, dim.growing and i == 0
                 new_dims.append(LoopDim(label, size, dim.splittable, uneven, growing))
+        new_dims += _along_atoms(space, parts, new_dims)
 
         def operand(old: Operand) -> Operand:
             dims = []
@@ -208,6 +209,23 @@ class _Refinement:
     def _opaque(dims: list[LoopDim], size: int) -> int:
         dims.append(LoopDim(f"whole{len(dims)}", size, splittable=False))
         return len(dims) - 1
+
+
+def _along_atoms(
+    space: IndexSpace, parts: Mapping[int, Sequence[int]], dims: Sequence[LoopDim]
+) -> list[LoopDim]:
+    """Return the ways to cut several loops at once: each atom of the first together with the outermost atom
+    of every other."""
+    found = []
+    for dim in space.dims:
+        if dim.along and all(parts.get(loop) for loop in dim.along):
+            first, *others = (parts[loop] for loop in dim.along)
+            for i, atom in enumerate(first):
+                cut = (atom, *(other[0] for other in others))
+                label = dim.name if len(first) == 1 else f"{dim.name}.{i}"
+                size, splittable = min(dims[c].size for c in cut), all(dims[c].splittable for c in cut)
+                found.append(LoopDim(label, size, splittable, along=cut))
+    return found
 
 
 def _factors_dims(space: IndexSpace) -> bool:

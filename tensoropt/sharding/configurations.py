@@ -94,11 +94,12 @@ def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], m
     axis)."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
+        dims = atoms.spaces[op.name].dims
         for size, strategy in zip(mesh, strategies, strict=True):
             choice = strategy.choices[op.name]
             if choice >= 0 and size > 1:
-                parts.setdefault(choice, []).append(size)
-        dims = atoms.spaces[op.name].dims
+                for loop in dims[choice].along or (choice,):
+                    parts.setdefault(loop, []).append(size)
         for loop, sizes in parts.items():
             # By one axis only: if axes nest, resharding derives sizes from those that the outer axes leave,
             # by exact division.
@@ -139,8 +140,12 @@ def enumerate_configurations(
             index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
             # Rows often combine batch and sequence, as do other loops whose outermost atom is the batch (a
             # loss has one), and cutting either may suit the result's readers.
-            combined = loop.startswith("rows") or outer == micro.label.dim
-            if atoms.spaces[group.name].dims[index].size % total == 0 and not combined:
+            size, along = (
+                atoms.spaces[group.name].dims[index].size,
+                atoms.spaces[group.name].dims[index].along,
+            )
+            combined = loop.startswith("rows") or outer == micro.label.dim or along
+            if size % total == 0 and not combined:
                 continue
         kept.append(strategy)
     configurations = []

@@ -53,9 +53,9 @@ def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[_Atom]:
     sets = _Joined()
     for space in atoms.spaces.values():
         for loop in range(len(space.dims)):
-            first, *others = [*_places(space, loop), None]
-            for place in others[:-1]:
-                sets.join(first, place)
+            places = list(_places(space, loop))
+            for place in places[1:]:
+                sets.join(places[0], place)
     roots = {sets.root(place) for place in growing}
     found = frozenset(place for place in sets.places if sets.root(place) in roots) | growing
     return frozenset() if _ordered(atoms, found) else found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from tensoropt.ops.calls import BY_VALUES
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.findings import Differences, RunFindings, within_tolerance
 from tensoropt.verify.onnx_file import FileFindings
@@ -15,6 +17,7 @@ from tensoropt.verify.recorder import (
     compare_smaller,
     in_order,
     shown_axes,
+    without_values,
 )
 from tensoropt.verify.reference import ModuleFindings
 
@@ -62,9 +65,10 @@ def entry_of(strategy: ParallelStrategy, predicted: Prediction, findings: RunFin
         issued = _together([_shown(rows) for rows in findings.collectives_of_ranks])
         expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked or ()])
     # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
-    unlike = [] if findings.error else _unlike(predicted, findings, expected, issued)
+    comparable = _comparable(predicted, findings)
+    unlike = [] if findings.error else _unlike(*comparable)
     unlike += findings.ranks_unlike
-    order_unlike = _order_unlike(predicted, findings)
+    order_unlike = _order_unlike(*comparable)
     return {
         # None passes: fake ranks compute no numbers.
         "ok": findings.numerics_ok is not False and not findings.error and not unlike and not order_unlike,
@@ -119,15 +123,28 @@ def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
     ]
 
 
+def _comparable(predicted: Prediction, findings: RunFindings) -> tuple[Prediction, RunFindings]:
+    """Return both without the bytes that only values decide, if ranks had values."""
+    if findings.numerics_ok is None:
+        return predicted, findings
+    order = predicted.order
+    if order is not None:
+        order = tuple(c._replace(bytes=0) if c.kind == BY_VALUES else c for c in order)
+    of_ranks = tuple(without_values(rows) for rows in predicted.of_ranks)
+    sent = [without_values(rows) for rows in findings.collectives_of_ranks]
+    return (
+        replace(predicted, collectives=without_values(predicted.collectives), of_ranks=of_ranks, order=order),
+        replace(findings, collectives_of_ranks=sent),
+    )
+
+
 def _unlike(
     predicted: Prediction,
     findings: RunFindings,
-    expected: Sequence[Mapping[str, Any]],
-    issued: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     """Return how what was issued differs from the prediction, rank by rank if each has its own."""
     if not predicted.of_ranks:
-        return compare_collectives(expected, issued)
+        return compare_collectives(predicted.collectives, _shown(findings.collectives_issued))
     lines = []
     first = len(predicted.of_ranks) // max(len(predicted.of_places), 1)
     for rank, rows in zip(findings.ranks_checked or (), findings.collectives_of_ranks, strict=True):

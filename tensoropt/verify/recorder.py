@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tensoropt.ops.calls import BY_VALUES
 from tensoropt.simulate.collectives import Collective
 
 _LEFT = frozenset({"send", "recv_", "wait_tensor"})
@@ -146,6 +147,8 @@ class CollectiveRecorder(TorchDispatchMode):
                 ends = dist.get_rank(), ranks[int(args[2])]
                 self.issued.append(Collective(kind, ends, _nbytes(args[0])))
                 return
+            if name == "alltoall_base_" and any(args[3:5]):
+                kind = BY_VALUES
             self.issued.append(Collective(kind, self.axes(ranks), _nbytes(args[position])))
             return
         kind = _FUNCTIONAL.get(name, name)
@@ -205,6 +208,12 @@ def _collective_in(row: Mapping[str, Any]) -> Collective:
 def shown_axes(row: Mapping[str, Any]) -> list[int]:
     """Return the axes of a summary's row as people count them: without the micro-batch axis."""
     return list(row["axes"]) if row["kind"] == "send" else [axis - 1 for axis in row["axes"]]
+
+
+def without_values(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a summary without the bytes of collectives whose sizes depend on values: these are
+    predicted as an expectation, and ranks with values send what the router chose."""
+    return [{**row, "bytes": 0 if row["kind"] == BY_VALUES else row["bytes"]} for row in rows]
 
 
 def compare_collectives(

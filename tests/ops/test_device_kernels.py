@@ -69,6 +69,10 @@ def test_operators_in_python_say_themselves() -> None:
     assert has_kernel("tensoropt_tests.anywhere.default", "cuda")
 
 
+def test_our_own_kernels_call_operators_for_any_device() -> None:
+    assert has_kernel("expert_kernels.experts", "cuda")
+
+
 def test_what_is_not_here_is_not_known() -> None:
     assert has_kernel("nobody.knows.default", "cpu") is None
     assert has_kernel("nobody.knows.default", "cuda") is None

@@ -79,6 +79,22 @@ def test_two_axes_along_the_batch_are_one_word() -> None:
     assert name(of, (0,), (0,)) == "DP 2×4 · 4 micro-batches"
 
 
+def test_split_experts_are_named_beside_what_the_axes_do() -> None:
+    """Weights that an axis splits for their use are not in shards of ZeRO."""
+    sent = [["R/P", "S(0)", "R/P"]]
+    layer = group(
+        [["dispatch", "features"], ["experts", "rows"], ["dispatch", "dispatch"], ["rows", "features"]],
+        [[sent], [sent], [sent], [[["R/P", "R/P", "S(1)"]]]],
+    )
+    dense = group([COLUMNS], [[[["R/P", "R/P", "S(0)"]]]])
+    of = space({"a": layer, "b": layer, "dense": dense}, (4, 2), micro_batches=1)
+    assert name(of, (0, 0, 0), (0, 0, 0)) == "DP 4 · TP 2 · EP 4"
+    assert name(of, (0, 2, 0), (0, 0, 0)) == "DP 4 · TP 2 (DP 1/3) · EP 4 (1/2 layers) · EP 8 (1/2 layers)"
+    assert name(of, (3, 0, 0), (0, 0, 0)) == "DP 4 · TP 2 · EP 4 (1/2 layers)"
+    assert name(of, (3, 3, 0), (0, 0, 0)) == "DP 4 · TP 2"
+    assert name(of, (1, 1, 0), (0, 0, 0)) == "DP 2 (TP 1/3) · TP 4 (DP 1/3) · EP 4"
+
+
 def test_recomputed_blocks_are_counted_of_those_that_may_be() -> None:
     plain = group([["rows"]], [[[]]])
     of = space(

@@ -11,6 +11,7 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.problem import prepare
+from tensoropt.ops.calls import BY_VALUES
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedConfiguration, PinnedPoint, simulate_pinned
 from tensoropt.profiling.store import ProfileStore
@@ -21,16 +22,16 @@ SETTINGS = Settings(dtype="bfloat16", measure="never")
 
 
 @cache
-def model():
-    built = zoo.build("gpt-mini", batch=BATCH, device="meta")
+def model(name="gpt-mini"):
+    built = zoo.build(name, batch=BATCH, device="meta")
     return prepare(capture(built.model, built.args, built.kwargs, dtype=SETTINGS.dtype))
 
 
 @cache
-def pinned(**chosen) -> PinnedPoint:
+def pinned(name="gpt-mini", **chosen) -> PinnedPoint:
     configuration = PinnedConfiguration(**chosen)
     costs = CostSource(load_cluster(f"dgx-a100[{configuration.devices}]"), ProfileStore(":memory:"), SETTINGS)
-    return simulate_pinned(model(), costs, configuration)
+    return simulate_pinned(model(name), costs, configuration)
 
 
 def sent(point: PinnedPoint, kind: str) -> int:
@@ -131,6 +132,22 @@ def test_context_and_tensor_parallelism_compose():
     assert split(found).count(("queries", "heads")) == LAYERS
 
 
+def test_experts_over_data_parallel_ranks_send_rows_instead_of_gradients():
+    pytest.importorskip("transformers.integrations.moe")
+    # Rows of two experts for each token, forth and back in both directions, in two layers.
+    rows = 2 * 4 * 2 * (BATCH // 4) * SEQUENCE * HIDDEN * 2
+    for stage in (0, 3):
+        copies = pinned("mixtral-tiny", data=4, stage=stage)
+        split = pinned("mixtral-tiny", data=4, stage=stage, experts=4)
+        assert sent(copies, BY_VALUES) == 0
+        assert sent(split, BY_VALUES) == rows
+        reduced = "all_reduce" if stage == 0 else "reduce_scatter"
+        assert sent(split, reduced) < sent(copies, reduced) / 2
+    inside = pinned("mixtral-tiny", data=2, tensor=2, experts=2)
+    assert sent(inside, BY_VALUES) == 2 * rows
+    assert inside.point.memory_bytes < pinned("mixtral-tiny", data=2, tensor=2).point.memory_bytes
+
+
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
@@ -138,6 +155,7 @@ def test_context_and_tensor_parallelism_compose():
         ({"context": 0}, "below 1"),
         ({"stage": 4}, "no stage 4"),
         ({"data": 4, "stage": 3, "shard_group": 3}, "do not divide"),
+        ({"data": 4, "experts": 2}, "experts over 2 ranks, of 4 data-parallel ones.*give 1 or 4"),
     ],
 )
 def test_what_means_nothing_is_refused(chosen, words):

@@ -32,7 +32,7 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
         '"epsilon": 0, "max_points": null, "method": "auto", '
         '"dtype": "float32", "recompute": "auto", "overlap": "default", '
         '"constraints": null, "measure": "all", "process_memory": false, "pipelines": "auto", '
-        '"placements": "auto", "soft_placement": false}'
+        '"placements": "auto", "soft_placement": false, "expert_imbalance": 1.0}'
     )
 
 
@@ -59,6 +59,7 @@ def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
         ({"pipelines": "some"}, "unknown pipelines 'some'; use auto, always or never"),
         ({"method": "dp"}, "unknown method 'dp'; use auto, ldp or elimination"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; use sgd, momentum, adam, adam_fused"),
+        ({"expert_imbalance": 0.5}, "expert_imbalance 0.5 is not at least 1; 1.2 says that the busiest rank"),
         ({"max_points": 1}, "max_points 1 leaves no frontier; use at least 2"),
         ({"max_points": "few"}, "max_points 'few' cannot be used: Input should be a valid integer"),
         ({"micro_batches": []}, "no micro-batch count to search; use at least one, or 'auto'"),
@@ -74,7 +75,7 @@ def test_what_means_nothing_is_said_with_what_does(chosen: dict[str, Any], said:
 VALUES = {
     "micro_batches": (1, 4), "memory_bytes": 24.0 * 2**30, "epsilon": 0.005, "max_points": 24,
     "constraints": None, "process_memory": True,
-    "soft_placement": True,
+    "soft_placement": True, "expert_imbalance": 1.25,
 }  # fmt: skip
 
 

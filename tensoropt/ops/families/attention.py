@@ -75,7 +75,7 @@ def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
     pieces = pieces_of(shard, output)
     kept = pieces[: len(pieces) - len(last)]
     stride = prod(size for dim in shard.atoms.atoms[output.tensor][-1:] for size in dim)
-    weights = (*((n, s // stride * keys, step, axes) for n, s, step, axes in kept), (keys, 1, keys, ()))
+    weights = (*((n, s // stride * keys, *rest) for n, s, *rest in kept), (keys, 1, keys, ()))
     mask = shard.argument(3, "attn_mask", None)
     # `enable_gqa` is left out: the kernel sees the number of heads and repeats the keys itself.
     args = (*call.args[:3], mask, p, shard.argument(5, "is_causal", False), shard.op.kwargs.get("scale"))

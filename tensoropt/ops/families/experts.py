@@ -12,6 +12,11 @@ from tensoropt.ops.index_space import Builder, Opaque
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import resolve_overload
 
+_NATIVE, _FALLBACK = "aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"
+GROUPED_PRODUCTS = frozenset((_NATIVE, _FALLBACK))
+"""Products of rows that are sorted by expert: (rows, a matrix for each expert, ends of the experts' rows)."""
+COUNTS = frozenset(("aten.histc.default", "aten.bincount.default"))
+
 
 def _grouped_mm(b: Builder) -> None:
     """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows are sorted by expert, ``offs[e]`` is the end of expert
@@ -109,7 +114,7 @@ _ROW_ENDS = Samples(row_ends=(2, 0))
 
 SPECS = (
     OpSpec(
-        targets=("aten._grouped_mm.default",),
+        targets=(_NATIVE,),
         rule=_grouped_mm,
         localiser=_local_grouped_mm,
         kernels={"expert_kernels.grouped_mm": _grouped_mm_kernel},
@@ -119,7 +124,7 @@ SPECS = (
         flops={"aten::_grouped_mm": shape_wrapper(_flops)},
     ),
     OpSpec(
-        targets=("transformers.grouped_mm_fallback.default",),
+        targets=(_FALLBACK,),
         rule=_grouped_mm,
         localiser=_local_grouped_mm,
         samples=_ROW_ENDS,
@@ -128,5 +133,5 @@ SPECS = (
             "transformers::grouped_mm_fallback_backward": shape_wrapper(_backward_flops),
         },
     ),
-    OpSpec(targets=("aten.histc.default", "aten.bincount.default"), rule=histogram),
+    OpSpec(targets=tuple(sorted(COUNTS)), rule=histogram),
 )

@@ -131,3 +131,11 @@ SPECS = (
     OpSpec(targets=("aten._to_copy.default", "aten.to.dtype"), rule=_cast),
     OpSpec(targets=("aten.prelu.default",), rule=prelu, precision=Precision.NARROW),
 )
+
+ELEMENT_WISE = frozenset(
+    target
+    for spec in SPECS
+    if spec.rule in (_pointwise, _linear_pointwise, _addition)
+    for target in spec.targets
+)
+"""Operators that compute each element of their result from the same element of their operands."""

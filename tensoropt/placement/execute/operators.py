@@ -129,6 +129,7 @@ class Piece:
     def __init__(self, runtime: Runtime, op: PlacedOperator, device: torch.device):
         self.runtime, self.device = runtime, device
         self.mesh, self.index = op.mesh, op.index
+        self.alone = False
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -151,6 +152,15 @@ class Piece:
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
         assert self.mesh[1] == 1 or 1 not in axes, "a piece that reduces with others is never made"
         return value
+
+    def all_to_all(
+        self,
+        value: torch.Tensor,
+        axes: tuple[int, ...],
+        sent: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        raise AssertionError("a piece that exchanges rows with others is never made")
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return a count over the whole batch, taken before the step began."""

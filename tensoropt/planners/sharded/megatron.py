@@ -4,7 +4,8 @@ M. Shoeybi et al., *Megatron-LM*, arXiv 1909.08053, section 3: a matrix that rea
 split by columns (an MLP's first matrix, the query, key and value projections with their heads), one that
 reads a split activation by rows (the MLP's second matrix, the output projection); row splits leave a partial
 sum that is reduced once. The embedding and the loss are split over the vocabulary (section 3, last
-paragraphs). The residual stream is whole.
+paragraphs). The residual stream is whole. In layers of experts each expert is such a pair, and the router is
+whole.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
+from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.restricted import (
     at_least_one,
@@ -27,10 +29,18 @@ from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph, Label
 
 _COLUMNS, ROWS, _HEADS, _VOCABULARY = "out_features", "in_features", "heads", ("vocabulary", "classes")
+_FEATURES = "features"
 
 
 def _dims(group: Group) -> set[str]:
     return {s.label.loop for s in group.strategies}
+
+
+def _summed(group: Group, loop: str) -> set[str]:
+    """Return the labels with which a group splits a loop that its result is a sum over."""
+    labels = [s.label for s in group.strategies if s.label.loop == loop]
+    # A resolution to a shard would leave the residual stream split.
+    return {str(label) for label in labels if label.resolve is None or label.resolve < 0}
 
 
 def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
@@ -53,27 +63,46 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
     """
     split: set[str] = set()
     labels: dict[str, frozenset[str]] = {}
+    routers = _routers(graph)
     for group in graph.groups:
         dims = _dims(group)
         along = any(name in split for name in group.reads)
-        if along and ROWS in dims:
-            rows = [s.label for s in group.strategies if s.label.loop == ROWS]
-            # A resolution to a shard would leave the residual stream split.
-            chosen = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
+        if group.name in routers:
+            chosen = {"none"}
+        elif _FEATURES in dims:
+            chosen = _summed(group, _FEATURES)
+        elif along and ROWS in dims:
+            chosen = _summed(group, ROWS)
         elif along:
             chosen = _following_labels(group, dims, batch[group.name])
         elif _COLUMNS in dims:
             chosen = {str(s.label) for s in group.strategies if s.label.loop == _COLUMNS}
         elif "vocabulary" in dims and batch[group.name] != "partial_grad":
-            chosen = {"vocabulary"}
+            chosen = _summed(group, "vocabulary")
         else:
             chosen = {"none"}
         labels[group.name] = frozenset(chosen) or frozenset({"none"})
-        # The results of row splits and of the vocabulary's lookup are sums over the inner axis, which is
-        # whole again once reduced.
-        if labels[group.name] != {"none"} and not (along and ROWS in dims) and "vocabulary" not in dims:
+        # The results of row splits, of experts and of the vocabulary's lookup are sums over the inner axis,
+        # which is whole again once reduced.
+        sums = (along and ROWS in dims) or _FEATURES in dims or "vocabulary" in dims
+        if labels[group.name] != {"none"} and not sums:
             split.update(group.writes)
     return labels
+
+
+def _routers(graph: GroupGraph) -> frozenset[str]:
+    """Return the groups that choose experts: from a product of the activations to the choice and its
+    weights."""
+    producer, found = graph.atoms.graph.producer, set[str]()
+    for layer in graph.groups:
+        waiting = [ref.name for ref in layer.anchor.args[1:3]] if layer.anchor.target == EXPERTS else []
+        while waiting:
+            maker = producer.get(waiting.pop())
+            group = graph.group_of[maker.name] if maker is not None else None
+            if group is not None and group.name not in found:
+                found.add(group.name)
+                waiting += [] if _COLUMNS in _dims(group) else group.reads
+    return frozenset(found)
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:

@@ -15,10 +15,11 @@ Ranks are threads of one process, which give local kernels their contexts.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from typing import Any, TypeVar
 import torch
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
-from tensoropt.ops.calls import MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
+from tensoropt.ops.calls import BY_VALUES, MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
 from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, layout_names
@@ -182,6 +183,7 @@ T = TypeVar("T")
 class _Sent:
     """One collective that a kernel issued."""
 
+    kind: str
     axes: tuple[int, ...]
     elements: int
     integer_bytes: int
@@ -191,7 +193,7 @@ class _Sent:
         """Return the collective as a local call with floating-point values of this width declares it (checks
         run in float64)."""
         size = self.integer_bytes or self.elements * element_bytes
-        return "all_reduce", self.axes, size, self.backward
+        return self.kind, self.axes, 0 if self.kind == BY_VALUES else size, self.backward
 
 
 class _ThreadedRanks:
@@ -202,7 +204,7 @@ class _ThreadedRanks:
         self.places = list(itertools.product(*(range(size) for size in mesh)))
         self.sent: dict[tuple[int, ...], list[_Sent]] = {at: [] for at in self.places}
         self._barrier = threading.Barrier(len(self.places))
-        self._board: dict[tuple[int, ...], torch.Tensor] = {}
+        self._board: dict[tuple[int, ...], Any] = {}
 
     def run(self, work: Callable[[Context], T], *, parallel: bool) -> dict[tuple[int, ...], T]:
         """Call ``work(context)`` on every rank; one after another if nothing can be sent.
@@ -241,7 +243,7 @@ class _ThreadedRanks:
         def __init__(self, ranks: _ThreadedRanks, at: tuple[int, ...], seed: int = 0, step: int = 0):
             self.ranks, self.at, self.seed, self.step = ranks, at, seed, step
             self.device = torch.get_default_device()
-            self.backward = False
+            self.backward = self.alone = False
 
         def coordinate(self, axes: tuple[int, ...]) -> int:
             """Return this rank's index within the flattened group of ``axes``, the first axis outermost."""
@@ -252,20 +254,41 @@ class _ThreadedRanks:
 
         def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
             """Return ``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""
+            with self._posted("all_reduce", value, value, axes) as of_group:
+                values = torch.stack(of_group)
+                return values.amax(0) if op == "max" else values.sum(0)
+
+        def all_to_all(
+            self,
+            value: torch.Tensor,
+            axes: tuple[int, ...],
+            sent: Sequence[int] | None = None,
+            received: Sequence[int] | None = None,
+        ) -> torch.Tensor:
+            """Return what the group of ``axes`` sends to this rank; every rank of the mesh has to call it."""
+            size = prod(self.ranks.mesh[axis] for axis in axes)
+            parts = value.detach().split(list(sent) if sent is not None else len(value) // size)
+            kind = "all_to_all" if sent is None else BY_VALUES
+            with self._posted(kind, value, parts, axes) as of_group:
+                return torch.cat([theirs[self.coordinate(axes)] for theirs in of_group])
+
+        @contextlib.contextmanager
+        def _posted(
+            self, kind: str, value: torch.Tensor, given: Any, axes: tuple[int, ...]
+        ) -> Iterator[list[Any]]:
+            """Record a collective, and yield what each rank of the group gives, in order."""
             ranks = self.ranks
             bytes_ = 0 if value.is_floating_point() else value.numel() * value.element_size()
-            ranks.sent[self.at].append(_Sent(axes, value.numel(), bytes_, self.backward))
-            ranks._board[self.at] = value.detach()
+            ranks.sent[self.at].append(_Sent(kind, axes, value.numel(), bytes_, self.backward))
+            ranks._board[self.at] = given.detach() if isinstance(given, torch.Tensor) else given
             ranks._barrier.wait()
             # All values are posted now. The second wait keeps a fast rank from posting its next value before
             # the slow ones have read this one.
             group = [
                 p for p in ranks.places if all(p[a] == self.at[a] for a in range(len(p)) if a not in axes)
             ]
-            values = torch.stack([ranks._board[p] for p in group])
-            result = values.amax(0) if op == "max" else values.sum(0)
+            yield [ranks._board[p] for p in group]
             ranks._barrier.wait()
-            return result
 
         def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
             """Return ``value`` summed over ``axes``."""
@@ -521,7 +544,8 @@ def _run_ranks(
 
 
 def _declared(collective: InnerCollective) -> tuple[str, tuple[int, ...], int, bool]:
-    return collective.kind, collective.axes, collective.bytes, collective.backward
+    size = 0 if collective.kind == BY_VALUES else collective.bytes
+    return collective.kind, collective.axes, size, collective.backward
 
 
 def _floating(graph: OperatorGraph, name: str) -> bool:

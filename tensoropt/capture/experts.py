@@ -1,0 +1,316 @@
+"""Layers of experts, which models write as a dozen operators, as one operator each.
+
+The form is that of ``transformers`` (``grouped_mm_experts_forward`` in ``integrations/moe.py``), of which
+Mixtral, Qwen-MoE, DeepSeek, OLMoE, GPT-OSS and others make use: expert numbers are sorted, tokens gathered in
+that order, multiplied with one matrix per group of rows, scaled by the router's weights, brought back, and
+summed over the experts of each token. :mod:`tensoropt.ops.families.routed_experts` says why one operator can
+be split where these cannot.
+
+Only what is exactly this becomes the operator; a layer that is anything else stays as it is, and a note says
+so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from tensoropt.graph import Operator, OperatorGraph, Ref, map_refs
+from tensoropt.ops.families.experts import COUNTS, GROUPED_PRODUCTS
+from tensoropt.ops.families.routed_experts import (
+    ENDS,
+    EXPERT_OF_ROW,
+    EXPERTS,
+    INDEX,
+    ROWS,
+    TRANSPOSE,
+    BodyCall,
+    plain,
+    weight_name,
+)
+from tensoropt.ops.registry import index_space
+
+_SORTS = ("aten.sort.default", "aten.sort.stable")
+_VIEWS = ("aten.view.default", "aten._unsafe_view.default")
+
+
+class _Unlike(Exception):  # noqa: N818 - a signal, not an error
+    """What follows a sort of expert numbers is not the form of this module."""
+
+
+def with_experts(graph: OperatorGraph) -> OperatorGraph:
+    """Return the graph with each recognised layer of experts as one operator."""
+    found = 0
+    for name in [op.name for op in graph.operators if op.target in _SORTS]:
+        try:
+            graph = _Layer(graph, graph.by_name[name]).replaced(found)
+            found += 1
+        except _Unlike:
+            pass
+    left = sum(op.target in GROUPED_PRODUCTS for op in graph.operators)
+    if not left:
+        return graph
+    note = (
+        f"{left} products of experts are not in the form that transformers writes, so that no plan sends "
+        "rows to the ranks of their experts"
+    )
+    return replace(graph, notes=(*graph.notes, note))
+
+
+class _Layer:
+    """A layer of experts, read from the sort of its expert numbers on.
+
+    Attributes:
+        role: what a tensor is that depends on the order of rows: ``ids``, ``order``, ``token``, ``counts``,
+            ``ends``, ``inverse``, ``rows``, ``factors``, ``scaled``, ``back``.
+        named: the names of the body's values, by the tensors that they are.
+        weights: the tensors that the body reads and that are not rows, in order.
+        gone: the names of the operators that the layer replaces.
+    """
+
+    def __init__(self, graph: OperatorGraph, sort: Operator):
+        self.graph, self.sort = graph, sort
+        self.role = {sort.outputs[0]: "ids", sort.outputs[1]: "order"}
+        self.named = {sort.outputs[0]: EXPERT_OF_ROW}
+        self.weights: list[str] = []
+        self.body: list[BodyCall] = []
+        self.gone = {sort.name}
+        self.x = self.scale = self.result = ""
+        self.experts = 0
+        self.module = self.source = ""
+        if not isinstance(sort.args[0], Ref) or len(graph.tensors[sort.args[0].name].shape) != 1:
+            raise _Unlike
+        self.choice = self._flattened(sort.args[0].name)
+        self.tokens, self.chosen = graph.tensors[self.choice].shape
+
+    def _flattened(self, name: str) -> str:
+        """Return the (tokens, chosen) tensor of which this is a flat view."""
+        view = self.graph.producer.get(name)
+        if view is None or view.target not in _VIEWS:
+            raise _Unlike
+        source: str = view.args[0].name
+        shape = self.graph.tensors[source].shape
+        if len(shape) != 2 or shape[0] < 2 or (self.scale and self.graph.tensors[self.choice].shape != shape):
+            raise _Unlike
+        if {op.name for op in self.graph.consumers[name]} == {self.sort.name}:
+            self.gone.add(view.name)
+        return source
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def replaced(self, number: int) -> OperatorGraph:
+        """Return the graph with this layer, the graph's ``number``-th, as one operator.
+
+        Raises:
+            _Unlike: it is not of this form.
+        """
+        begun = False
+        for op in self.graph.operators:
+            begun = begun or op is self.sort
+            if begun and op is not self.sort and not self.role.keys().isdisjoint(op.inputs()):
+                self._read(op)
+                self.gone.add(op.name)
+        seen = {*self.graph.outputs, *self.graph.mutations.values()}
+        if not (self.x and self.scale and self.result and self.body) or not self.role.keys().isdisjoint(seen):
+            raise _Unlike
+        return self._written(number)
+
+    def _read(self, op: Operator) -> None:
+        if self.result:
+            raise _Unlike  # something else needs rows in their order
+        args, first = op.args, op.args[0] if op.args else None
+        kind = self.role.get(first.name) if isinstance(first, Ref) else None
+        out = op.outputs[0]
+        tensors = self.graph.tensors
+        if op.target == INDEX:
+            self._looked_up(op, kind)
+        elif kind == "order" and op.target == "aten.floor_divide.default" and args[1] == self.chosen:
+            self.role[out] = "token"
+        elif kind in ("ids", "ends") and op.target == "aten._to_copy.default":
+            self.role[out] = str(kind)
+            self.named[out] = self.named[first.name]  # type: ignore[union-attr]
+        elif kind == "ids" and op.target in COUNTS:
+            self._counted(op)
+        elif kind == "counts" and op.target == "aten.cumsum.default":
+            self.role[out], self.named[out] = "ends", ENDS
+        elif op.target == "aten.index_put.default" and self._is_inverse(op):
+            self.role[out] = "inverse"
+        elif kind == "rows" and op.target in GROUPED_PRODUCTS:
+            self._product(op)
+        elif kind == "factors" and op.target == "aten.unsqueeze.default" and args[1] in (1, -1):
+            self.role[out] = "factors"
+        elif op.target == "aten.mul.Tensor" and "factors" in {self.role.get(n) for n in op.inputs()}:
+            self._scaled(op)
+        elif kind == "back" and op.target in _VIEWS and tensors[out].shape[:2] == (self.tokens, self.chosen):
+            self.role[out] = "by token"
+        elif kind == "by token" and op.target == "aten.sum.dim_IntList" and list(args[1]) == [1]:
+            if len(tensors[out].shape) != 2 or tensors[out].shape != tensors[self.x].shape:
+                raise _Unlike
+            self.result = out
+        else:
+            self._row_by_row(op)
+
+    def _scaled(self, op: Operator) -> None:
+        """Read the product of the body's result and the router's weights."""
+        rows = [name for name in op.inputs() if self.role.get(name) == "rows"]
+        if (
+            not self.body
+            or len(op.inputs()) != 2
+            or [self.named[n] for n in rows] != [self.body[-1].results[0]]
+        ):
+            raise _Unlike
+        self.role[op.outputs[0]] = "scaled"
+
+    def _looked_up(self, op: Operator, kind: str | None) -> None:
+        """Read ``source[index]``."""
+        source, (index, *more) = op.args
+        out, by = op.outputs[0], self.role.get(index.name) if isinstance(index, Ref) else None
+        if more:
+            raise _Unlike
+        if by == "token" and kind is None and not self.x:
+            self.x, self.role[out], self.named[out] = source.name, "rows", ROWS
+            if self.graph.tensors[self.x].shape[0] != self.tokens:
+                raise _Unlike
+        elif by == "order" and kind is None and not self.scale:
+            flat = source.name
+            self.scale = self._factors(flat, op)
+            self.role[out] = "factors"
+        elif by == "ids" and kind is None:
+            self._call(op, self._weight(source.name))
+            self.role[out] = "rows"
+        elif by == "inverse" and kind == "scaled":
+            self.role[out] = "back"
+        else:
+            raise _Unlike
+
+    def _factors(self, flat: str, reader: Operator) -> str:
+        view = self.graph.producer.get(flat)
+        if view is None or view.target not in _VIEWS:
+            raise _Unlike
+        source: str = view.args[0].name
+        if self.graph.tensors[source].shape != (self.tokens, self.chosen):
+            raise _Unlike
+        if {op.name for op in self.graph.consumers[flat]} == {reader.name}:
+            self.gone.add(view.name)
+        return source
+
+    def _counted(self, op: Operator) -> None:
+        (count,) = self.graph.tensors[op.outputs[0]].shape
+        if "histc" in op.target and tuple(op.args[1:4]) != (count, 0, count - 1):
+            raise _Unlike
+        self.experts = count
+        self.role[op.outputs[0]] = "counts"
+
+    def _is_inverse(self, op: Operator) -> bool:
+        """Return whether it writes 0, 1, 2, ... at the places that the order gives."""
+        _, places, values, *_ = op.args
+        rows = self.tokens * self.chosen
+        known = self.graph.constants.get(values.name)
+        return (
+            [self.role.get(place.name) for place in places] == ["order"]
+            and self.graph.tensors[values.name].kind == "constant"
+            and self.graph.tensors[op.outputs[0]].shape == (rows,)
+            # Without data the model is on the meta device; what else could be written there?
+            and (known is None or known.is_meta or torch.equal(known, torch.arange(rows)))
+        )
+
+    def _product(self, op: Operator) -> None:
+        _, weight, ends = op.args[:3]
+        if op.kwargs or len(op.args) > 3 or not isinstance(ends, Ref) or self.role.get(ends.name) != "ends":
+            raise _Unlike
+        if self.role.get(weight.name) is not None:
+            raise _Unlike
+        self.module, self.source = self.module or op.module, self.source or op.source
+        self._call(op, self._weight(weight.name))
+        self.role[op.outputs[0]] = "rows"
+
+    def _weight(self, name: str) -> Mapping[str, str]:
+        """Return the name in the body of a tensor that is not made of rows; a transposed parameter is
+        transposed there, so that the parameter itself is what the operator reads."""
+        maker = self.graph.producer.get(name)
+        if maker is not None and maker.target == TRANSPOSE and len(self.graph.consumers[name]) == 1:
+            (source, *dims), shape = maker.args, self.graph.tensors[name].shape
+            if len(shape) == 3 and {dim % 3 for dim in dims} == {1, 2}:
+                made = f"${len(self.body)}"
+                self.body.append(BodyCall(TRANSPOSE, (self._named_weight(source.name), 1, 2), (), (made,)))
+                self.gone.add(maker.name)
+                return {name: made}
+        return {name: self._named_weight(name)}
+
+    def _named_weight(self, name: str) -> str:
+        if name not in self.weights:
+            self.weights.append(name)
+        return weight_name(self.weights.index(name))
+
+    def _row_by_row(self, op: Operator) -> None:
+        """Read an operator of the body that computes each row by itself."""
+        names = op.inputs()
+        if any(self.role.get(name) != "rows" for name in names):
+            raise _Unlike
+        space = index_space(op, self.graph)
+        firsts = {o.dims[0] if o.dims else () for o in (*space.reads, *space.writes)}
+        if not space.known or len(firsts) != 1:
+            raise _Unlike
+        (first,) = firsts
+        if len(first) != 1 or not space.dims[first[0]].splittable or "_to_copy" in op.target:
+            raise _Unlike
+        self._call(op, {})
+        self.role.update(dict.fromkeys(op.outputs, "rows"))
+
+    def _call(self, op: Operator, further: Mapping[str, str]) -> None:
+        named = {**self.named, **further}
+
+        def name_of(name: str) -> str:
+            if name not in named:
+                raise _Unlike
+            return named[name]
+
+        made = tuple(f"${len(self.body)}.{i}" if i else f"${len(self.body)}" for i in range(len(op.outputs)))
+        args = tuple(map_refs(arg, name_of) for arg in op.args)
+        kwargs = tuple((key, map_refs(value, name_of)) for key, value in op.kwargs.items())
+        self.body.append(BodyCall(op.target, args, kwargs, made))
+        self.named.update(zip(op.outputs, made, strict=True))
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def _written(self, number: int) -> OperatorGraph:
+        graph, name = self.graph, f"experts_{number}" if number else "experts"
+        while name in graph.tensors or name in graph.by_name:
+            name += "_"
+        made = replace(graph.tensors[self.result], name=name, dtype=graph.tensors[self.x].dtype)
+        args = (
+            Ref(self.x),
+            Ref(self.choice),
+            Ref(self.scale),
+            [Ref(weight) for weight in self.weights],
+            plain(tuple(self.body)),
+            self.experts,
+        )
+        layer = Operator(name, EXPERTS, args, {}, (name,), self.module, self.source)
+
+        def renamed(read: str) -> Ref:
+            return Ref(name if read == self.result else read)
+
+        operators: list[Operator] = []
+        for op in graph.operators:
+            if self.result in op.outputs:
+                operators.append(layer)
+            elif op.name not in self.gone:
+                kwargs = {key: map_refs(value, renamed) for key, value in op.kwargs.items()}
+                args_ = tuple(map_refs(arg, renamed) for arg in op.args)
+                operators.append(replace(op, args=args_, kwargs=kwargs))
+        gone = {out for op in graph.operators if op.name in self.gone for out in op.outputs}
+        read = {n for op in operators for n in op.inputs()}
+        tensors = {}
+        for key, tensor in graph.tensors.items():
+            if key == self.result:
+                tensors[name] = made
+            elif key not in gone and (tensor.kind != "constant" or key in read):
+                tensors[key] = tensor
+        constants = {key: value for key, value in graph.constants.items() if key in tensors}
+        outputs = tuple(renamed(output).name for output in graph.outputs)
+        return replace(
+            graph, tensors=tensors, operators=tuple(operators), constants=constants, outputs=outputs
+        )

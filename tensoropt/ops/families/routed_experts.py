@@ -1,0 +1,514 @@
+"""A layer of experts as one operator: tokens go to the experts that a router chose, and results come back.
+
+Models write it as a dozen operators: the chosen rows are sorted by expert, multiplied with one matrix per
+group of rows, brought back into the order of tokens, and summed with the router's weights. Each of them
+depends on the order of all rows, so that none can be cut along the tokens, and the rows of an expert lie
+wherever the counts of the other experts say. As one operator (:mod:`tensoropt.capture.experts` puts it into
+graphs) the order is its own matter, and it splits
+
+- along the tokens (``rows``): each rank sorts its own, and has all experts: data parallelism;
+- along the ``features`` inside every expert: Megatron's pair (Shoeybi et al., arXiv 1909.08053), a sum;
+- along the ``experts``, all of which see all tokens: every rank computes the rows of its own experts, a sum;
+- along tokens and experts at once (``dispatch``): rows are sent to the ranks of their experts and back by two
+  all-to-alls in each direction, of sizes that the router's choice decides, and without dropping any (GShard,
+  Lepikhin et al., ICLR 2021, section 3.2; dropless: MegaBlocks, Gale et al., MLSys 2023).
+
+What is between sorting and bringing back is the *body*: the calls that compute the rows of the experts at
+hand, as plain data. Its values are named ``$x`` (rows sorted by expert), ``$experts`` (the expert of each
+row), ``$ends`` (the end of each expert's rows), ``$w0``, ``$w1``, ... (the weights) and ``$0``, ``$1``, ...
+(the results of its calls).
+
+How many rows a rank computes is known only when the router has chosen. Predictions expect the rows shared
+evenly, times the graph's ``expert_imbalance``: that of the busiest rank, in memory and time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tensoropt.graph import Ref
+from tensoropt.ops.calls import (
+    BY_VALUES,
+    CostClass,
+    InnerCollective,
+    LocalCall,
+    OperatorShard,
+    OpSpec,
+    Precision,
+    Samples,
+    Shape,
+    literal,
+)
+from tensoropt.ops.families.experts import GROUPED_PRODUCTS
+from tensoropt.ops.families.pointwise import ELEMENT_WISE
+from tensoropt.ops.index_space import Builder, Loops, Opaque
+from tensoropt.ops.kernels import ShardContext
+from tensoropt.ops.overloads import resolve_overload
+
+EXPERTS = "expert_kernels.experts"
+"""The operator, and the kernel of the same name: (x, choice, weight of each choice, weights of the experts,
+body, number of experts)."""
+DISPATCH = "dispatch"
+"""The loop that stands for experts and tokens split along one axis."""
+SPLIT, SLICE, TRANSPOSE, INDEX = (
+    "aten.split.Tensor",
+    "aten.slice.Tensor",
+    "aten.transpose.int",
+    "aten.index.Tensor",
+)
+ROWS, EXPERT_OF_ROW, ENDS = "$x", "$experts", "$ends"
+
+
+class BodyCall(NamedTuple):
+    """A call of the body; operands are names that begin with ``$``."""
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    results: tuple[str, ...]
+
+
+Body = tuple[BodyCall, ...]
+
+
+def body_of(data: Sequence[Any]) -> Body:
+    """Return the body of an operator's argument, which is plain data."""
+    return tuple(
+        BodyCall(target, tuple(args), tuple((k, v) for k, v in kwargs), tuple(results))
+        for target, args, kwargs, results in data
+    )
+
+
+def plain(body: Body) -> tuple[Any, ...]:
+    """Inverse of :func:`body_of`."""
+    return tuple(map(tuple, body))
+
+
+def weight_name(number: int) -> str:
+    """Return the name in a body of a weight, by its position."""
+    return f"$w{number}"
+
+
+def operands_of(value: Any) -> list[str]:
+    """Return the operands of a body's call, or of a part of its arguments, in order."""
+    if isinstance(value, str):
+        return [value] if value.startswith("$") else []
+    if isinstance(value, (list, tuple)):
+        return [name for item in value for name in operands_of(item)]
+    return []
+
+
+# -- index spaces ---------------------------------------------------------------------------------
+
+
+class _Whole(Exception):  # noqa: N818 - a signal, not an error
+    """A body does something with the features inside experts that is not understood: they stay whole."""
+
+
+_Dim = tuple[str, ...] | None
+"""A dim in terms of ``features`` and ``parts``, outermost first; None for any other."""
+
+
+class _Features:
+    """The features inside every expert, which first products make and the last one contracts: how they make
+    up the dims of weights and of values, for a body of products and element-wise operators.
+
+    Attributes:
+        size: their number.
+        parts: the number of equal parts of what first products make, of which a gate is one.
+        dims: per weight, its dims behind that of the experts.
+        added: the weights that are added to the last product's result.
+    """
+
+    def __init__(self, body: Body, shapes: Sequence[tuple[int, ...]]):
+        """Read a body on weights of these shapes.
+
+        Raises:
+            _Whole: they cannot be split.
+        """
+        self.shapes = shapes
+        self.dims: dict[int, list[_Dim]] = {}
+        self.added: set[int] = set()
+        # As the body sees a weight: its number, and whether its last two dims are exchanged.
+        self._weights = {weight_name(i): (i, False) for i in range(len(shapes))}
+        self._made: dict[str, _Dim] = {ROWS: None}
+        self._biases: dict[str, int] = {}
+        products = [call for call in body if call.target in GROUPED_PRODUCTS]
+        for call in body:
+            if call.target == TRANSPOSE and call.args[0] in self._weights:
+                number, exchanged = self._weights[call.args[0]]
+                self._weights[call.results[0]] = number, not exchanged
+        if len(products) < 2:
+            raise _Whole
+        self._last = products[-1]
+        number, exchanged = self._weight_of(self._last)
+        self.size = shapes[number][2 if exchanged else 1]
+        number, exchanged = self._weight_of(products[0])
+        self.parts = shapes[number][1 if exchanged else 2] // self.size
+        self._whole_dim = self._joined(body)
+        for call in body:
+            self._read(call)
+
+    def _weight_of(self, product: BodyCall) -> tuple[int, bool]:
+        if product.args[1] not in self._weights:
+            raise _Whole
+        return self._weights[product.args[1]]
+
+    def _joined(self, body: Body) -> _Dim:
+        """Return how the parts make up the result of a first product: one after another if they are split
+        off, alternating if slices with steps take them."""
+        if self.parts == 1:
+            return ("features",)
+        ways = set()
+        for call in body:
+            if call.target == SPLIT:
+                size, dim = call.args[1], call.args[2] if len(call.args) > 2 else 0
+                ways.add(("parts", "features") if size == self.size and dim in (1, -1) else None)
+            elif call.target == SLICE:
+                step, dim = call.args[4] if len(call.args) > 4 else 1, call.args[1]
+                ways.add(("features", "parts") if step == self.parts and dim in (1, -1) else None)
+        if len(ways) != 1:
+            raise _Whole
+        return ways.pop()
+
+    def _read(self, call: BodyCall) -> None:
+        first, given = call.args[0], [n for n in operands_of((call.args, call.kwargs)) if n in self._made]
+        if call.target in GROUPED_PRODUCTS:
+            self._made[call.results[0]] = self._product(call)
+        elif call.target == INDEX and first in self._weights:
+            self._biases[call.results[0]] = self._weights[first][0]
+        elif call.target in (SPLIT, SLICE) and self._made.get(first) == self._whole_dim and self.parts > 1:
+            self._made.update(dict.fromkeys(call.results, ("features",)))
+        elif call.target in ELEMENT_WISE:
+            self._made[call.results[0]] = self._element_wise(call, given)
+        elif call.target != TRANSPOSE or first not in self._weights:
+            raise _Whole
+
+    def _product(self, call: BodyCall) -> _Dim:
+        number, exchanged = self._weight_of(call)
+        last = call is self._last
+        read, made = (("features",), None) if last else (None, self._whole_dim)
+        width = self.shapes[number][1 if exchanged else 2]
+        if number in self.dims or self._made.get(call.args[0], ()) != read:
+            raise _Whole
+        if not last and (call.args[0] != ROWS or width != self.size * self.parts):
+            raise _Whole
+        self.dims[number] = [made, read] if exchanged else [read, made]
+        return made
+
+    def _element_wise(self, call: BodyCall, given: Sequence[str]) -> _Dim:
+        kinds = {self._made[name] for name in given}
+        biases = [n for name in operands_of(call.args) if (n := self._biases.get(name)) is not None]
+        if len(kinds) != 1 or any(len(self.shapes[bias]) != 2 for bias in biases):
+            raise _Whole
+        (kind,) = kinds
+        # Behind the last product are sums of parts, to which only a bias may be added.
+        if kind is None and not (biases and call.target == "aten.add.Tensor" and len(call.args) == 2):
+            raise _Whole
+        self.dims.update((bias, [kind]) for bias in biases)
+        self.added.update(biases if kind is None else ())
+        return kind
+
+
+def _experts(b: Builder) -> None:
+    """``y[t, :] = sum_k scale[t, k] body(x[t, :], weights[choice[t, k]])``."""
+    x, choice, scale, weights, data, count = b.op.args
+    tokens = b.tensor(x).shape[0]
+    shapes = [b.tensor(w).shape for w in weights]
+    if any(shape[0] != count for shape in shapes):
+        raise Opaque(b.op.name)
+    rows, experts = b.loop("rows", tokens), b.loop("experts", count)
+    dims: Mapping[int, Sequence[_Dim]] = {}
+    added: Collection[int] = ()
+    loops: dict[str, int] = {}
+    with contextlib.suppress(_Whole):
+        inner = _Features(body_of(data), shapes)
+        dims, added = inner.dims, inner.added
+        loops["features"] = b.loop("features", inner.size)
+        loops["parts"] = b.loop("parts", inner.parts, splittable=False)
+    b.read(x, [rows, None])
+    b.read(choice, [rows, None])
+    b.read(scale, [rows, None])
+    for number, weight in enumerate(weights):
+        labels: list[Loops] = [experts]
+        for dim in dims.get(number, (None,) * (len(shapes[number]) - 1)):
+            labels.append(None if dim is None else [loops[name] for name in dim])
+        b.read(weight, labels, added=number in added)
+    b.write([rows, None])
+    # Last, so that data parallelism is found first by whoever follows the batch.
+    b.together(DISPATCH, (rows, experts))
+
+
+# -- calls of one shard ---------------------------------------------------------------------------
+
+
+class SplitExperts(NamedTuple):
+    """An axis along which the experts are split.
+
+    Attributes:
+        axis, parts: its number, and how many parts it makes.
+        exchanged: whether it splits the tokens, too, so that rows are sent along it.
+    """
+
+    axis: int
+    parts: int
+    exchanged: bool
+
+
+def _local_experts(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Return the call with the axes that split the experts, and the sizes of its part of the features."""
+    x, choice, scale, weights, data, count = call.args
+    sent, features = shard.split(shard.loop_named(DISPATCH)), shard.split(shard.loop_named("features"))
+    body = body_of(data)
+    if features:
+        body = _narrowed(body, math.prod(shard.mesh[a] for a in features))
+    axes = sorted({*sent, *shard.split(shard.loop_named("experts"))})
+    split = tuple(SplitExperts(axis, shard.mesh[axis], axis in sent) for axis in axes)
+    if not split:
+        return replace(call, args=(x, choice, scale, weights, plain(body), count))
+    (tokens, chosen), width = shard.read_shape(1), shard.read_shape(0)[1]
+    expected = _expected_rows(tokens * chosen, split, shard.atoms.graph.expert_imbalance)
+    tensor = shard.atoms.graph.tensors[x.name]
+    collectives: tuple[InnerCollective, ...] = ()
+    if sent:
+        blocks = math.prod(one.parts for one in split)
+        peers = math.prod(shard.mesh[a] for a in sent)
+        counts = InnerCollective("all_to_all", sent, peers * count // blocks * _COUNT_BYTES)
+        rows = InnerCollective(BY_VALUES, sent, expected * width * tensor.element_bytes)
+        forth, back = (rows, rows), (replace(rows, backward=True),) * 2
+        collectives = (counts, *forth, *back)
+    args = (x, choice, scale, weights, plain(body), count, tuple(map(tuple, split)), expected)
+    return LocalCall(EXPERTS, args, {}, call.name, (), collectives)
+
+
+_COUNT_BYTES = 8
+
+
+def _expected_rows(rows: int, split: Sequence[SplitExperts], imbalance: float) -> int:
+    """Return the rows that a rank is expected to compute; the same number from each rank that it exchanges
+    with.
+
+    Args:
+        rows: those of its tokens, each as often as experts are chosen for it.
+        imbalance: the rows of the busiest rank, relative to the mean.
+    """
+    peers = math.prod(one.parts for one in split if one.exchanged)
+    blocks = math.prod(one.parts for one in split)
+    # From each of them no more than all that it has.
+    return min(math.ceil(rows * imbalance / blocks), rows) * peers
+
+
+def _narrowed(body: Body, parts: int) -> Body:
+    """Return the body on one of so many equal parts of the features."""
+    return tuple(
+        call._replace(args=(call.args[0], call.args[1] // parts, *call.args[2:]))
+        if call.target == SPLIT
+        else call
+        for call in body
+    )
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+class _Rows(torch.autograd.Function):
+    """The rows of chosen tokens: row ``index[i]`` of those that repeat each token ``times`` times.
+
+    Its gradient is a sum over the repetitions of each token, which takes no atomic additions as long as no
+    row is left out: replicas get the same bits on every device.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, times: int) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.tokens, ctx.times = x.shape[0], times
+        return x.index_select(0, index // times)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        (index,) = ctx.saved_tensors
+        if len(index) == ctx.tokens * ctx.times:
+            rows = torch.empty_like(grad).index_copy_(0, index, grad)
+            return rows.unflatten(0, (ctx.tokens, ctx.times)).sum(1), None, None
+        return grad.new_zeros(ctx.tokens, grad.shape[1]).index_add_(0, index // ctx.times, grad), None, None
+
+
+class _Exchanged(torch.autograd.Function):
+    """The rows that other ranks send to this one, for those that it sends; gradients go the other way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        context: ShardContext,
+        axes: tuple[int, ...],
+        sent: list[int],
+        received: list[int],
+    ) -> torch.Tensor:
+        ctx.context, ctx.axes, ctx.sizes = context, axes, (received, sent)
+        return context.all_to_all(rows, axes, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return ctx.context.all_to_all(grad, ctx.axes, *ctx.sizes), None, None, None, None
+
+
+class _Routes(NamedTuple):
+    """The rows of a rank's tokens that it has computed, and those that it computes.
+
+    Attributes:
+        rows: of the rows of its tokens, those that are computed, in the order in which they are sent.
+        experts: the expert, among this rank's, of each row that it computes, in the order in which they come.
+        sent, received: the numbers of rows to and from each rank that it exchanges with.
+    """
+
+    rows: torch.Tensor
+    experts: torch.Tensor
+    sent: list[int]
+    received: list[int]
+
+
+def _routes(
+    context: ShardContext, choice: torch.Tensor, count: int, split: Sequence[SplitExperts], expected: int
+) -> _Routes:
+    axes = tuple(one.axis for one in split if one.exchanged)
+    peers = _blocks(context, split)
+    own = count // math.prod(one.parts for one in split)
+    if context.alone or isinstance(choice, FakeTensor):
+        # Nobody has chosen: the same number of rows for every expert.
+        index = torch.arange(expected, device=choice.device)
+        if axes:
+            context.all_to_all(choice.new_zeros(len(peers), own), axes)
+        even = [expected // len(peers)] * len(peers)
+        # From each rank come rows of all experts; those at hand are sorted.
+        ids = index % own if axes else index * own // expected
+        return _Routes(index % choice.numel(), ids, even, even)
+    index = choice.flatten().sort(stable=True).indices
+    counts = torch.bincount(choice.flatten(), minlength=count)
+    sends = counts.view(-1, own)[peers]
+    arrives = context.all_to_all(sends, axes) if axes else sends
+    ends = counts.view(-1, own).sum(1).cumsum(0)
+    # The one moment at which the host waits for the router.
+    ends_of, sent, received = (
+        part.tolist()
+        for part in torch.cat((ends, sends.sum(1), arrives.sum(1))).split((len(ends), len(peers), len(peers)))
+    )
+    # The rows of a block of experts lie together: one block for each rank that rows are sent to.
+    parts = [index[ends_of[block] - rows : ends_of[block]] for block, rows in zip(peers, sent, strict=True)]
+    experts = torch.arange(own, device=choice.device).repeat(len(peers)).repeat_interleave(arrives.flatten())
+    return _Routes(torch.cat(parts), experts, sent, received)
+
+
+def _blocks(context: ShardContext, split: Sequence[SplitExperts]) -> list[int]:
+    """Return which block of the experts each rank has with which this one exchanges rows, in the order of
+    their group; its own alone if it exchanges none."""
+    blocks = [0]
+    for one in split:
+        along = range(one.parts) if one.exchanged else [context.coordinate((one.axis,))]
+        blocks = [block * one.parts + place for block in blocks for place in along]
+    return blocks
+
+
+def _run(body: Body, values: dict[str, Any]) -> torch.Tensor:
+    """Return the result of the last call of a body."""
+
+    def bound(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("$"):
+            return values[value]
+        if isinstance(value, (list, tuple)):
+            return type(value)(bound(item) for item in value)
+        return literal(value)
+
+    for call in body:
+        result = resolve_overload(call.target)(
+            *map(bound, call.args), **{k: bound(v) for k, v in call.kwargs}
+        )
+        results = (result,) if isinstance(result, torch.Tensor) else result
+        values.update(zip(call.results, results, strict=True))
+    last: torch.Tensor = values[body[-1].results[0]]
+    return last
+
+
+def experts(
+    context: ShardContext,
+    name: str,
+    x: torch.Tensor,
+    choice: torch.Tensor,
+    scale: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    body: Sequence[Any],
+    count: int,
+    split: Sequence[Sequence[Any]] = (),
+    expected: int = 0,
+) -> torch.Tensor:
+    """Return the sum over its chosen experts of what they make of each token.
+
+    Args:
+        x: ``[tokens, width]``.
+        choice: ``[tokens, chosen]``, numbers of experts.
+        scale: ``[tokens, chosen]``, the factor of each of them.
+        weights: ``[experts, ...]``, of this rank's experts.
+        body: what an expert computes, see the module.
+        count: the number of all experts.
+        split: :class:`SplitExperts` of each axis that splits the experts.
+        expected: the rows that this rank computes, as predictions assume; used where nobody has chosen, on
+            fake tensors and where a single process stands for many.
+
+    Returns:
+        ``[tokens, width]``; without those experts of other ranks that are not exchanged with.
+    """
+    times, calls, axes = choice.shape[1], body_of(body), tuple(SplitExperts(*one) for one in split)
+    over = tuple(one.axis for one in axes if one.exchanged)
+    if axes:
+        routes = _routes(context, choice, count, axes, expected)
+    else:
+        chosen, index = choice.flatten().sort(stable=True)
+        routes = _Routes(index, chosen, [], [])
+    own = count // math.prod(one.parts for one in axes)
+    rows = _Rows.apply(x, routes.rows, times)
+    if over:
+        rows = _Exchanged.apply(rows, context, over, routes.sent, routes.received)
+    ids, order = routes.experts, None
+    if over and own > 1:
+        ids, order = ids.sort(stable=True)
+        rows = rows.index_select(0, order)
+    ends = torch.searchsorted(ids, torch.arange(own, device=ids.device), right=True, out_int32=True)
+    values = {ROWS: rows, EXPERT_OF_ROW: ids, ENDS: ends}
+    del rows  # the body's values alone keep them
+    values |= {weight_name(number): weight for number, weight in enumerate(weights)}
+    made = _run(calls, values)
+    values.clear()
+    if order is not None:
+        made = made.index_select(0, order.argsort())
+    if over:
+        made = _Exchanged.apply(made, context, over, routes.received, routes.sent)
+    if all(one.exchanged for one in axes) and len(routes.rows) == choice.numel():
+        made = made.index_select(0, routes.rows.argsort()).unflatten(0, choice.shape)
+        return (made * scale.unsqueeze(-1)).sum(1).to(x.dtype)
+    scaled = made * scale.flatten().index_select(0, routes.rows).unsqueeze(-1)
+    total = scaled.new_zeros(x.shape[0], scaled.shape[1])
+    return total.index_add(0, routes.rows // times, scaled).to(x.dtype)
+
+
+def _choices(args: tuple[Any, ...], shape: Shape) -> list[tuple[str, tuple[int, int]]]:
+    return [(args[1].name, (0, args[5]))] if isinstance(args[1], Ref) else []
+
+
+SPECS = (
+    OpSpec(
+        targets=(EXPERTS,),
+        rule=_experts,
+        localiser=_local_experts,
+        kernels={EXPERTS: experts},
+        samples=Samples(limits=_choices),
+        cost_class=CostClass.MATRIX,
+        precision=Precision.NARROW,
+    ),
+)

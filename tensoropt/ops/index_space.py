@@ -34,12 +34,15 @@ class LoopDim:
         size: global trip count.
         splittable: whether a mesh axis may cut it.
         uneven: whether it may be cut into unequal shards (vocabularies, output features).
+        small_parts: whether it may be cut into unequal shards however small, because its elements are
+            samples, positions or heads, of which a shard can have one more than another.
     """
 
     name: str
     size: int
     splittable: bool = True
     uneven: bool = False
+    small_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,15 @@ class Builder:
 
     # -- loops ------------------------------------------------------------------------------------
 
-    def loop(self, name: str, size: int, *, splittable: bool = True, uneven: bool = False) -> int:
+    def loop(
+        self,
+        name: str,
+        size: int,
+        *,
+        splittable: bool = True,
+        uneven: bool = False,
+        small_parts: bool = False,
+    ) -> int:
         """Add a loop to the nest; its name gets a number if another loop already has that name."""
         used = {loop.name for loop in self._loops}
         unique, count = name, 1
@@ -179,7 +190,7 @@ class Builder:
             count += 1
             unique = f"{name}{count}"
         # Loops of size 1 exist so that rules need not treat them specially, but no axis may cut them.
-        self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven))
+        self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven, small_parts))
         return len(self._loops) - 1
 
     def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:

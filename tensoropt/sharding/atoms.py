@@ -24,8 +24,9 @@ from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.index_space import AtomGraph as AtomGraph
 from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
 from tensoropt.ops.layouts import Atoms
-from tensoropt.ops.registry import index_space
+from tensoropt.ops.registry import index_space, spec_of
 from tensoropt.sharding.discovery.discover import Discovery, Kept, discover, discovered_space, signature
+from tensoropt.sharding.groups import batch_inputs
 
 
 def is_chain(boundaries: Iterable[int]) -> bool:
@@ -157,12 +158,8 @@ class _Refinement:
             )
         spaces = {name: self._refined(name, atoms) for name in self.spaces}
         uneven = _uneven_dims(self.graph, spaces, atoms)
-        return AtomGraph(
-            self.graph,
-            {name: _mark_uneven(space, uneven) for name, space in spaces.items()},
-            atoms,
-            self.discovered,
-        )
+        spaces = {name: _mark_uneven(space, uneven) for name, space in spaces.items()}
+        return AtomGraph(self.graph, spaces, atoms, self.discovered)
 
     def _refined(self, name: str, atoms: Mapping[str, Atoms]) -> IndexSpace:
         """Return the space with one loop per atom; loops that could not be refined keep their dims whole."""
@@ -181,9 +178,11 @@ class _Refinement:
             for i, size in enumerate(sizes):
                 label = dim.name if len(sizes) == 1 else f"{dim.name}.{i}"
                 parts[loop].append(len(new_dims))
-                # Only a dim that is a single atom is cut unevenly: unequal parts of an inner atom are not
-                # chunks of the dim.
-                new_dims.append(LoopDim(label, size, dim.splittable, dim.uneven and len(sizes) == 1))
+                # Only a parameter's dim that is a single atom is cut unevenly: unequal parts of an inner atom
+                # are not chunks of the dim. Samples and heads may be such parts all the same.
+                new_dims.append(
+                    LoopDim(label, size, dim.splittable, dim.uneven and len(sizes) == 1, dim.small_parts)
+                )
 
         def operand(old: Operand) -> Operand:
             dims = []
@@ -263,8 +262,78 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
             (o.tensor, d) in marked for o in operands for d, loops in enumerate(o.dims) if loop in loops
         )
 
-    dims = tuple(LoopDim(d.name, d.size, d.splittable, allowed(i)) for i, d in enumerate(space.dims))
-    return space.with_dims(dims)
+    return space.with_dims(tuple(replace(d, uneven=allowed(i)) for i, d in enumerate(space.dims)))
+
+
+_Atom = tuple[str, int]
+"""A tensor, and the number of one of its atoms."""
+
+
+class _SameAtoms:
+    """Sets of atoms that some loop has in common (disjoint-set forest, with paths halved)."""
+
+    def __init__(self) -> None:
+        self._above: dict[_Atom, _Atom] = {}
+
+    def first(self, atom: _Atom) -> _Atom:
+        """Return the atom that stands for the set of this one."""
+        while (above := self._above.get(atom, atom)) != atom:
+            self._above[atom] = atom = self._above.get(above, above)
+        return atom
+
+    def join(self, atoms: Sequence[_Atom]) -> None:
+        """Make one set of the sets of these atoms."""
+        for atom in atoms:
+            self._above[self.first(atom)] = self.first(atoms[0])
+
+
+def _with_small_parts(
+    graph: OperatorGraph, spaces: Mapping[str, IndexSpace], atoms: Mapping[str, Atoms]
+) -> dict[str, IndexSpace]:
+    """Return the spaces with all loops over samples, positions and heads marked (``small_parts``).
+
+    These are the loops that rules mark (heads), those over the batch of the inputs and over the positions of
+    their tokens, and all loops over the same atoms, in operators whose calls do not need equal shards.
+    """
+    places = {
+        name: _places_of_loops(space)
+        for name, space in spaces.items()
+        if space.known and not space.discovered and not spec_of(graph.by_name[name].target).equal_shards
+    }
+    same, marked = _SameAtoms(), set[_Atom]()
+    for name, loops in places.items():
+        for loop, found in loops.items():
+            same.join(found)
+            if spaces[name].dims[loop].small_parts:
+                marked.add(found[0])
+    for name in batch_inputs(graph):
+        batch, *others = atoms[name]
+        marked.add((name, 0))
+        if others and others[0] and graph.tensors[name].dtype in _TOKENS:
+            marked.add((name, len(batch)))
+    allowed = {same.first(atom) for atom in marked}
+
+    def marked_loops(name: str) -> tuple[LoopDim, ...]:
+        return tuple(
+            replace(dim, small_parts=loop in places[name] and same.first(places[name][loop][0]) in allowed)
+            for loop, dim in enumerate(spaces[name].dims)
+        )
+
+    return {n: s.with_dims(marked_loops(n)) if n in places else s for n, s in spaces.items()}
+
+
+_TOKENS = ("int64", "int32")
+"""The types of inputs that hold a number of a token at each position."""
+
+
+def _places_of_loops(space: IndexSpace) -> dict[int, list[_Atom]]:
+    """Return the atoms over which each loop runs that may be split."""
+    places: dict[int, list[_Atom]] = {}
+    for operand in (*space.reads, *space.writes):
+        for position, loop in enumerate(loop for dim in operand.dims for loop in dim):
+            if space.dims[loop].splittable:
+                places.setdefault(loop, []).append((operand.tensor, position))
+    return places
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
@@ -274,7 +343,8 @@ def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
         kept: earlier findings about operators without a rule; every process would arrive at the same ones by
             itself.
     """
-    return _Refinement(graph, kept).refine()
+    found = _Refinement(graph, kept).refine()
+    return replace(found, spaces=_with_small_parts(graph, found.spaces, found.atoms))
 
 
 def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
@@ -288,4 +358,5 @@ def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Op
     known = {name: atoms for name, atoms in before.atoms.items() if name in graph.tensors}
     found = _Refinement(graph, None, new, known).refine()
     spaces = {op.name: found.spaces.get(op.name) or before.spaces[op.name] for op in graph.operators}
-    return AtomGraph(graph, spaces, found.atoms, before.discovered)
+    # What the other operators allow carries over to the new ones, and nothing else changes.
+    return AtomGraph(graph, _with_small_parts(graph, spaces, found.atoms), found.atoms, before.discovered)

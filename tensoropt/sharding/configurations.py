@@ -7,7 +7,7 @@ it, every group follows the batch dim of the inputs (:func:`micro_batch_strategi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -15,7 +15,8 @@ from math import prod
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import OperatorShard
 from tensoropt.ops.families.losses import is_mean
-from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.index_space import LoopDim
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout, chunk
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
@@ -78,33 +79,67 @@ class Configuration:
         return OperatorShard(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
 
 
-def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: AxisSizes) -> bool:
+def fits(
+    atoms: AtomGraph,
+    group: Group,
+    strategies: tuple[AxisStrategy, ...],
+    mesh: AxisSizes,
+    *,
+    small_parts: bool = True,
+) -> bool:
     """Return whether every loop is divisible by the axes that split it (or may be cut unevenly by one
-    axis)."""
+    axis).
+
+    Args:
+        small_parts: whether unequal parts may be small, where the loop allows it.
+    """
     for op in group.operators:
-        parts: dict[int, list[int]] = {}
-        for size, strategy in zip(mesh, strategies, strict=True):
-            choice = strategy.choices[op.name]
-            if choice >= 0 and size > 1:
-                parts.setdefault(choice, []).append(size)
         dims = atoms.spaces[op.name].dims
-        for loop, sizes in parts.items():
-            # By one axis only: if axes nest, resharding derives sizes from those that the outer axes leave,
-            # by exact division.
-            uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
-            if dims[loop].size % prod(sizes) and not uneven:
-                return False
+        choices = [strategy.choices[op.name] for strategy in strategies]
+        for loop, sizes in _cutting(choices, mesh).items():
+            if dims[loop].size % prod(sizes):
+                # By one axis only: if axes nest, resharding derives sizes from those that the outer axes
+                # leave, by exact division.
+                uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
+                in_time = mesh[0] > 1 and choices[0] == loop
+                if not uneven and not (small_parts and _in_small_parts(dims[loop], sizes, in_time)):
+                    return False
     # The target of a scattered partial sum is not a loop that the anchor splits, so the check above has not
     # covered it.
     for name in {s.resolve[0] for s in strategies if s.resolve}:
-        sizes = list(atoms.atom_sizes(name))
-        for axis, strategy in enumerate(strategies):
-            code = strategy.placements[name]
-            if code >= 0:
-                if sizes[code] % mesh[axis]:
-                    return False
-                sizes[code] //= mesh[axis]
+        space = atoms.spaces[group.name]
+        (written,) = (operand for operand in space.writes if operand.tensor == name)
+        loops = [loop for dim in written.dims for loop in dim]
+        codes = [strategy.placements[name] for strategy in strategies]
+        targets = [loops[code] if code >= 0 else code for code in codes]
+        for loop, sizes in _cutting(targets, mesh).items():
+            in_time = mesh[0] > 1 and targets[0] == loop
+            if space.dims[loop].size % prod(sizes) and not _in_small_parts(space.dims[loop], sizes, in_time):
+                return False
     return True
+
+
+def _cutting(choices: Sequence[int], mesh: AxisSizes) -> dict[int, list[int]]:
+    """Return the sizes of the axes that cut each loop, given one loop or a negative code for each axis."""
+    parts: dict[int, list[int]] = {}
+    for size, choice in zip(mesh, choices, strict=True):
+        if choice >= 0 and size > 1:
+            parts.setdefault(choice, []).append(size)
+    return parts
+
+
+def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
+    """Return whether an axis may cut a loop into unequal parts of which none is empty.
+
+    Args:
+        sizes: those of the axes that cut it.
+        in_time: whether the first of them is that of the micro-batches, which are of one size.
+    """
+    micro_batches = sizes[0] if in_time else 1
+    parts = sizes[in_time:]
+    if not loop.small_parts or len(parts) != 1 or loop.size % micro_batches:
+        return False
+    return chunk(loop.size // micro_batches, parts[0], parts[0] - 1)[1] > 0
 
 
 def enumerate_configurations(

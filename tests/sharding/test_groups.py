@@ -215,8 +215,8 @@ REPEATS = {
 @pytest.mark.parametrize("repeat", REPEATS)
 @pytest.mark.parametrize("keys", [1, 2])
 def test_copies_of_key_heads_are_split_and_the_keys_shared(repeat, keys):
-    """More ranks than key heads: a rank repeats the keys for its query heads alone, and adds its part of their
-    gradient."""
+    """More ranks than key heads: a rank repeats the keys for its query heads alone, and adds its part of
+    their gradient."""
     graph = group_model(Grouped(keys, REPEATS[repeat]), torch.randn(4, 8, 16), loss=None)
     (attention,) = (g for g in graph.groups if g.anchor.target.startswith("aten.scaled_dot_product"))
     (copies,) = (graph.group_of[graph.atoms.graph.producer[n].name] for n in attention.reads[1:])

@@ -40,8 +40,8 @@ def attention(b: Builder) -> None:
     if group > 1 and heads == 1:
         # One key/value head for all queries broadcasts: only the query heads split.
         heads, group = group, 1
-    h = b.loop("heads", heads)
-    q_heads: Loops = (h, b.loop("group", group)) if group > 1 else h
+    h = b.loop("heads", heads, small_parts=True)
+    q_heads: Loops = (h, b.loop("group", group, small_parts=True)) if group > 1 else h
     # The causal flag would count queries from the first one of the shard.
     s = b.loop("queries", shape[-2], splittable=not causal and not dropout)
     b.read(q, [*lead, q_heads, s, None])

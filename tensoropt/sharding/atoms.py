@@ -24,9 +24,9 @@ from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.index_space import AtomGraph as AtomGraph
 from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
 from tensoropt.ops.layouts import Atoms
-from tensoropt.ops.registry import index_space, spec_of
+from tensoropt.ops.registry import index_space
 from tensoropt.sharding.discovery.discover import Discovery, Kept, discover, discovered_space, signature
-from tensoropt.sharding.groups import batch_inputs
+from tensoropt.sharding.small_parts import with_small_parts
 
 
 def is_chain(boundaries: Iterable[int]) -> bool:
@@ -265,77 +265,6 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
     return space.with_dims(tuple(replace(d, uneven=allowed(i)) for i, d in enumerate(space.dims)))
 
 
-_Atom = tuple[str, int]
-"""A tensor, and the number of one of its atoms."""
-
-
-class _SameAtoms:
-    """Sets of atoms that some loop has in common (disjoint-set forest, with paths halved)."""
-
-    def __init__(self) -> None:
-        self._above: dict[_Atom, _Atom] = {}
-
-    def first(self, atom: _Atom) -> _Atom:
-        """Return the atom that stands for the set of this one."""
-        while (above := self._above.get(atom, atom)) != atom:
-            self._above[atom] = atom = self._above.get(above, above)
-        return atom
-
-    def join(self, atoms: Sequence[_Atom]) -> None:
-        """Make one set of the sets of these atoms."""
-        for atom in atoms:
-            self._above[self.first(atom)] = self.first(atoms[0])
-
-
-def _with_small_parts(
-    graph: OperatorGraph, spaces: Mapping[str, IndexSpace], atoms: Mapping[str, Atoms]
-) -> dict[str, IndexSpace]:
-    """Return the spaces with all loops over samples, positions and heads marked (``small_parts``).
-
-    These are the loops that rules mark (heads), those over the batch of the inputs and over the positions of
-    their tokens, and all loops over the same atoms, in operators whose calls do not need equal shards.
-    """
-    places = {
-        name: _places_of_loops(space)
-        for name, space in spaces.items()
-        if space.known and not space.discovered and not spec_of(graph.by_name[name].target).equal_shards
-    }
-    same, marked = _SameAtoms(), set[_Atom]()
-    for name, loops in places.items():
-        for loop, found in loops.items():
-            same.join(found)
-            if spaces[name].dims[loop].small_parts:
-                marked.add(found[0])
-    for name in batch_inputs(graph):
-        batch, *others = atoms[name]
-        marked.add((name, 0))
-        if others and others[0] and graph.tensors[name].dtype in _TOKENS:
-            marked.add((name, len(batch)))
-    allowed = {same.first(atom) for atom in marked}
-
-    def marked_loops(name: str) -> tuple[LoopDim, ...]:
-        return tuple(
-            replace(dim, small_parts=loop in places[name] and same.first(places[name][loop][0]) in allowed)
-            for loop, dim in enumerate(spaces[name].dims)
-        )
-
-    return {n: s.with_dims(marked_loops(n)) if n in places else s for n, s in spaces.items()}
-
-
-_TOKENS = ("int64", "int32")
-"""The types of inputs that hold a number of a token at each position."""
-
-
-def _places_of_loops(space: IndexSpace) -> dict[int, list[_Atom]]:
-    """Return the atoms over which each loop runs that may be split."""
-    places: dict[int, list[_Atom]] = {}
-    for operand in (*space.reads, *space.writes):
-        for position, loop in enumerate(loop for dim in operand.dims for loop in dim):
-            if space.dims[loop].splittable:
-                places.setdefault(loop, []).append((operand.tensor, position))
-    return places
-
-
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
     """Refine every operator's index space into atoms.
 
@@ -343,8 +272,7 @@ def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
         kept: earlier findings about operators without a rule; every process would arrive at the same ones by
             itself.
     """
-    found = _Refinement(graph, kept).refine()
-    return replace(found, spaces=_with_small_parts(graph, found.spaces, found.atoms))
+    return with_small_parts(_Refinement(graph, kept).refine())
 
 
 def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
@@ -358,5 +286,4 @@ def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Op
     known = {name: atoms for name, atoms in before.atoms.items() if name in graph.tensors}
     found = _Refinement(graph, None, new, known).refine()
     spaces = {op.name: found.spaces.get(op.name) or before.spaces[op.name] for op in graph.operators}
-    # What the other operators allow carries over to the new ones, and nothing else changes.
-    return AtomGraph(graph, _with_small_parts(graph, spaces, found.atoms), found.atoms, before.discovered)
+    return with_small_parts(AtomGraph(graph, spaces, found.atoms, before.discovered))

@@ -7,7 +7,7 @@ it, every group follows the batch dim of the inputs (:func:`micro_batch_strategi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -15,7 +15,7 @@ from math import prod
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import OperatorShard
 from tensoropt.ops.families.losses import is_mean
-from tensoropt.ops.index_space import LoopDim
+from tensoropt.ops.index_space import NONE, LoopDim
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout, chunk
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.registry import spec_of
@@ -94,38 +94,33 @@ def fits(
         small_parts: whether unequal parts may be small, where the loop allows it.
     """
     for op in group.operators:
+        parts: dict[int, list[int]] = {}
+        for size, strategy in zip(mesh, strategies, strict=True):
+            choice = strategy.choices[op.name]
+            if choice >= 0 and size > 1:
+                parts.setdefault(choice, []).append(size)
         dims = atoms.spaces[op.name].dims
-        choices = [strategy.choices[op.name] for strategy in strategies]
-        for loop, sizes in _cutting(choices, mesh).items():
-            if dims[loop].size % prod(sizes):
-                # By one axis only: if axes nest, resharding derives sizes from those that the outer axes
-                # leave, by exact division.
-                uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
-                in_time = mesh[0] > 1 and choices[0] == loop
-                if not uneven and not (small_parts and _in_small_parts(dims[loop], sizes, in_time)):
-                    return False
+        in_time = strategies[0].choices[op.name] if mesh[0] > 1 else NONE
+        for loop, sizes in parts.items():
+            # By one axis only: if axes nest, resharding derives sizes from those that the outer axes leave,
+            # by exact division.
+            uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
+            uneven |= small_parts and _in_small_parts(dims[loop], sizes, in_time == loop)
+            if dims[loop].size % prod(sizes) and not uneven:
+                return False
     # The target of a scattered partial sum is not a loop that the anchor splits, so the check above has not
     # covered it.
     for name in {s.resolve[0] for s in strategies if s.resolve}:
-        space = atoms.spaces[group.name]
+        space, codes = atoms.spaces[group.name], [strategy.placements[name] for strategy in strategies]
         (written,) = (operand for operand in space.writes if operand.tensor == name)
         loops = [loop for dim in written.dims for loop in dim]
-        codes = [strategy.placements[name] for strategy in strategies]
-        targets = [loops[code] if code >= 0 else code for code in codes]
-        for loop, sizes in _cutting(targets, mesh).items():
-            in_time = mesh[0] > 1 and targets[0] == loop
-            if space.dims[loop].size % prod(sizes) and not _in_small_parts(space.dims[loop], sizes, in_time):
+        for code in {code for code in codes if code >= 0}:
+            dim = space.dims[loops[code]]
+            sizes = [size for size, other in zip(mesh, codes, strict=True) if other == code and size > 1]
+            in_small_parts = _in_small_parts(dim, sizes, codes[0] == code and mesh[0] > 1)
+            if dim.size % prod(sizes) and not in_small_parts:
                 return False
     return True
-
-
-def _cutting(choices: Sequence[int], mesh: AxisSizes) -> dict[int, list[int]]:
-    """Return the sizes of the axes that cut each loop, given one loop or a negative code for each axis."""
-    parts: dict[int, list[int]] = {}
-    for size, choice in zip(mesh, choices, strict=True):
-        if choice >= 0 and size > 1:
-            parts.setdefault(choice, []).append(size)
-    return parts
 
 
 def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:

@@ -23,6 +23,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
 from tensoropt.ops.calls import CostClass, LocalCall
 from tensoropt.ops.families.attention import ATTENTION
+from tensoropt.ops.index_space import LoopDim
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.question.settings import Settings
@@ -31,10 +32,19 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import (
     MicroBatchRefused,
     batch_placements,
+    batch_strategies,
     micro_batch_strategies,
 )
 from tensoropt.sharding.discovery.discover import Kept
-from tensoropt.sharding.groups import PASSED_ON, WHOLE, AxisStrategy, Group, GroupGraph, group_operators
+from tensoropt.sharding.groups import (
+    PASSED_ON,
+    WHOLE,
+    AxisStrategy,
+    Group,
+    GroupGraph,
+    batch_inputs,
+    group_operators,
+)
 from tensoropt.sharding.regions import Region, find_regions
 from tensoropt.sharding.sequence import sequence_strategies
 
@@ -157,8 +167,8 @@ def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[f
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
-    """Return the groups with a rule that every searched mesh leaves whole because it divides none of their
-    sizes.
+    """Return notes on what every searched mesh leaves whole because it divides none of its sizes, with the
+    sizes that would be divided: groups with a rule, the batch, and the heads of attention.
 
     One sentence per kind of operator and sizes, the longest loop nests first; meshes of one device say
     nothing and are passed over.
@@ -166,28 +176,65 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
     Args:
         but: groups to pass over, since constraints decide about them.
     """
-    split_somewhere: dict[str, bool] = {}
+    split: dict[str, set[str]] = {}
+    axes: set[int] = set()
     graph: GroupGraph | None = None
     for one in tables:
         if prod(one.mesh[1:]) == 1:
             continue
         graph = one.graph
+        axes.update(size for size in one.mesh[1:] if size > 1)
         for group in graph.groups:
-            used = any(_splits(group, choice) for choice in one.templates[group.name].choices)
-            split_somewhere[group.name] = split_somewhere.get(group.name, False) or used
+            labels = (
+                group.strategies[i].label for choice in one.templates[group.name].choices for i in choice
+            )
+            split.setdefault(group.name, set()).update(label.dim for label in labels if label.splits)
     if graph is None:
         return ()
     left: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = {}
     for group in graph.groups:
         sizes = tuple(_sizes(graph, group))
-        if sizes and group.name not in but and not split_somewhere[group.name]:
+        if sizes and group.name not in but and not split[group.name]:
             left.setdefault((group.anchor.target, sizes), []).append(group.name)
     ordered = sorted(left.items(), key=lambda item: -prod(size for _, size in item[0][1]))
-    return tuple(_sentence(target, sizes, names) for (target, sizes), names in ordered)
+    return (
+        *_counts_left_whole(graph, split, min(axes), but),
+        *(_sentence(target, sizes, names, min(axes)) for (target, sizes), names in ordered),
+    )
 
 
-def _splits(group: Group, choice: tuple[int, ...]) -> bool:
-    return any(group.strategies[i].label.splits for i in choice)
+def _counts_left_whole(
+    graph: GroupGraph, split: Mapping[str, set[str]], axis: int, but: Container[str]
+) -> Iterator[str]:
+    """Yield a sentence on the batch, and one on the heads of attention, if they could be split and are not.
+
+    Args:
+        split: the loops that searched meshes split, by group.
+        axis: the smallest axis of these meshes.
+    """
+    following = batch_strategies(graph, everywhere=False)
+    samples = {graph.atoms.graph.tensors[name].shape[0] for name in batch_inputs(graph.atoms.graph)}
+    batch, heads = dict[str, LoopDim](), dict[str, LoopDim]()
+    for group in graph.groups:
+        dims = {dim.name: dim for dim in graph.atoms.spaces[group.name].dims}
+        label = following[group.name].label
+        if label.splits and dims[label.dim].size in samples:
+            batch[group.name] = dims[label.dim]
+        if group.anchor.target == ATTENTION and "heads" in dims and "group" not in dims:
+            heads[group.name] = dims["heads"]
+    for what, loops in (("batch", batch), ("attention heads", heads)):
+        whole = [
+            loop.size for name, loop in loops.items() if name not in but and loop.name not in split[name]
+        ]
+        if whole and len(whole) == len(loops):
+            better = _near(whole[0], axis)
+            yield f"{what} left whole: no searched mesh splits {whole[0]}; an axis of {axis} divides {better}"
+
+
+def _near(size: int, parts: int) -> str:
+    """Return the nearest sizes that are divisible by the number of parts, in words."""
+    below = size // parts * parts
+    return f"{below} or {below + parts}" if below else str(parts)
 
 
 def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
@@ -198,11 +245,15 @@ def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
             yield dim.name, dim.size
 
 
-def _sentence(target: str, sizes: tuple[tuple[str, int], ...], names: list[str]) -> str:
+def _sentence(target: str, sizes: tuple[tuple[str, int], ...], names: list[str], axis: int) -> str:
     kind = target.removeprefix("aten.").partition(".")[0]
     shown = ", ".join(f"{name} {size}" for name, size in sizes)
     others = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
-    return f"kept whole, since no searched mesh divides its sizes: {kind} {names[0]} ({shown}){others}"
+    better = ", ".join(f"{name} {_near(size, axis)}" for name, size in sizes)
+    return (
+        f"kept whole, since no searched mesh divides its sizes: {kind} {names[0]} ({shown}){others}; "
+        f"an axis of {axis} divides {better}"
+    )
 
 
 _GRADIENTS_OF_A_PRODUCT = 2.0

@@ -9,7 +9,7 @@ read by              fields
 ===================  ============================================================================
 capture              ``precision``
 sharding             ``rule``, ``localiser``, ``kernels``, ``samples``, ``random``, ``draws``,
-                     ``batch_statistics``
+                     ``batch_statistics``, ``equal_shards``
 profiling            ``samples``, ``flops``
 costs                ``cost_class``, ``kernel_class``, ``launches``, ``linear``
 engine               ``evaluated``, ``counted_targets``
@@ -256,8 +256,9 @@ class OpSpec:
         is compared in its localised form. draws: whether a particular call draws random numbers, if PyTorch's
         tag says so for all calls. batch_statistics: a split batch needs the statistics of the whole;
         micro-batches, which cannot see each other, refuse it. evaluated: the call as in ``model.eval()``.
-        counted_targets: a mean over targets that are not ignored, which are counted before the step. linear:
-        its operands, if it is linear in its input and has no kernel of ours.
+        counted_targets: a mean over targets that are not ignored, which are counted before the step.
+        equal_shards: its kernel derives the place of a shard from the shard's own size, so that all have to
+        be of one size. linear: its operands, if it is linear in its input and has no kernel of ours.
     """
 
     targets: tuple[str, ...] = ()
@@ -277,4 +278,5 @@ class OpSpec:
     batch_statistics: bool = False
     evaluated: Callable[[Operator, LocalCall], LocalCall] | None = None
     counted_targets: bool = False
+    equal_shards: bool = False
     linear: LinearOperands | None = None

@@ -39,6 +39,8 @@ class LoopDim:
             equal work.
         along: the loops, of different operands, that an axis cuts at once; it is no loop of its own then. The
             operator's ``local`` itself exchanges what the parts of one need of the parts of the other.
+        small_parts: whether it may be cut into unequal shards however small, because its elements are
+            samples, positions or heads, of which a shard can have one more than another.
     """
 
     name: str
@@ -47,6 +49,7 @@ class LoopDim:
     uneven: bool = False
     growing: bool = False
     along: tuple[int, ...] = ()
+    small_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,7 @@ class Builder:
         splittable: bool = True,
         uneven: bool = False,
         growing: bool = False,
+        small_parts: bool = False,
     ) -> int:
         """Add a loop to the nest; its name gets a number if another loop already has that name."""
         used = {loop.name for loop in self._loops}
@@ -198,7 +202,8 @@ class Builder:
             count += 1
             unique = f"{name}{count}"
         # Loops of size 1 exist so that rules need not treat them specially, but no axis may cut them.
-        self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven, growing))
+        dim = LoopDim(unique, size, splittable and size > 1, uneven, growing=growing, small_parts=small_parts)
+        self._loops.append(dim)
         return len(self._loops) - 1
 
     def together(self, name: str, loops: Sequence[int]) -> None:

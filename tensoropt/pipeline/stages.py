@@ -359,15 +359,24 @@ class _StageBuilder:
         )
 
     def _space(self, op: Operator) -> IndexSpace:
-        """Return an index space with a loop for each atom of the crossing tensor."""
+        """Return an index space with a loop for each atom of the crossing tensor; it may be cut into small
+        parts where its maker may."""
         name = op.outputs[0] if op.target == ARRIVE else op.inputs()[0]
+        maker = self.whole.atoms.spaces[self.whole.atoms.graph.producer[name].name]
+        (made,) = (operand for operand in maker.writes if operand.tensor == name)
+        small_parts = [[maker.dims[loop].small_parts for loop in dim] for dim in made.dims]
         dims: list[LoopDim] = []
         labels: list[tuple[int, ...]] = []
         for number, sizes in enumerate(self.whole.atoms.atoms[name]):
             loops = tuple(range(len(dims), len(dims) + len(sizes)))
             several = len(sizes) > 1
             dims += [
-                LoopDim(f"d{number}.{atom}" if several else f"d{number}", size, splittable=size > 1)
+                LoopDim(
+                    f"d{number}.{atom}" if several else f"d{number}",
+                    size,
+                    splittable=size > 1,
+                    small_parts=small_parts[number][atom],
+                )
                 for atom, size in enumerate(sizes)
             ]
             labels.append(loops)

@@ -225,7 +225,7 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
 
 
 def _divides(graph: GroupGraph, group: Group, strategy: AxisStrategy, count: int) -> bool:
-    return fits(graph.atoms, group, (group.unsplit, strategy), (1, count))
+    return fits(graph.atoms, group, (group.unsplit, strategy), (1, count), small_parts=False)
 
 
 def placed_graph(

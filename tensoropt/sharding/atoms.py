@@ -26,6 +26,7 @@ from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
 from tensoropt.ops.layouts import Atoms
 from tensoropt.ops.registry import index_space
 from tensoropt.sharding.discovery.discover import Discovery, Kept, discover, discovered_space, signature
+from tensoropt.sharding.small_parts import with_small_parts
 from tensoropt.sharding.zigzag import with_zigzag
 
 
@@ -158,12 +159,8 @@ class _Refinement:
             )
         spaces = {name: self._refined(name, atoms) for name in self.spaces}
         uneven = _uneven_dims(self.graph, spaces, atoms)
-        return AtomGraph(
-            self.graph,
-            {name: _mark_uneven(space, uneven) for name, space in spaces.items()},
-            atoms,
-            self.discovered,
-        )
+        spaces = {name: _mark_uneven(space, uneven) for name, space in spaces.items()}
+        return AtomGraph(self.graph, spaces, atoms, self.discovered)
 
     def _refined(self, name: str, atoms: Mapping[str, Atoms]) -> IndexSpace:
         """Return the space with one loop per atom; loops that could not be refined keep their dims whole."""
@@ -182,10 +179,11 @@ class _Refinement:
             for i, size in enumerate(sizes):
                 label = dim.name if len(sizes) == 1 else f"{dim.name}.{i}"
                 parts[loop].append(len(new_dims))
-                # Only a dim that is a single atom is cut unevenly: unequal parts of an inner atom are not
-                # chunks of the dim.
+                # Only a parameter's dim that is a single atom is cut unevenly: unequal parts of an inner atom
+                # are not chunks of the dim. Samples and heads may be such parts all the same.
                 uneven, growing = dim.uneven and len(sizes) == 1, dim.growing and i == 0
-                new_dims.append(LoopDim(label, size, dim.splittable, uneven, growing))
+                of_atom = replace(dim, name=label, size=size, uneven=uneven, growing=growing, along=())
+                new_dims.append(of_atom)
         new_dims += _along_atoms(space, parts, new_dims)
 
         def operand(old: Operand) -> Operand:
@@ -283,8 +281,7 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
             (o.tensor, d) in marked for o in operands for d, loops in enumerate(o.dims) if loop in loops
         )
 
-    dims = tuple(replace(d, uneven=allowed(i)) for i, d in enumerate(space.dims))
-    return space.with_dims(dims)
+    return space.with_dims(tuple(replace(d, uneven=allowed(i)) for i, d in enumerate(space.dims)))
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
@@ -294,7 +291,7 @@ def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
         kept: earlier findings about operators without a rule; every process would arrive at the same ones by
             itself.
     """
-    return with_zigzag(_Refinement(graph, kept).refine())
+    return with_zigzag(with_small_parts(_Refinement(graph, kept).refine()))
 
 
 def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
@@ -308,4 +305,5 @@ def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Op
     known = {name: atoms for name, atoms in before.atoms.items() if name in graph.tensors}
     found = _Refinement(graph, None, new, known).refine()
     spaces = {op.name: found.spaces.get(op.name) or before.spaces[op.name] for op in graph.operators}
-    return with_zigzag(AtomGraph(graph, spaces, found.atoms, before.discovered))
+    refined = AtomGraph(graph, spaces, found.atoms, before.discovered)
+    return with_zigzag(with_small_parts(refined))

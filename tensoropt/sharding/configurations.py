@@ -15,7 +15,8 @@ from math import prod
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.calls import OperatorShard
 from tensoropt.ops.families.losses import is_mean
-from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.index_space import NONE, LoopDim
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout, chunk
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
@@ -89,9 +90,20 @@ class Configuration:
         return OperatorShard(op, atoms, self.choices(op_name), mesh, coordinate, zigzag)
 
 
-def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: AxisSizes) -> bool:
+def fits(
+    atoms: AtomGraph,
+    group: Group,
+    strategies: tuple[AxisStrategy, ...],
+    mesh: AxisSizes,
+    *,
+    small_parts: bool = True,
+) -> bool:
     """Return whether every loop is divisible by the axes that split it (or may be cut unevenly by one
-    axis)."""
+    axis).
+
+    Args:
+        small_parts: whether unequal parts may be small, where the loop allows it.
+    """
     for op in group.operators:
         parts: dict[int, list[int]] = {}
         dims = atoms.spaces[op.name].dims
@@ -100,23 +112,41 @@ def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], m
             if choice >= 0 and size > 1:
                 for loop in dims[choice].along or (choice,):
                     parts.setdefault(loop, []).append(size)
+        in_time = strategies[0].choices[op.name] if mesh[0] > 1 else NONE
         for loop, sizes in parts.items():
             # By one axis only: if axes nest, resharding derives sizes from those that the outer axes leave,
             # by exact division.
             uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
+            uneven |= small_parts and _in_small_parts(dims[loop], sizes, in_time == loop)
             if dims[loop].size % prod(sizes) and not uneven:
                 return False
     # The target of a scattered partial sum is not a loop that the anchor splits, so the check above has not
     # covered it.
     for name in {s.resolve[0] for s in strategies if s.resolve}:
-        sizes = list(atoms.atom_sizes(name))
-        for axis, strategy in enumerate(strategies):
-            code = strategy.placements[name]
-            if code >= 0:
-                if sizes[code] % mesh[axis]:
-                    return False
-                sizes[code] //= mesh[axis]
+        space, codes = atoms.spaces[group.name], [strategy.placements[name] for strategy in strategies]
+        (written,) = (operand for operand in space.writes if operand.tensor == name)
+        loops = [loop for dim in written.dims for loop in dim]
+        for code in {code for code in codes if code >= 0}:
+            dim = space.dims[loops[code]]
+            sizes = [size for size, other in zip(mesh, codes, strict=True) if other == code and size > 1]
+            in_small_parts = _in_small_parts(dim, sizes, codes[0] == code and mesh[0] > 1)
+            if dim.size % prod(sizes) and not in_small_parts:
+                return False
     return True
+
+
+def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
+    """Return whether an axis may cut a loop into unequal parts of which none is empty.
+
+    Args:
+        sizes: those of the axes that cut it.
+        in_time: whether the first of them is that of the micro-batches, which are of one size.
+    """
+    micro_batches = sizes[0] if in_time else 1
+    parts = sizes[in_time:]
+    if not loop.small_parts or len(parts) != 1 or loop.size % micro_batches:
+        return False
+    return chunk(loop.size // micro_batches, parts[0], parts[0] - 1)[1] > 0
 
 
 def enumerate_configurations(

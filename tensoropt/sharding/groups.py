@@ -276,7 +276,7 @@ class _Grouping:
         # The group must already read every other operand, otherwise the edge would be new.
         if self._external(op, draft) - draft.reads:
             return False
-        if self._adds_loops(space, draft):
+        if self._adds_loops(op, space, draft):
             return False
         followed = [s for s in (self._follow(s, op, draft) for s in draft.strategies) if s is not None]
         lost = _ways(draft.strategies) - _ways(followed)
@@ -291,19 +291,23 @@ class _Grouping:
         self.draft_of[op.name] = draft
         return True
 
-    def _adds_loops(self, space: IndexSpace, draft: _Draft) -> bool:
-        """Return whether a chain made from parameters only meets a dim that it does not have.
+    def _adds_loops(self, op: Operator, space: IndexSpace, draft: _Draft) -> bool:
+        """Return whether a follower has a dim, or copies of its operand, that its group could never split.
 
-        This is a position bias that meets the batch: following would keep the result whole forever.
+        These are a chain made from parameters only that meets the batch (a position bias), which would keep
+        the result whole forever, and copies of an operand that learns (the key heads that several query heads
+        read): where an axis splits the copies, each rank has the operand whole and adds to its gradient.
         """
-        if draft.operators[0].name not in self.independent:
-            return False
-        made = {n for op in draft.operators for n in op.outputs}
+        made = {n for o in draft.operators for n in o.outputs}
         fed = {
             loop for operand in space.reads if operand.tensor in made | draft.reads for loop in operand.loops
         }
-        written = {loop for operand in space.writes for loop in operand.loops}
-        return any(space.dims[loop].splittable for loop in written - fed)
+        added = {loop for operand in space.writes for loop in operand.loops} - fed
+        if not any(space.dims[loop].splittable for loop in added):
+            return False
+        copies = added.isdisjoint(loop for operand in space.reads for loop in operand.loops)
+        learns = any(self.graph.tensors[n].requires_grad for n in op.outputs)
+        return draft.operators[0].name in self.independent or (copies and learns)
 
     def _follow(self, strategy: AxisStrategy, op: Operator, draft: _Draft) -> AxisStrategy | None:
         """Return the strategy extended to ``op``, or None if ``op`` cannot follow it."""

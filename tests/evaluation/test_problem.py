@@ -96,9 +96,9 @@ def test_float32_is_tf32_where_settings_say_so(
     assert format_name in flops_of(problem, device_type, kernels)
 
 
-def explored(folder: Path, batch: int, inside: int, out: int) -> Exploration:
+def explored(folder: Path, batch: int, inside: int, out: int, devices: int = 4) -> Exploration:
     file = folder / "four.yaml"
-    file.write_text("devices: [{kind: H100-80GB, count: 4}]\nlinks: {intra_node: NVLink4}\n")
+    file.write_text(f"devices: [{{kind: H100-80GB, count: {devices}}}]\nlinks: {{intra_node: NVLink4}}\n")
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -125,12 +125,23 @@ def whole(found: Exploration) -> list[str]:
 
 
 def test_odd_sizes_are_named_with_their_operator(tmp_path: Path) -> None:
-    found = explored(tmp_path, 3, 5, 7)
+    found = explored(tmp_path, 1, 5, 7)
     assert found.points
     (first, *_) = whole(found)
-    assert first.endswith("linear linear (d0 3, out_features 7, in_features 5)")
+    assert first.endswith(
+        "linear linear (out_features 7, in_features 5); an axis of 2 divides out_features 6 or 8, "
+        "in_features 4 or 6"
+    )
 
 
-@pytest.mark.parametrize("sizes", [(8, 5, 7), (3, 8, 7), (3, 5, 8)])
+def test_a_batch_that_stays_whole_is_named_with_batches_that_would_not(tmp_path: Path) -> None:
+    (note,) = (
+        line for line in summary_lines(explored(tmp_path, 2, 8, 8, devices=3)) if "batch left whole" in line
+    )
+    assert note.endswith("no searched mesh splits 2; an axis of 3 divides 3")
+    assert not any("left whole" in line for line in summary_lines(explored(tmp_path, 3, 8, 8)))
+
+
+@pytest.mark.parametrize("sizes", [(8, 5, 7), (3, 5, 7), (1, 8, 7), (1, 5, 8)])
 def test_one_size_that_divides_is_enough(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
     assert not any(" linear linear " in line for line in whole(explored(tmp_path, *sizes)))

@@ -180,11 +180,13 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, dropout: float, layers: int = 2, vocabulary: int = 64, width: int = 16) -> None:
+    def __init__(
+        self, dropout: float, layers: int = 2, vocabulary: int = 64, width: int = 16, heads: int = 4
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(12, width) * 0.1)
-        self.blocks = nn.ModuleList(Block(width, 4, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
@@ -203,6 +205,12 @@ def transformer(dropout: float = 0.0) -> Recipe:
 
 def transformer_dropout() -> Recipe:
     return transformer(0.1)
+
+
+def transformer_unequal() -> Recipe:
+    """Five heads and ten sequences, of which two micro-batches have five each."""
+    x = torch.randint(0, 64, (10, 12))
+    return Transformer(0.1, layers=1, width=20, heads=5), (x,), {"labels": _labels(64, 10, 12, ignored=True)}
 
 
 class Odd(nn.Module):

@@ -88,7 +88,7 @@ def check_graph(
     """Check every operator of a graph once per signature, in every way its rule can split it.
 
     Args:
-        parts: numbers of ranks tried where they divide; loops that may be uneven are cut in 3 as well.
+        parts: numbers of ranks tried where they divide; loops that may be uneven are cut unevenly as well.
         thorough: also two axes at once, nested on one loop and on two different ones. Kernels are
             always checked on two axes and on the micro-batch axis, because they see coordinates.
     """
@@ -128,13 +128,17 @@ def _splits(
 
     for loop in loops:
         found += [((NONE, loop), (1, count)) for count in parts if divides(loop, count)]
-        if space.dims[loop].uneven and chunk(space.dims[loop].size, 3, 2)[1] > 0:
-            found.append(((NONE, loop), (1, 3)))
+        dim = space.dims[loop]
+        if dim.uneven or dim.small_parts:
+            unequal = [n for n in (3, 5, 7, 2) if dim.size % n and chunk(dim.size, n, n - 1)[1] > 0]
+            found += [((NONE, loop), (1, count)) for count in unequal[:1]]
         # A kernel sees coordinates and axes; other calls see smaller tensors only, for which one axis is
         # enough.
         kernel = localise(OperatorShard(op, atoms, (NONE, loop), (1, 2))).is_kernel and divides(loop, 2)
         if kernel and _follows_micro_batches(op, atoms, loop):
             found.append(((loop, NONE), (2, 1)))
+            if dim.small_parts and dim.size % 3 and chunk(dim.size // 2, 3, 2)[1] > 0:
+                found.append(((loop, loop), (2, 3)))
         if kernel or thorough:
             found += [
                 ((NONE, loop, other), (1, 2, 2))

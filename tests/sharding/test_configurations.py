@@ -93,6 +93,41 @@ def test_uneven_shards_are_for_large_parameter_dims():
     assert splits(12)
 
 
+@pytest.mark.parametrize(("size", "parts"), [(32, 3), (32, 5), (32, 7), (25, 2), (25, 4), (3, 2)])
+def test_batches_heads_and_sequences_are_cut_in_unequal_parts(size, parts):
+    """Whatever the parts, if none is empty: the search prices the largest."""
+
+    class Model(nn.Module):
+        def __init__(self, heads):
+            super().__init__()
+            self.heads, self.tokens = heads, nn.Embedding(50, 2 * heads)
+            self.qkv, self.out = nn.Linear(2 * heads, 6 * heads), nn.Linear(2 * heads, 50)
+
+        def forward(self, ids):
+            parts = self.qkv(self.tokens(ids)).chunk(3, 2)
+            q, k, v = (part.unflatten(2, (self.heads, 2)).transpose(1, 2) for part in parts)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.out(mixed.transpose(1, 2).flatten(2)).exp().sum()
+
+    def splits(batch: int, length: int, heads: int, mesh: tuple[int, ...]) -> list[set[str]]:
+        graph = grouped_model(Model(heads), torch.randint(0, 50, (batch, length)), loss=None)
+        found = (configurations(graph, i, mesh) for i in range(len(graph.groups)))
+        return [{" ".join(c.labels) for c in each} for each in found]
+
+    mesh = (1, parts)
+    assert all({"d0", "batch0"} & labels for labels in splits(size, 2, 2, mesh))
+    _, qkv, attention, out = splits(2, 2, size, mesh)
+    assert ("out_features.1" in qkv, "heads" in attention, "in_features.0@R" in out) == (True, True, True)
+    tokens, qkv, attention, _ = splits(2, size, 2, mesh)
+    # Causal attention keeps its sequences whole.
+    assert ("d1" in tokens, "d1" in qkv, "queries" in attention) == (True, True, False)
+    # Micro-batches are equal, and the parts of each need not be.
+    assert all({"d0", "batch0"} & labels for labels in splits(2 * size, 2, 2, (2, parts)))
+    # On two axes, or with an empty part, nothing is cut unevenly.
+    assert not any({"d0 d0", "batch0 batch0"} & labels for labels in splits(size, 2, 2, (1, parts, 2)))
+    assert not any({"d0", "batch0"} & labels for labels in splits(2, 2, 2, (1, 3)))
+
+
 def test_layouts_and_resolutions():
     group = linear().groups[0]
     found = configurations(linear(), 0, (1, 2, 2))

@@ -192,6 +192,43 @@ def test_groups_per_layer(family):
     assert count(3) - count(2) <= limit
 
 
+class Grouped(nn.Module):
+    """Four query heads that read one or two key heads, repeated as models repeat them."""
+
+    def __init__(self, keys, repeat):
+        super().__init__()
+        self.q, self.k, self.out = nn.Linear(16, 16), nn.Linear(16, 4 * keys), nn.Linear(16, 16)
+        self.keys, self.repeat = keys, repeat
+
+    def forward(self, x):
+        q, k = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (self.q, self.k))
+        k = self.repeat(k, 4 // self.keys)
+        return self.out(F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)).square().sum()
+
+
+REPEATS = {
+    "expanded": lambda k, n: k[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2),
+    "interleaved": lambda k, n: k.repeat_interleave(n, 1),
+}
+
+
+@pytest.mark.parametrize("repeat", REPEATS)
+@pytest.mark.parametrize("keys", [1, 2])
+def test_copies_of_key_heads_are_split_and_the_keys_shared(repeat, keys):
+    """More ranks than key heads: a rank repeats the keys for its query heads alone, and adds its part of
+    their gradient."""
+    graph = group_model(Grouped(keys, REPEATS[repeat]), torch.randn(4, 8, 16), loss=None)
+    (attention,) = (g for g in graph.groups if g.anchor.target.startswith("aten.scaled_dot_product"))
+    (copies,) = (graph.group_of[graph.atoms.graph.producer[n].name] for n in attention.reads[1:])
+    read, made = copies.reads[0], attention.reads[1]
+    pairs = {(s.placements[read], s.placements[made]) for s in copies.strategies}
+    # Of the repeated heads, the outer atom is the key head, if there are several, and the inner one the copy.
+    assert (PARTIAL_GRAD, keys) in pairs
+    split = [s for s in attention.strategies if s.placements[made] == keys]
+    assert [s.label.loop for s in split] == ["heads"]
+    assert [s.placements[attention.reads[0]] for s in split] == [keys]
+
+
 def test_a_position_bias_meets_the_batch_in_a_group_of_its_own():
     """T5 adds a bias made of parameters to a mask of the batch: following, it could never be split."""
     graph = grouped("t5")

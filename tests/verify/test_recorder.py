@@ -61,6 +61,7 @@ def test_the_first_difference_is_named() -> None:
 
 
 ODD = (("batch", 12), ("features", 33), ("hidden", 47))
+UNEQUAL_MESHES = ((1, 3), (2, 5), (1, 6), (1, 7))
 
 
 @cache
@@ -85,6 +86,14 @@ def test_ranks_issue_in_the_predicted_order(
     loaded, rng = captured(name, dtype, settings), random.Random(5)
     for number in range(count):
         assert_in_the_predicted_order(loaded, MESHES[number % len(MESHES)], rng)
+
+
+@pytest.mark.parametrize(("name", "meshes"), [("mlp", UNEQUAL_MESHES), ("gpt2-tiny", ((1, 3),))])
+def test_shares_of_a_batch_are_unequal(name: str, meshes: tuple[tuple[int, ...], ...]) -> None:
+    """32 samples on 3, 5, 6 and 7 ranks."""
+    loaded = captured(name, "float32", (("batch", 32),))
+    for number, mesh in enumerate(meshes):
+        assert_in_the_predicted_order(loaded, mesh, random.Random(number))
 
 
 def assert_in_the_predicted_order(loaded: CapturedModel, mesh: tuple[int, ...], rng: random.Random) -> None:

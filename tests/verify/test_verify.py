@@ -86,6 +86,7 @@ def facts_of(work: Workload) -> Facts:
         ("mlp", (4, 2), 3),
         ("vgg_dropout", (2, 2), 3),
         ("transformer_dropout", (1, 2), 3),
+        ("transformer_unequal", (2, 2), 2),
         pytest.param("mlp", (1, 2), 4, marks=pytest.mark.slow),
         pytest.param("vgg_norm", (1, 2), 4, marks=pytest.mark.slow),
         pytest.param("gpt2_dropout", (2, 2), 1, marks=pytest.mark.slow),

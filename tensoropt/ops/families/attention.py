@@ -41,8 +41,8 @@ def attention(b: Builder) -> None:
     if group > 1 and heads == 1:
         # One key/value head for all queries broadcasts: only the query heads split.
         heads, group = group, 1
-    h = b.loop("heads", heads)
-    q_heads: Loops = (h, b.loop("group", group)) if group > 1 else h
+    h = b.loop("heads", heads, small_parts=True)
+    q_heads: Loops = (h, b.loop("group", group, small_parts=True)) if group > 1 else h
     # Attention of split queries under a causal flag is made of calls that take no mask.
     splittable = not dropout and (not causal or mask is None)
     s = b.loop("queries", shape[-2], splittable=splittable, growing=bool(causal))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision
@@ -72,10 +71,10 @@ def _local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> Loca
 
 def _fewer_groups(shard: OperatorShard, call: LocalCall, position: int, names: tuple[str, ...]) -> LocalCall:
     """Return the call with its share of the groups; ``names`` are the arguments between weight and groups."""
-    axes = shard.split(shard.loop_named("groups"))
-    if not axes:
+    if not shard.split(shard.loop_named("groups")):
         return call
-    groups = shard.argument(position, "groups", 1) // prod(shard.mesh[a] for a in axes)
+    channels = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[1]
+    groups = shard.argument(position, "groups", 1) * shard.read_shape(0)[1] // channels
     space = len(shard.atoms.graph.tensors[shard.op.inputs()[1]].shape) - 2
     defaults: dict[str, Any] = {"bias": None, "stride": [1] * space, "dilation": [1] * space}
     # All by position: some were given by keyword, some left at their default, and `groups` comes after them.

@@ -121,6 +121,7 @@ SPECS = (
         samples=_ROW_ENDS,
         cost_class=CostClass.MATRIX,
         precision=Precision.NARROW,
+        equal_shards=True,
         flops={"aten::_grouped_mm": shape_wrapper(_flops)},
     ),
     OpSpec(
@@ -128,6 +129,7 @@ SPECS = (
         rule=_grouped_mm,
         localiser=_local_grouped_mm,
         samples=_ROW_ENDS,
+        equal_shards=True,
         flops={
             "transformers::grouped_mm_fallback": shape_wrapper(_flops),
             "transformers::grouped_mm_fallback_backward": shape_wrapper(_backward_flops),

@@ -55,6 +55,8 @@ def dropout(b: Builder) -> None:
 def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ()) -> tuple[Any, ...]:
     """Return the (local size, global stride, step, axes) of each atom of an output (and of whole trailing
     dims); of an atom whose shards come in zig-zag order also the number of its shards.
+
+    An atom that an inner axis cuts unevenly has two: one for the outer axes, and one for the inner axis.
     """
     atoms = [size for dim in shard.atoms.atoms[operand.tensor] for size in dim]
     layout = shard.layout(operand, written=True)
@@ -62,7 +64,13 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
     pieces = []
     for position, size in enumerate(sizes):
         axes = tuple(a for a, c in enumerate(layout) if c == position and shard.mesh[a] > 1)
-        parts = prod(shard.mesh[a] for a in axes)
+        parts, stride = prod(shard.mesh[a] for a in axes), prod(sizes[position + 1 :])
+        if size % parts and len(axes) > 1:
+            # Of the parts of the outer axes, which are equal, each one is cut by the innermost axis.
+            *outer, inner = axes
+            size //= prod(shard.mesh[a] for a in outer)
+            pieces.append((1, stride, size, tuple(outer)))
+            axes, parts = (inner,), shard.mesh[inner]
         step = -(-size // parts)
         local = step
         if axes and shard.coordinate is not None:
@@ -72,7 +80,7 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
             local = chunk(size, parts, index)[1]
         zigzag = (parts,) if axes and shard.zigzag and shard.coordinate is not None else ()
         zigzag = zigzag if (operand.tensor, position) in shard.atoms.zigzag else ()
-        pieces.append((local, prod(sizes[position + 1 :]), step, axes, *zigzag))
+        pieces.append((local, stride, step, axes, *zigzag))
     return tuple(pieces)
 
 

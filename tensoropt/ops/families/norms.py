@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -103,7 +102,8 @@ def _batch_norm_inference(b: Builder) -> None:
 
 def _local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
     """Return a call of the same norm on this rank's share of the groups."""
-    groups = call.args[1] // prod(shard.mesh[a] for a in shard.split(shard.loop_named("groups")))
+    channels = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[1]
+    groups = call.args[1] * shard.read_shape(0)[1] // channels
     return replace(call, args=(call.args[0], groups, *call.args[2:]))
 
 

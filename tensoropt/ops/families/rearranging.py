@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec
@@ -44,7 +45,7 @@ def stack(b: Builder) -> None:
 
 
 def repeat(b: Builder) -> None:
-    """Copies become the outer atom of a dim, which is never split."""
+    """Copies become the outer atom of a dim: a loop of the result alone, as every copy is the operand."""
     shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
     offset = len(counts) - len(shape)
     reads: list[Loops] = []
@@ -53,7 +54,7 @@ def repeat(b: Builder) -> None:
         loop = b.loop(f"d{i}", size)
         count = counts[offset + i]
         reads.append(loop)
-        writes.append((b.loop("copy", count, splittable=False), loop) if count > 1 else loop)
+        writes.append((b.loop("copy", count), loop) if count > 1 else loop)
     b.read(b.arg(0), reads)
     b.write(writes)
     b.linear = b.cheap = True
@@ -87,7 +88,7 @@ def diff(b: Builder) -> None:
 
 
 def repeat_interleave(b: Builder) -> None:
-    """Every element of a dim becomes several neighbours: an inner loop that is never split.
+    """Every element of a dim becomes several neighbours: an inner loop of the result alone.
 
     Without a dim, it repeats the elements of all dims, flattened in order.
     """
@@ -96,7 +97,7 @@ def repeat_interleave(b: Builder) -> None:
         raise Opaque(b.op.name)
     loops = b.loops(shape)
     copies: list[Loops] = list(loops)
-    copy = b.loop("copy", count, splittable=False)
+    copy = b.loop("copy", count)
     if dim is None:
         copies = [(*loops, copy)]
     else:
@@ -154,17 +155,27 @@ def triangle(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
+def _local_repeat(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Return the repetition with this rank's number of copies along each dim."""
+    before, after = shard.read_shape(0), shard.write_shape()
+    new = len(after) - len(before)
+    counts = [n // max(before[i - new], 1) if i >= new else n for i, n in enumerate(after)]
+    return replace(call, args=(call.args[0], counts, *call.args[2:]))
+
+
 def _local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the call without the size passed with it, which is that of the whole tensor; the output size
-    follows from the input.
+    """Return the repetition with this rank's number of copies, without the size that the call may give of the
+    whole result.
     """
-    return replace(call, kwargs={k: v for k, v in call.kwargs.items() if k != "output_size"})
+    count = prod(shard.write_shape()) // max(prod(shard.read_shape(0)), 1)
+    kwargs = {k: v for k, v in call.kwargs.items() if k != "output_size"}
+    return replace(call, args=(call.args[0], count, *call.args[2:]), kwargs=kwargs)
 
 
 SPECS = (
     OpSpec(targets=("aten.cat.default", "aten.concat.default"), rule=cat),
     OpSpec(targets=("aten.stack.default",), rule=stack),
-    OpSpec(targets=("aten.repeat.default",), rule=repeat),
+    OpSpec(targets=("aten.repeat.default",), rule=repeat, localiser=_local_repeat),
     OpSpec(
         targets=("aten.repeat_interleave.self_int",),
         rule=repeat_interleave,

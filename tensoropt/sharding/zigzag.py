@@ -13,16 +13,14 @@ Chunks nest: the zig-zag shards of a shard on a further axis are those of both a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tensoropt.ops.attention_in_blocks import BLOCKS_FORM
 from tensoropt.ops.calls import OperatorShard
-from tensoropt.ops.index_space import NONE, AtomGraph, IndexSpace
+from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import spec_of
-
-_Atom = tuple[str, int]
+from tensoropt.sharding.same_atoms import Atom, atoms_of_loops, same_atoms
 
 _ORDERLESS_KERNELS = frozenset(
     {
@@ -40,54 +38,20 @@ def with_zigzag(atoms: AtomGraph) -> AtomGraph:
     return replace(atoms, zigzag=_atoms_of_sequences(atoms))
 
 
-def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[_Atom]:
-    growing = {
-        place
-        for space in atoms.spaces.values()
-        for loop, dim in enumerate(space.dims)
-        if dim.growing and dim.splittable
-        for place in _places(space, loop)
-    }
+def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[Atom]:
+    loops = [
+        (space.dims[n], of) for space in atoms.spaces.values() for n, of in atoms_of_loops(space).items()
+    ]
+    growing = {atom for dim, of in loops if dim.growing and dim.splittable for atom in of}
     if not growing:
         return frozenset()
-    sets = _Joined()
-    for space in atoms.spaces.values():
-        for loop in range(len(space.dims)):
-            places = list(_places(space, loop))
-            for place in places[1:]:
-                sets.join(places[0], place)
-    roots = {sets.root(place) for place in growing}
-    found = frozenset(place for place in sets.places if sets.root(place) in roots) | growing
+    same = same_atoms(of for _, of in loops)
+    roots = {same[atom] for atom in growing}
+    found = frozenset(atom for atom in same if same[atom] in roots)
     return frozenset() if _ordered(atoms, found) else found
 
 
-def _places(space: IndexSpace, loop: int) -> Iterator[_Atom]:
-    """Yield the atoms that a loop indexes."""
-    for operand in (*space.reads, *space.writes):
-        for position, other in enumerate(loop for dim in operand.dims for loop in dim):
-            if other == loop:
-                yield operand.tensor, position
-
-
-class _Joined:
-    """Disjoint sets of atoms."""
-
-    def __init__(self) -> None:
-        self.places: dict[_Atom, _Atom] = {}
-
-    def root(self, place: _Atom) -> _Atom:
-        """Return the atom that stands for a set."""
-        while (above := self.places.setdefault(place, place)) != place:
-            self.places[place] = self.places[above]
-            place = above
-        return place
-
-    def join(self, one: _Atom, other: _Atom) -> None:
-        """Make one set of two."""
-        self.places[self.root(one)] = self.root(other)
-
-
-def _ordered(atoms: AtomGraph, found: frozenset[_Atom]) -> bool:
+def _ordered(atoms: AtomGraph, found: frozenset[Atom]) -> bool:
     """Return whether something has shards of these atoms that must be contiguous: a parameter, whose shards
     are those of DTensor; the batch, which micro-batches cut; a kernel that takes them for that."""
     graph = atoms.graph
@@ -102,8 +66,9 @@ def _ordered(atoms: AtomGraph, found: frozenset[_Atom]) -> bool:
         space = atoms.spaces[op.name]
         if spec_of(op.target).localiser is None:
             continue
-        for loop, dim in enumerate(space.dims):
-            if dim.splittable and not found.isdisjoint(_places(space, loop)):
+        for loop, of in atoms_of_loops(space).items():
+            dim = space.dims[loop]
+            if dim.splittable and not found.isdisjoint(of):
                 call = localise(OperatorShard(op, atoms, (NONE, loop), (1, 2)))
                 if call.is_kernel and (
                     call.function not in _ORDERLESS_KERNELS or dim.name.startswith("class")

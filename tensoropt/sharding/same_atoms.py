@@ -1,0 +1,33 @@
+"""Atoms of different tensors over which one loop runs: what is said of one of them holds for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from networkx.utils import UnionFind
+
+from tensoropt.ops.index_space import IndexSpace
+
+Atom = tuple[str, int]
+"""A tensor, and the number of one of its atoms."""
+
+
+def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
+    """Return the atoms over which each loop of an operator runs."""
+    atoms: dict[int, list[Atom]] = {}
+    for operand in (*space.reads, *space.writes):
+        for position, loop in enumerate(loop for dim in operand.dims for loop in dim):
+            atoms.setdefault(loop, []).append((operand.tensor, position))
+    return atoms
+
+
+def same_atoms(loops: Iterable[Iterable[Atom]]) -> UnionFind:
+    """Return the sets of atoms that loops have in common; ``sets[atom]`` stands for the set of an atom.
+
+    Args:
+        loops: the atoms of each loop.
+    """
+    sets = UnionFind()
+    for atoms in loops:
+        sets.union(*atoms)
+    return sets

@@ -79,7 +79,7 @@ class TableBuilder:
         variables += [self._hub(name) for name in self.graph.hubs]
         variables += [self._shared_parameter(name) for name in self.graph.shared]
         tables: dict[str, VariableTable] = {v.key: v for v in variables}
-        edges = [*self.edges.build(tables, self.regions), *self.edges.build_together(self.restriction)]
+        edges = [*self.edges.build(tables), *self.edges.build_together(self.restriction)]
         return CostTables(
             variables,
             edges,

@@ -338,9 +338,9 @@ class _Call:
         self._made.clear()
         body, starts = self._region.second(frozenset(self._needed), self._views)
         values = [self._start(number) for number in starts]
-        with saved_tensors_hooks(self._save, _no_backward), torch.enable_grad(), self._autocast():
-            with self._placed():
-                body(self, *values)
+        hooks = saved_tensors_hooks(self._save, _no_backward)
+        with hooks, torch.enable_grad(), self._autocast(), self._placed():
+            body(self, *values)
 
     def _start(self, number: int) -> Any:
         given = self._given[number]

@@ -17,6 +17,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist

@@ -24,6 +24,7 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
+from tensoropt.sharding.recipes import recipes_of
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
@@ -76,6 +77,13 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
         keys=problem.parameter_keys,
         notes=tuple(notes),
         regions={name: region.name for name, region in region_of(tables.regions).items()},
+        recipes={
+            region.name: {
+                recipe: "".join(str(int(name in once)) for name in region.groups)
+                for recipe, once in recipes_of(tables.graph, region).items()
+            }
+            for region in tables.regions
+        },
     )
 
 

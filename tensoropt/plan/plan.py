@@ -487,6 +487,11 @@ class Plan(Shown, _Recomputing):
         return places
 
     @property
+    def runs_once(self) -> frozenset[str]:
+        """The operator groups of recomputed blocks that run once, of all stages."""
+        return frozenset(self.once).union(*(stage.once for stage in self.info.stages))
+
+    @property
     def axes(self) -> tuple[str, ...]:
         """The names of the mesh axes along which operators are split."""
         return self.mesh.names[len(self.kind.first_axes) :]

@@ -10,10 +10,12 @@ their share, so that two plans that differ in a few operators have two names.
   once per step, gathered once and reduced in every micro-batch, gathered for each use (Rajbhandari et al., SC
   2020, section 5). With ``n/m`` it is so for n of the m parameters that could be.
 - *PP*: stages of a pipeline, with their schedule
+- *blocks recomputed*: wholly, by a recipe (:mod:`tensoropt.sharding.recipes`), or *in part*
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,6 +71,8 @@ PLANNER_TITLES = {
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
 JOIN = " · "
+FULL = "full"
+"""The way of recomputing a block of which nothing runs once."""
 
 
 def planner_title(name: str) -> str:
@@ -147,7 +151,7 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
     counts = np.zeros((len(points), len(shape), 4), dtype=int)
     stored = np.zeros((len(points), 4), dtype=int)
     regions = list(dict.fromkeys(space.regions.values()))
-    again = np.zeros((len(points), len(regions)), dtype=bool)
+    runs: dict[str, list[np.ndarray]] = {region: [] for region in regions}
     rows = np.arange(len(points))
     for place, (name, group) in enumerate(space.groups.items()):
         if place >= choices.shape[1]:
@@ -159,20 +163,52 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
             counts[rows, axis, kinds[at, axis]] += 1
         stored += storage[at, options[:, place]]
         if name in space.regions:
-            again[:, regions.index(space.regions[name])] |= choices[:, place] >= configurations
+            runs[space.regions[name]].append(choices[:, place] < configurations)
     # Behind the groups' variables are those of hubs, then those of tied parameters.
     for place, layouts in enumerate(space.shared.values(), groups + len(space.hubs)):
         if place < choices.shape[1]:
             stored += np.array([_of_tied(layout) for layout in layouts])[choices[:, place]]
+    # (points, groups of a block) characters.
+    written = {
+        region: np.stack(np.where(flags, ord("1"), ord("0")).astype(np.uint8), axis=1)
+        for region, flags in runs.items()
+        if flags
+    }
     known: dict[bytes, str] = {}
     for i in range(len(points)):
         # Many points share their first words, and arrays take long to word.
         key = counts[i].tobytes() + stored[i].tobytes()
         if key not in known:
             known[key] = JOIN.join(_axes_and_storage(shape, counts[i], stored[i]))
-        blocks = int(again[i].sum())
-        recomputed = (f"{blocks}/{len(regions)} blocks recomputed",) if blocks else ()
-        yield JOIN.join((known[key], *recomputed, *_micro(space)))
+        once = {region: flags[i].tobytes().decode() for region, flags in written.items()}
+        yield JOIN.join((known[key], *_recomputed(once, space), *_micro(space)))
+
+
+def _recomputed(once: Mapping[str, str], space: Space) -> Iterator[str]:
+    """Yield how many blocks are recomputed, and by which recipe.
+
+    Args:
+        once: for each block, whether each of its groups runs once, as in :attr:`Space.recipes`.
+    """
+    ways = Counter(
+        _recipe(flags, space.recipes.get(name, {})) for name, flags in once.items() if "0" in flags
+    )
+    if not ways:
+        return
+    blocks = f"{ways.total()}/{len(once)} blocks recomputed"
+    if set(ways) == {FULL}:
+        yield blocks
+    elif len(ways) == 1:
+        yield f"{blocks} ({next(iter(ways))})"
+    else:
+        yield f"{blocks} ({', '.join(f'{count} {way}' for way, count in ways.most_common())})"
+
+
+def _recipe(once: str, recipes: Mapping[str, str]) -> str:
+    """Return what runs again of a block."""
+    if "1" not in once:
+        return FULL
+    return next((name for name, flags in recipes.items() if flags == once), "in part")
 
 
 def _tables(group: Mapping[str, Any], axes: int) -> tuple[np.ndarray, np.ndarray]:

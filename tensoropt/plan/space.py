@@ -29,6 +29,8 @@ class Space(Shown):
         notes: what was heuristic.
         regions: group -> the repeated block of which it may be recomputed; such a group's index counts its
             configurations once plain, then once more recomputed.
+        recipes: block -> recipe -> for each of the block's groups in order, ``1`` if it runs once by the
+            recipe, else ``0``.
     """
 
     mesh: MeshInfo
@@ -39,6 +41,7 @@ class Space(Shown):
     keys: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     regions: Mapping[str, str] = field(default_factory=dict)
+    recipes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:

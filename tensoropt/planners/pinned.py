@@ -22,7 +22,7 @@ from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
-from tensoropt.errors import PlanError
+from tensoropt.errors import PlanError, suggest
 from tensoropt.evaluation.evaluate import Evaluator, space_of
 from tensoropt.evaluation.problem import Problem
 from tensoropt.ops.layouts import Layout
@@ -47,6 +47,7 @@ from tensoropt.sharding.configurations import (
     enumerate_configurations,
 )
 from tensoropt.sharding.groups import Group
+from tensoropt.sharding.recipes import FULL, RECIPES, groups_run_once, recipes_of
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Reduce, Storage
 from tensoropt.simulate.candidates import overlap_of
@@ -70,9 +71,10 @@ class PinnedConfiguration:
         shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards; None
         for all of them. sequence_parallel: whether activations between tensor-parallel products may be split
         along the sequence. micro_batches: micro-batches per step. recompute: whether every repeated block
-        runs its forward again in backward. places: parts of the devices that follow one another in a
-        pipeline, outermost; 1 for none. stages_per_place: the number of the pipeline's stages at each place.
-        schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
+        runs again in backward, or the recipe by which a part of each does
+        (:data:`tensoropt.sharding.recipes.RECIPES`). places: parts of the devices that follow one another in
+        a pipeline, outermost; 1 for none. stages_per_place: the number of the pipeline's stages at each
+        place. schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
 
     Raises:
         UnsuitableError: a degree below 1, no such stage, or a group that does not divide ``data``.
@@ -84,7 +86,7 @@ class PinnedConfiguration:
     shard_group: int | None = None
     sequence_parallel: bool = False
     micro_batches: int = 1
-    recompute: bool = False
+    recompute: bool | str = False
     places: int = 1
     stages_per_place: int = 1
     schedule: str = "1f1b"
@@ -95,11 +97,18 @@ class PinnedConfiguration:
                 raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
         if self.stage not in (_WHOLE_STAGE, *STAGES):
             raise UnsuitableError(f"ZeRO has no stage {self.stage}; give 0 (whole), 1, 2 or 3")
+        if self.recipe not in (*RECIPES, None):
+            raise UnsuitableError(f"there is no recipe '{self.recipe}'; {suggest(str(self.recipe), RECIPES)}")
         if self.shard_group is not None and (self.shard_group < 1 or self.data % self.shard_group):
             raise UnsuitableError(
                 f"groups of {self.shard_group} ranks do not divide {self.data} data-parallel ones; "
                 "give a divisor"
             )
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe by which blocks are recomputed; None if they are not."""
+        return (FULL if self.recompute else None) if isinstance(self.recompute, bool) else self.recompute
 
     @property
     def devices(self) -> int:
@@ -209,6 +218,12 @@ def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigurati
         raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
     if pinned.recompute and not find_regions(problem.graph):
         raise UnsuitableError("this model has no repeated blocks to recompute; pin recompute=False")
+    for region in find_regions(problem.graph) if pinned.recipe is not None else ():
+        if groups_run_once(problem.graph, region, pinned.recipe) is None:
+            raise UnsuitableError(
+                f"{region.name} has nothing of the kind '{pinned.recipe}' to recompute; pin one of "
+                f"{', '.join(recipes_of(problem.graph, region))}"
+            )
 
 
 class _Pinning:
@@ -224,6 +239,11 @@ class _Pinning:
         # Micro-batches are axis 0 of layouts.
         self.shard_axis = self.names.index("shard") + 1 if "shard" in self.names else None
         self.stage = pinned.stage if self.shard_axis is not None else _WHOLE_STAGE
+        self.once: dict[str, bool] = {}
+        """Whether a group runs once, for those of recomputed blocks."""
+        for region in find_regions(problem.graph) if pinned.recipe is not None else ():
+            once = groups_run_once(problem.graph, region, pinned.recipe) or frozenset()
+            self.once.update((name, name in once) for name in region.groups)
         self.notes: list[str] = []
         if self.stage == 1 and pinned.micro_batches == 1:
             # costs.parameters.unsharded_options: stage 1 is no option there.
@@ -292,8 +312,8 @@ class _Pinning:
             return masks[[index]]
         if variable.key.kind != "group":
             return None
-        in_region = bool(variable.again) and any(variable.again)
-        if in_region and self.pinned.recompute and not variable.again[index]:
+        once = self.once.get(str(variable.key))
+        if once is not None and variable.again and variable.again[index] is once:
             return NO_OPTION
         return self._stored(variable.options[index])
 
@@ -354,7 +374,7 @@ def simulate_pinned_pipeline(
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.
-        settings: blocks are recomputed (``auto``) if that is pinned.
+        settings: blocks may be recomputed (``auto``) if that is pinned.
         costs: the costs of a cluster with as many devices as the configuration takes.
         cuts: the beginnings of all stages after the first; by default all stages have equally many blocks
             (:func:`~tensoropt.pipeline.stages.dealt_cuts`).

@@ -148,7 +148,8 @@ def _again(exploration: Exploration, plan: Plan) -> set[str]:
     if not plan.recomputed or exploration.recorded is None:
         return set()
     regions = find_regions(exploration.recorded.grouped)
-    return {name for region in regions if region.name in plan.recomputed for name in region.groups}
+    inside = {name for region in regions if region.name in plan.recomputed for name in region.groups}
+    return inside - plan.runs_once
 
 
 def _groups(exploration: Exploration) -> dict[str, Group]:

@@ -79,7 +79,7 @@ class TableBuilder:
         variables += [self._hub(name) for name in self.graph.hubs]
         variables += [self._shared_parameter(name) for name in self.graph.shared]
         tables: dict[str, VariableTable] = {v.key: v for v in variables}
-        edges = [*self.edges.build(tables, self.regions), *self.edges.build_together(self.restriction)]
+        edges = [*self.edges.build(tables), *self.edges.build_together(self.restriction)]
         return CostTables(
             variables,
             edges,
@@ -102,7 +102,8 @@ class TableBuilder:
         passes = (False, True) if group.name in self.region_of else (False,)
         # Layers that look alike share the arrays themselves: working_sets recognises them by the identity of
         # ``options``, which replace() keeps.
-        key = (id(template), passes, self.effects.parameters.blocks.neighbours(group.name))
+        pinned = self.restriction.again.get(group.name)
+        key = (id(template), passes, pinned, self.effects.parameters.blocks.neighbours(group.name))
         if key not in self._variable_cache:
             self._variable_cache[key] = self._group_variable(group, template, passes)
         return replace(self._variable_cache[key], key=Variable.of_group(group.name))
@@ -124,6 +125,11 @@ class TableBuilder:
         table = self.arrays.once(
             lambda: repr((template.look, passes, ahead, neighbours, [self._priced(c) for c in choices])), rows
         )
+        pinned = self.restriction.again.get(group.name)
+        if pinned is not None and len(passes) > 1:
+            counts = [len(stored) for stored in options]
+            against = np.repeat([choice.again is not pinned for choice in choices], counts)
+            table = np.where(against[:, None], np.inf, table)
         ends = np.cumsum([len(stored) for stored in options])[:-1]
         tables = np.split(table, ends)
         memory, compute, communication = (tuple(t[:, i] for t in tables) for i in range(3))

@@ -1,9 +1,11 @@
 """Pairwise costs: the tables of resharding between configurations of adjacent variables.
 
-An edge belongs to the region of the group that reads. A tensor that enters a recomputed region is kept as it
-comes, at its source's placement, and is moved into the region a second time in backward; a tensor that passes
-between two groups of one recomputed region is not kept at all. Either all groups of a region are recomputed
-or none.
+An edge belongs to the region of the group that reads. Each group of a region runs again in backward or once.
+A tensor that a group reads when it runs again is kept at its source's placement, and is moved to the group a
+second time, unless the second forward makes it again: then it is not kept for anybody, and a group that runs
+once takes what its backward needs of it from the second forward, moved a second time as well. So what a
+tensor costs follows from the two groups at its ends, and any part of a region can run again
+(:mod:`tensoropt.sharding.regions`).
 
 Arrays of cost tables are kept between runs under everything they depend on. Tables of one mesh at the same
 prices are one value of the profile store, in which an array is looked up by a hash of everything that its
@@ -18,9 +20,8 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-import networkx as nx
 import numpy as np
 
 from tensoropt.costs.cost_graph import EdgeTable, VariableTable
@@ -35,7 +36,7 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group, products_beside, takes_over_hub
-from tensoropt.sharding.regions import Region
+from tensoropt.sharding.regions import Region, left_as_views
 from tensoropt.sharding.reshard.steps import forward_placements
 
 MOST_BYTES = 1 << 28
@@ -84,6 +85,18 @@ class TableArrays:
         self._made = 0
 
 
+class _Within(NamedTuple):
+    """How the reader of a tensor lies in a region.
+
+    Attributes:
+        inside: the tensor is made in the reader's region.
+        viewed: results of the reader may be views of the tensor.
+    """
+
+    inside: bool = False
+    viewed: bool = False
+
+
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -122,9 +135,8 @@ class EdgeBuilder:
         # If nothing overlaps, a reduction costs its full time, whatever product it is issued with.
         self.products = products_beside(self.graph) if effects.prices.beside else {}
 
-    def build(self, variables: Mapping[str, VariableTable], regions: Sequence[Region]) -> Iterator[EdgeTable]:
-        """Yield the tables of all edges between ``variables``, and those that make the groups of each region
-        agree."""
+    def build(self, variables: Mapping[str, VariableTable]) -> Iterator[EdgeTable]:
+        """Yield the tables of all edges between ``variables``."""
         self.variables = variables
         hubs = set(self.graph.hubs)
         for group in self.graph.groups:
@@ -136,8 +148,6 @@ class EdgeBuilder:
                 yield self._parameter_use(name, group)
         for name in self.graph.hubs:
             yield self._hub_producer(name)
-        for region in regions:
-            yield from self._agreement(region)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -151,6 +161,9 @@ class EdgeBuilder:
         """Return whether a tensor is produced and read in the same region."""
         region = self.region_of.get(reader.name)
         return region is not None and region is self.region_of.get(self._producer(name).name)
+
+    def _within(self, name: str, reader: Group) -> _Within:
+        return _Within(self._inside(name, reader), name in left_as_views(reader))
 
     def _passes(self, group: Group) -> tuple[bool, ...]:
         return (False, True) if group.name in self.region_of else (False,)
@@ -196,7 +209,6 @@ class EdgeBuilder:
             takes = [
                 (takes_over_hub(((), ()), again=read.again, inside=inside), product)
                 for read, product in reads
-                if read.again == end.again or not inside
                 if not any(self.moves.steps(name, end.layout, read.layout))
             ]
             all_take = all(takes_over for takes_over, _ in takes)
@@ -225,8 +237,8 @@ class EdgeBuilder:
 
     def hub_ends(self, name: str) -> list[Reading]:
         """Return the states that a hub can have: at a placement of its producer or of a reader; kept, where a
-        reader's backward may need it so or a recomputed region may begin with it; made once or, in a region,
-        recomputed.
+        reader's backward may need it so or a reader may run again that finds it there; made once or, in a
+        region, recomputed.
         """
         producer, readers = self._producer(name), self._readers(name)
         layouts = dict.fromkeys(
@@ -235,17 +247,15 @@ class EdgeBuilder:
         # A hub is offered as kept only at placements in which some reader's backward may need it: every
         # further pair would add a state to the variable, and the search pays for states.
         needed = dict.fromkeys(e.layout for g in readers for e in self._reads(g, name) if e.kept)
-        enters = any(g.name in self.region_of and not self._inside(name, g) for g in readers)
-        pairs = [
-            *((layout, False) for layout in layouts),
-            *((layout, True) for layout in (layouts if enters else needed)),
-        ]
-        stays = any(self._inside(name, g) for g in readers)
-        return [
-            Reading(layout, kept, again)
-            for again in ((False, True) if stays else (False,))
-            for layout, kept in pairs
-        ]
+        inside = [self._inside(name, g) for g in readers if g.name in self.region_of]
+
+        def states(again: bool) -> Iterator[Reading]:
+            # A reader that runs again finds the hub kept, except in the region that makes it again.
+            found_kept = any(not (again and same) for same in inside)
+            yield from (Reading(layout, False, again) for layout in layouts)
+            yield from (Reading(layout, True, again) for layout in (layouts if found_kept else needed))
+
+        return [state for again in ((False, True) if any(inside) else (False,)) for state in states(again)]
 
     # -- tables -----------------------------------------------------------------------------------
 
@@ -253,12 +263,13 @@ class EdgeBuilder:
         self,
         name: str,
         ends: tuple[tuple[VariableTable, Sequence[_A]], tuple[VariableTable, Sequence[_B]]],
-        inside: bool,
+        within: _Within,
         costs: Callable[[Sequence[_A], Sequence[_B]], np.ndarray],
     ) -> EdgeTable:
         """Build the table of two variables, indexed by their distinct ends.
 
         Args:
+            within: how the two lie in a region; part of what the costs follow from.
             costs: returns for all pairs of ends an array (first ends, second ends, 2) of memory and time,
                 infinite where the two ends are incompatible.
         """
@@ -274,7 +285,7 @@ class EdgeBuilder:
             tensor.dtype,
             tensor.stored_dtype,
             tensor.requires_grad,
-            inside,
+            within,
             a.key.kind,
             b.key.kind,
         )
@@ -314,19 +325,17 @@ class EdgeBuilder:
         """Return the edge of a tensor with one reader: resharding, and what is kept of the tensor if its
         producer keeps nothing.
         """
-        inside = self._inside(name, reader)
+        within = self._within(name, reader)
 
         def costs(writes: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
-            keeps = _keeps(writes, reads, inside=inside)
+            keeps = _keeps(writes, reads, within)
             # If the producer keeps the tensor anyway, it is counted with the producer's group: once per
             # storage.
             source = (keeps == Keeps.SOURCE.value) & ~_flags(writes, "kept")[:, None]
             memory = np.where(keeps == Keeps.COPY.value, self._bytes(name, reads), 0.0)
             memory = np.where(source, self._bytes(name, writes)[:, None], memory)
-            again = _flags(reads, "again")
-            # A region is recomputed as a whole. Infinite cells on its inner edges express this, so the search
-            # needs no constraint over several variables.
-            apart = _flags(writes, "again")[:, None] != again if inside else False
+            again = _taken_again(writes, reads, within)
+            apart = _apart(writes, reads, within)
             return _cells(memory * self.prices.in_flight, self._moving_s(name, writes, reads, again), apart)
 
         producer = self.variables[self._producer(name).name]
@@ -334,7 +343,7 @@ class EdgeBuilder:
             (producer, self._writes(self._producer(name), name)),
             (self.variables[reader.name], self._reads(reader, name)),
         )
-        return self._table(name, ends, inside, costs)
+        return self._table(name, ends, within, costs)
 
     def _hub_producer(self, name: str) -> EdgeTable:
         """Return the edge to a hub's producer: materialising the hub costs its communication and, if it is
@@ -348,6 +357,7 @@ class EdgeBuilder:
             counted = _flags(writes, "kept")[:, None] & ~_moved(writes, hubs)
             memory = np.where(_flags(hubs, "kept") & ~counted, self._bytes(name, hubs), 0.0)
             again = _flags(writes, "again")[:, None]
+            # The hub is made again with its producer, whoever reads it.
             apart = again != _flags(hubs, "again") if inside else False
             return _cells(memory * self.prices.in_flight, self._moving_s(name, writes, hubs, again), apart)
 
@@ -356,26 +366,25 @@ class EdgeBuilder:
             for end, product in zip(_hub_ends(hub), self._hub_products(name, hub), strict=True)
         ]
         ends = ((self.variables[producer.name], self._writes(producer, name)), (hub, hubs))
-        return self._table(name, ends, inside, costs)
+        return self._table(name, ends, _Within(inside), costs)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
-        """Return the edge to a hub's reader: if its backward needs the hub itself, or a region that the hub
-        enters, the hub is kept.
+        """Return the edge to a hub's reader: if its backward needs the hub itself, or its second forward
+        does, the hub is kept or made again.
         """
-        hub, inside = self.variables[Variable.of_hub(name)], self._inside(name, reader)
+        hub, within = self.variables[Variable.of_hub(name)], self._within(name, reader)
 
         def costs(hubs: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
-            keeps, again = _keeps(hubs, reads, inside=inside), _flags(reads, "again")
+            keeps, again = _keeps(hubs, reads, within), _taken_again(hubs, reads, within)
             # Whether the hub is kept is the hub's own choice, and its bytes count once however many readers
             # need it; a reader that needs it forbids the states in which it is not kept.
             missing = (keeps == Keeps.SOURCE.value) & ~_flags(hubs, "kept")[:, None]
-            if inside:
-                missing |= _flags(hubs, "again")[:, None] != again
+            missing |= _apart(hubs, reads, within)
             memory = np.where(keeps == Keeps.COPY.value, self._bytes(name, reads), 0.0)
             return _cells(memory * self.prices.in_flight, self._moving_s(name, hubs, reads, again), missing)
 
         ends = ((hub, _hub_ends(hub)), (self.variables[reader.name], self._reads(reader, name)))
-        return self._table(name, ends, inside, costs)
+        return self._table(name, ends, within, costs)
 
     def _parameter_use(self, name: str, reader: Group) -> EdgeTable:
         shared, parameters = self.variables[Variable.of_parameter(name)], self.parameters
@@ -392,27 +401,7 @@ class EdgeBuilder:
             return np.array(cells, dtype=np.float64)
 
         ends = ((shared, shared.layouts), (self.variables[reader.name], self._uses(reader, name)))
-        return self._table(name, ends, False, costs)
-
-    # -- regions ----------------------------------------------------------------------------------
-
-    def _agreement(self, region: Region) -> Iterator[EdgeTable]:
-        """Tie the parts of a region that share no tensor; otherwise each would be decided separately."""
-        parts = nx.Graph()
-        parts.add_nodes_from(region.groups)
-        for name in region.groups:
-            group = self.graph.group_of[name]
-            for tensor in group.reads:
-                if self._inside(tensor, group):
-                    parts.add_edge(self._producer(tensor).name, name)
-        # Within a connected part the inner edges already force agreement, so one edge per additional part
-        # suffices.
-        first, *others = (min(c, key=region.groups.index) for c in nx.connected_components(parts))
-        # Both columns, memory and time, are infinite off the diagonal.
-        table = np.where(np.eye(2, dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)
-        for other in others:
-            rows, cols = (np.array(self.variables[n].again, dtype=np.int64) for n in (first, other))
-            yield EdgeTable(Variable.of_group(first), Variable.of_group(other), table, rows, cols)
+        return self._table(name, ends, _Within(), costs)
 
     # -- constraints ------------------------------------------------------------------------------
 
@@ -449,13 +438,32 @@ def _moved(sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray
     return source[:, None] != target
 
 
-def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], *, inside: bool) -> np.ndarray:
+def _remade(sources: Sequence[Reading], within: _Within) -> np.ndarray:
+    """Return whether the second forward of the reader's region makes the tensor again (sources, 1)."""
+    return (_flags(sources, "again") & within.inside)[:, None]
+
+
+def _taken_again(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
+    """Return whether a reader takes the tensor a second time in backward (sources, reads): to run again, or
+    because its backward needs what was not kept."""
+    again: np.ndarray = _flags(reads, "again") | (_remade(sources, within) & _flags(reads, "kept"))
+    return again
+
+
+def _apart(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
+    """Return whether a tensor would be made again without the reader's views of it (sources, reads)."""
+    apart: np.ndarray = _remade(sources, within) & ~_flags(reads, "again") & within.viewed
+    return apart
+
+
+def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
     """Return the values of :class:`Keeps` (sources, reads)."""
     in_place, copied = (
-        np.array([kept_for(kept=r.kept, again=r.again, inside=inside, moved=moved).value for r in reads])
+        np.array([kept_for(kept=r.kept, again=r.again, remade=False, moved=moved).value for r in reads])
         for moved in (False, True)
     )
-    return np.where(_moved(sources, reads), copied, in_place)
+    keeps = np.where(_moved(sources, reads), copied, in_place)
+    return np.where(_remade(sources, within), Keeps.NOTHING.value, keeps)
 
 
 def _cells(memory: np.ndarray, time_s: np.ndarray, forbidden: np.ndarray | bool) -> np.ndarray:

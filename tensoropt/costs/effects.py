@@ -363,22 +363,24 @@ class Keeps(Enum):
     """The reader's own copy, in the reader's layout."""
 
 
-def kept_for(*, kept: bool, again: bool, inside: bool, moved: bool) -> Keeps:
+def kept_for(*, kept: bool, again: bool, remade: bool, moved: bool) -> Keeps:
     """Return what is kept of a tensor for a reader.
 
-    A tensor that enters a recomputed region is kept as it comes, and is moved into the region a second time
-    in backward. A tensor that passes between two groups of one recomputed region is not kept at all.
+    What the second forward of a region makes again is kept for nobody. Any other tensor that a recomputed
+    reader takes is kept as it comes, and is moved to the reader a second time in backward.
 
     Args:
         kept: the reader's backward needs the tensor.
         again: the reader is recomputed.
-        inside: the tensor is produced in the reader's region.
+        remade: the second forward of the reader's region makes the tensor again.
         moved: the reader has its own copy.
     """
+    if remade:
+        return Keeps.NOTHING
     # Checked before ``kept``: a recomputed reader needs its input for the second forward even if its backward
     # does not.
     if again:
-        return Keeps.NOTHING if inside else Keeps.SOURCE
+        return Keeps.SOURCE
     if not kept:
         return Keeps.NOTHING
     return Keeps.COPY if moved else Keeps.SOURCE

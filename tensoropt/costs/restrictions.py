@@ -158,6 +158,7 @@ class Restriction:
         words: per such group, the dim to which all of them give the same label, if names differ.
         combined: per group, the positions of those axis strategies that its configurations may combine;
             groups that are not named may combine all.
+        again: per group of a pinned block, whether it runs again in backward.
     """
 
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -165,6 +166,7 @@ class Restriction:
     together: tuple[tuple[str, ...], ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     combined: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    again: Mapping[str, bool] = field(default_factory=dict)
 
     def stores(self, parameter: str, layout: Layout) -> bool:
         """Return whether a parameter may be stored in this layout."""
@@ -177,7 +179,9 @@ class Restriction:
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
         # None for groups without storage pins, so that they share a template with groups that no constraint
         # names.
-        return self.kept.get(group.name), self.combined.get(group.name), stored if any(stored) else None
+        about = self.kept.get(group.name), self.combined.get(group.name), stored if any(stored) else None
+        again = self.again.get(group.name)
+        return about if again is None else (*about, again)
 
 
 FREE = Restriction()
@@ -354,7 +358,9 @@ class _Narrowing:
                 if entry.soft is soft:
                     self._try(entry, partial(self._join, groups))
         together = tuple(tuple(sorted(c)) for c in nx.connected_components(self.state.together))
-        return Restriction(self.state.left, self.state.stored, together, self.state.words)
+        return Restriction(
+            self.state.left, self.state.stored, together, self.state.words, again=self.matched.again
+        )
 
     def _try(self, entry: _Constraint, narrow: Callable[[], None]) -> None:
         """Apply one constraint; a soft one that cannot hold leaves nothing but a note."""

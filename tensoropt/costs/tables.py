@@ -123,9 +123,10 @@ class CostTables(CostGraph):
         for name in self.graph.shared:
             parameter = Variable.of_parameter(name)
             stored[name] = self.of[parameter].layouts[choice[parameter]]
-        # Any group of the region will do: the edges between them forbid that they differ.
-        recomputed = tuple(r for r in self.regions if self.of[r.groups[0]].again[choice[r.groups[0]]])
-        return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed)
+        again = {name for r in self.regions for name in r.groups if self.of[name].again[choice[name]]}
+        recomputed = tuple(r for r in self.regions if not again.isdisjoint(r.groups))
+        once = frozenset(name for r in recomputed for name in r.groups if name not in again)
+        return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed, once)
 
     def breakdown(
         self, choice: Mapping[str, int], options: Mapping[object, int]

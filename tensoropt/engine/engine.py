@@ -162,6 +162,7 @@ class Engine(ABC, Generic[S]):
             keep_freed_memory()
         self.regathered = RegatheredParameters(runtime)
         runtime.gathered, runtime.kept = self.regathered.note, self.regathered.keep
+        runtime.saving = self.regathered.pack, self.regathered.unpack
         self._anchor = torch.zeros((), requires_grad=True, device=runtime.device)
         # Lowered at its first use: most jobs never evaluate, and subclasses need their strategy for it.
         self._lowered: dict[bool, Lowered] = {}

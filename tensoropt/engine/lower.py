@@ -22,6 +22,7 @@ from torch import fx
 
 from tensoropt.engine.beside_weights import bring, linear_beside
 from tensoropt.engine.gathering import begin_block, begin_block_backward, edge_spec
+from tensoropt.engine.partly_recomputed import NodeRuns
 from tensoropt.engine.recompute import extract_regions, keep_gathered
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import OperatorGraph, map_refs
@@ -82,6 +83,13 @@ def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
     return {"device": device} if takes else {}
 
 
+def _runs(node: Node, call: fx.Node) -> NodeRuns:
+    """Return how often a call of a node runs, if it lies in a recomputed region."""
+    # A hub is made again with its tensor.
+    moves = isinstance(node, Move) and node.edge.kind == "activation" and bool(node.edge.reader)
+    return NodeRuns(node.again, moves and call.target is not operator.getitem)
+
+
 def _constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
     """Return the folded value of a constant; without data if the graph was captured without (fake ranks)."""
     if name in source.constants:
@@ -127,7 +135,8 @@ class Interpretation:
             units = [
                 (unit[0].region, [n for node in unit for n in nodes[added[node]]]) for unit in program.units()
             ]
-            graph = extract_regions(self.root, [*units, (None, [output])], self.runtime)
+            runs = {n: _runs(node, n) for node, at in added.items() for n in nodes[at]}
+            graph = extract_regions(self.root, [*units, (None, [output])], self.runtime, runs)
         graph.lint()
         return Lowered(
             fx.GraphModule(self.root, graph, class_name="LoweredModel"),

@@ -2,7 +2,8 @@
 
 It runs first in forward, without keeping its intermediate tensors, and a second time in backward, including
 reshardings and gathers, just before its own backward (:mod:`tensoropt.sharding.regions`), and always to
-its end, so that every rank issues the collectives that the plan counts.
+its end, so that every rank issues the collectives that the plan counts. Of a region of which only a part runs
+again, :mod:`tensoropt.engine.partly_recomputed` has the second forward.
 
 Autograd does not keep gathered or cast parameters: backward makes them anew (ZeRO, stage 3).
 
@@ -14,14 +15,15 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
+from tensoropt.engine.partly_recomputed import NodeRuns, PartlyRecomputed, SavingHooks
 from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.regions import recomputed
 from tensoropt.sharding.reshard.redistribute import Ahead, EdgeSpec, travel
@@ -81,12 +83,11 @@ class RegatheredParameters:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Return the context in which a forward has to run for its gathered parameters to be dropped."""
-        hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
-            self._pack, self._unpack
-        )
+        hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
         return hooks
 
-    def _pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
+    def pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
+        """Return what autograd keeps in place of a tensor: a note in place of a gathered parameter."""
         noted = self._known.get(value.untyped_storage()._cdata) if self._known else None
         # A stored parameter that is used whole shares the storage of what was "gathered": it exists anyway.
         if noted is None or isinstance(value, torch.nn.Parameter):
@@ -102,7 +103,8 @@ class RegatheredParameters:
         lies = tuple(value.shape), value.stride(), value.storage_offset()
         return _Note(shard, spec, runtime.ahead, runtime.micro_batch, *lies)
 
-    def _unpack(self, packed: torch.Tensor | _Note) -> torch.Tensor:
+    def unpack(self, packed: torch.Tensor | _Note) -> torch.Tensor:
+        """Return the tensor that :meth:`pack` kept or noted."""
         if isinstance(packed, torch.Tensor):
             return packed
         # The gather's group and shard are those of the micro-batch that forward ran.
@@ -115,12 +117,17 @@ class RegatheredParameters:
 
 
 class Recomputed(torch.nn.Module):
-    """Runs a region's graph so that backward recomputes its intermediate tensors."""
+    """Runs a region's graph so that backward recomputes its intermediate tensors.
 
-    def __init__(self, body: fx.GraphModule, runtime: Runtime):
+    Args:
+        part: the region, if only a part of it runs again; compiled, it runs again as a whole.
+    """
+
+    def __init__(self, body: fx.GraphModule, runtime: Runtime, part: PartlyRecomputed | None = None):
         super().__init__()
         self.body = body
         self.runtime = runtime
+        self.part = part
 
     def forward(self, *inputs: Any) -> Any:
         """Return the region's results; backward recomputes its intermediate tensors."""
@@ -131,28 +138,37 @@ class Recomputed(torch.nn.Module):
         runtime = self.runtime
         forward_at = runtime.step, runtime.micro_batch, runtime.ahead
 
-        def run(*values: Any) -> Any:
+        @contextmanager
+        def placed() -> Iterator[None]:
             position = runtime.step, runtime.micro_batch, runtime.ahead
             runtime.step, runtime.micro_batch, runtime.ahead = forward_at
             try:
-                return self.body(*values)
+                yield
             finally:
                 # Backward of what follows the region continues with its own counters.
                 runtime.step, runtime.micro_batch, runtime.ahead = position
 
+        def run(*values: Any) -> Any:
+            with placed():
+                return self.body(*values)
+
         if torch.compiler.is_compiling():  # a compiler knows PyTorch's own way, and makes it its own
             return checkpoint(run, *inputs, use_reentrant=False, early_stop=False)
-        return recomputed(run, *inputs)
+        return recomputed(run, *inputs) if self.part is None else self.part(inputs, placed)
 
 
 def extract_regions(
-    root: torch.nn.Module, units: Iterable[tuple[str | None, Sequence[fx.Node]]], runtime: Runtime
+    root: torch.nn.Module,
+    units: Iterable[tuple[str | None, Sequence[fx.Node]]],
+    runtime: Runtime,
+    runs: Mapping[fx.Node, NodeRuns],
 ) -> fx.Graph:
     """Return a graph of the given nodes in which each region's are one call of a submodule of ``root``.
 
     Args:
         units: the nodes of a graph with the name of the region in which they run, those of a region
             together, each after everything that it needs.
+        runs: how often each node of a region runs.
     """
     result = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -163,7 +179,11 @@ def extract_regions(
         inputs, outputs, body = _body(root, nodes)
         # Names of submodules have no dots, and fx makes attributes of them.
         target = "recompute_" + name.replace(".", "_").replace("#", "_")
-        root.add_module(target, Recomputed(body, runtime))
+        of_region = {node: runs[node] for node in nodes}
+        part = None
+        if not all(each.again for each in of_region.values()):
+            part = PartlyRecomputed(root, inputs, outputs, of_region, SavingHooks(*runtime.saving))
+        root.add_module(target, Recomputed(body, runtime, part))
         call = result.call_module(target, tuple(copies[n] for n in inputs))
         for index, node in enumerate(outputs):
             copies[node] = result.call_function(operator.getitem, (call, index))

@@ -17,6 +17,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -207,6 +208,10 @@ def leave_job() -> None:
             dist.destroy_process_group()
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 class Runtime:
     """A rank's view of the mesh; the :class:`~tensoropt.ops.kernels.ShardContext` of its kernels.
 
@@ -226,6 +231,7 @@ class Runtime:
         counts: the counts of mean losses over the whole batch, by operator.
         gathered, kept: called with each gathered parameter that backward can regather, and with those of
             which autograd is to keep what it saves from then on.
+        saving: what autograd keeps in place of a tensor that it saves, and the way back.
         unsharded: the parameters that are gathered once per step, by name.
         routes: the routes of edges determined so far.
         ahead: the parameters gathered ahead in the running call.
@@ -251,6 +257,7 @@ class Runtime:
         self.counts: dict[str, torch.Tensor] = {}
         self.gathered: Callable[..., None] = lambda *_: None
         self.kept: Callable[[torch.Tensor], None] = lambda _: None
+        self.saving: tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] = (_same, _same)
         self.unsharded: dict[str, torch.Tensor] = {}
         self.routes: dict[object, Route] = {}
         self.ahead: Ahead = AT_THE_USE

@@ -24,6 +24,7 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
+from tensoropt.sharding.recipes import recipes_of
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
@@ -77,6 +78,13 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
         notes=tuple(notes),
         regions={name: region.name for name, region in region_of(tables.regions).items()},
         sequence=problem.sequence,
+        recipes={
+            region.name: {
+                recipe: "".join(str(int(name in once)) for name in region.groups)
+                for recipe, once in recipes_of(tables.graph, region).items()
+            }
+            for region in tables.regions
+        },
     )
 
 

@@ -233,10 +233,17 @@ def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
         *_host(step),
         Fact("operators", ", ".join((*operators, *placing_words(plan.operators, plan.info)))),
         Fact("parameters", f"{len(plan.parameters)} tensors"),
-        Fact("recomputed", f"{len(plan.recomputed)} blocks" if plan.recomputed else ""),
+        Fact("recomputed", _recomputed_words(plan)),
         Fact("sends", f"{COUNT.words(sends)} per step and rank" if sends else ""),
     ]
     return f"Plan of {plan.model.source or 'a model'} by {plan.planner}", [row for row in rows if row.words]
+
+
+def _recomputed_words(plan: Plan) -> str:
+    if not plan.recomputed:
+        return ""
+    once = counted_if_any(len(plan.runs_once), "operator", ", without {} of them")
+    return "".join((f"{len(plan.recomputed)} blocks", *once))
 
 
 @described.register

@@ -61,6 +61,7 @@ def plan_part(
                 hubs={name: tuple(layout) for name, layout in data["hubs"].items()},
                 stored={name: tuple(layout) for name, layout in data["stored"].items()},
                 recomputed=tuple(data["recomputed"]),
+                once=tuple(data.get("once", ())),
             )
         )
         recomputed += data["recomputed"]

@@ -25,13 +25,15 @@ from tensoropt.sharding.constraints import (
     Constraints,
     DevicePin,
     Pin,
+    RecomputePin,
     StoredPin,
     Together,
     speaks_of,
 )
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.recipes import NOTHING
 
-_Constraint = Pin | StoredPin | DevicePin | Together
+_Constraint = Pin | StoredPin | DevicePin | Together | RecomputePin
 _SHOWN = 5
 """The most names that a note lists."""
 
@@ -174,6 +176,9 @@ class _Narrowing:
         pins: tuple[Pin | StoredPin, ...] = (*given.pins, *given.stored)
         for pin in pins:
             self._refuse(pin, "a placed plan has no mesh axes, each of its operators lies on one device")
+        for recomputed in given.recompute:
+            if recomputed.recipe != NOTHING:
+                self._refuse(recomputed, "a placed plan recomputes nothing")
         for soft in (False, True):
             for entry in (entry for entry in given.devices if entry.soft is soft):
                 self._allow(entry)

@@ -67,6 +67,8 @@ def _said(fields: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield _hub(name, layout)
     for block in fields["recomputed"]:
         yield _recomputed(block)
+    for group in fields.get("once", ()):
+        yield _once(group)
     stages = fields["stages"]
     for name, own in plan_kind(stages).key.items():
         data = stages.model_dump(mode="json", include=set(own))
@@ -89,6 +91,10 @@ def _recomputed(block: str) -> tuple[Any, ...]:
     return "recomputed", block
 
 
+def _once(group: str) -> tuple[Any, ...]:
+    return "once", group
+
+
 def _hash(piece: object) -> int:
     text = json.dumps(piece, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
@@ -102,6 +108,7 @@ def _sharded(space: Space, choice: np.ndarray, options: np.ndarray) -> np.ndarra
     """Return, for points of one space, the numbers that their indices add to the space's hash."""
     keys = np.zeros(len(choice), dtype=np.uint64)
     again: dict[str, np.ndarray] = {}
+    runs_again: dict[str, np.ndarray] = {}
     for place, (name, group) in enumerate(space.groups.items()):
         configurations = group["configurations"]
         which, option = choice[:, place] % len(configurations), options[:, place]
@@ -116,11 +123,15 @@ def _sharded(space: Space, choice: np.ndarray, options: np.ndarray) -> np.ndarra
             keys ^= np.array(hashes, dtype=np.uint64)[of_row.reshape(-1)]
         if name in space.regions:
             block = again.setdefault(space.regions[name], np.zeros(len(choice), dtype=bool))
-            block |= choice[:, place] >= len(configurations)
+            runs_again[name] = choice[:, place] >= len(configurations)
+            block |= runs_again[name]
     tensors = [_hashes(_hub(name, layout) for layout in layouts) for name, layouts in space.hubs.items()]
     tensors += [_hashes(_parameter(name, one) for one in layouts) for name, layouts in space.shared.items()]
     for place, hashes_of in enumerate(tensors, len(space.groups)):
         keys ^= hashes_of[choice[:, place]]
     for name, recomputed in again.items():
         keys ^= np.where(recomputed, np.uint64(_hash(_recomputed(name))), np.uint64(0))
+    for name, twice in runs_again.items():
+        once = again[space.regions[name]] & ~twice
+        keys ^= np.where(once, np.uint64(_hash(_once(name))), np.uint64(0))
     return keys

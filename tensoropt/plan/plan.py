@@ -18,7 +18,14 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
@@ -300,7 +307,20 @@ class TransferPlan(_Strict):
     backward: bool = False
 
 
-class StagePlan(_Strict):
+class _Recomputing(_Strict):
+    """What runs again in backward.
+
+    ``recomputed`` names repeated blocks whose forward, or a part of it, runs again; ``once`` the operator
+    groups of these blocks that run once, and is left out of files where there are none.
+    """
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = write(self)
+        return {name: value for name, value in data.items() if name != "once" or value}
+
+
+class StagePlan(_Recomputing):
     """The strategy of one stage, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes it, without
     its mesh.
 
@@ -313,6 +333,7 @@ class StagePlan(_Strict):
     hubs: dict[str, tuple[str, ...]]
     stored: dict[str, tuple[str, ...]]
     recomputed: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
 
 
 class StagesInfo(_Strict):
@@ -412,11 +433,10 @@ class Predicted(_Strict):
         return self.memory_bytes - sum(self.terms.values())
 
 
-class Plan(Shown, _Strict):
+class Plan(Shown, _Recomputing):
     """One plan file; see the field types for shapes and units.
 
-    ``recomputed`` names repeated blocks whose forward runs again in backward. A plan without ``stages`` is
-    one stage on the whole mesh. One whose stages have a schedule cuts the model
+    A plan without ``stages`` is one stage on the whole mesh. One whose stages have a schedule cuts the model
     (:mod:`tensoropt.pipeline`), and says more of each stage there than ``operators`` and ``parameters`` do.
     One whose stages have none puts every operator, or piece of one, on one device
     (:mod:`tensoropt.placement`); its mesh is the row of devices, and its figures are those of the fullest.
@@ -434,6 +454,7 @@ class Plan(Shown, _Strict):
     hubs: dict[str, tuple[str, ...]]
     parameters: dict[str, ParameterPlan]
     recomputed: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
     stages: StagesInfo | None = None
     predicted: Predicted
     settings: dict[str, Any] = {}
@@ -464,6 +485,11 @@ class Plan(Shown, _Strict):
             for name in stage.groups:
                 places.setdefault(name, {STAGE_AXIS: str(number)})
         return places
+
+    @property
+    def runs_once(self) -> frozenset[str]:
+        """The operator groups of recomputed blocks that run once, of all stages."""
+        return frozenset(self.once).union(*(stage.once for stage in self.info.stages))
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -507,6 +533,7 @@ class Plan(Shown, _Strict):
             "hubs": {name: list(layout) for name, layout in self.hubs.items()},
             "stored": {name: list(p.stored) for name, p in self.parameters.items()},
             "recomputed": list(self.recomputed),
+            "once": list(self.once),
         }
 
     def strategy(self, graph: Any) -> Any:

@@ -15,11 +15,13 @@ their share, so that two plans that differ in a few operators have two names.
 - *EP*: experts are split into so many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
+- *blocks recomputed*: wholly, by a recipe (:mod:`tensoropt.sharding.recipes`), or *in part*
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -86,6 +88,8 @@ PLANNER_TITLES = {
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
 JOIN = " · "
+FULL = "full"
+"""The way of recomputing a block of which nothing runs once."""
 
 
 def planner_title(name: str) -> str:
@@ -196,7 +200,7 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
     counts = np.zeros((len(points), len(shape), _COUNTED), dtype=int)
     stored = np.zeros((len(points), 4), dtype=int)
     regions = list(dict.fromkeys(space.regions.values()))
-    again = np.zeros((len(points), len(regions)), dtype=bool)
+    runs: dict[str, list[np.ndarray]] = {region: [] for region in regions}
     experts: list[np.ndarray] = []
     for place, (name, group) in enumerate(space.groups.items()):
         if place >= choices.shape[1]:
@@ -210,21 +214,54 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
         if (parts > 1).any():
             experts.append(parts[at])
         if name in space.regions:
-            again[:, regions.index(space.regions[name])] |= choices[:, place] >= configurations
+            runs[space.regions[name]].append(choices[:, place] < configurations)
     # Behind the groups' variables are those of hubs, then those of tied parameters.
     for place, layouts in enumerate(space.shared.values(), groups + len(space.hubs)):
         if place < choices.shape[1]:
             stored += np.array([_of_tied(layout) for layout in layouts])[choices[:, place]]
+    # (points, groups of a block) characters.
+    written = {
+        region: np.where(np.stack(flags, axis=1), ord("1"), ord("0")).astype(np.uint8)
+        for region, flags in runs.items()
+        if flags
+    }
     known: dict[bytes, str] = {}
     for i in range(len(points)):
         # Many points share their first words, and arrays take long to word.
         key = counts[i].tobytes() + stored[i].tobytes()
         if key not in known:
             known[key] = JOIN.join(_axes_and_storage(shape, counts[i], stored[i]))
-        blocks = int(again[i].sum())
-        recomputed = (f"{blocks}/{len(regions)} blocks recomputed",) if blocks else ()
+        once = {region: flags[i].tobytes().decode() for region, flags in written.items()}
         of_point = [int(parts[i]) for parts in experts]
-        yield JOIN.join((known[key], *_experts(of_point, len(experts)), *recomputed, *_micro(space)))
+        words = (known[key], *_experts(of_point, len(experts)), *_recomputed(once, space), *_micro(space))
+        yield JOIN.join(words)
+
+
+def _recomputed(once: Mapping[str, str], space: Space) -> Iterator[str]:
+    """Yield how many blocks are recomputed, and by which recipe.
+
+    Args:
+        once: for each block, whether each of its groups runs once, as in :attr:`Space.recipes`.
+    """
+    ways = Counter(
+        _recipe(flags, space.recipes.get(name, {})) for name, flags in once.items() if "0" in flags
+    )
+    if not ways:
+        return
+    blocks = f"{ways.total()}/{len(once)} blocks recomputed"
+    if set(ways) == {FULL}:
+        yield blocks
+    elif len(ways) == 1:
+        yield f"{blocks} ({next(iter(ways))})"
+    else:
+        yield f"{blocks} ({', '.join(f'{count} {way}' for way, count in ways.most_common())})"
+
+
+def _recipe(once: str, recipes: Mapping[str, str]) -> str:
+    """Return what runs again of a block."""
+    if "1" not in once:
+        return FULL
+    return next((name for name, flags in recipes.items() if flags == once), "in part")
 
 
 def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:

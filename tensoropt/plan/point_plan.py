@@ -72,5 +72,6 @@ def _strategy_fields(space: Space, point: Point) -> dict[str, Any]:
         "parameters": parameters,
         "hubs": hubs,
         "recomputed": (*point.record.recomputed, *space.recomputed(point.choice)),
+        "once": space.once(point.choice),
         "stages": point.record.stages,
     }

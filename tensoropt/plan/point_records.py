@@ -57,7 +57,8 @@ class StagesRecord:
     @property
     def recomputing(self) -> tuple[str, ...]:
         """How many blocks are recomputed, in words."""
-        return counted_if_any(len(self.recomputed), "block", "{} recomputed")
+        partly = ", in part" if any(stage.once for stage in self.info.stages) else ""
+        return counted_if_any(len(self.recomputed), "block", f"{{}} recomputed{partly}")
 
     @property
     def split_words(self) -> tuple[str, ...]:

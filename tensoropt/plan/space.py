@@ -27,10 +27,12 @@ class Space(Shown):
         hubs, shared: per tensor the placement names of each configuration.
         keys: parameter name in the graph -> the model's own name.
         notes: what was heuristic.
-        regions: group -> the repeated block it is recomputed with; such a group's index counts its
+        regions: group -> the repeated block of which it may be recomputed; such a group's index counts its
             configurations once plain, then once more recomputed.
         sequence: group -> the label with which it follows the sequence; of those that do. Empty in
             explorations that were saved without.
+        recipes: block -> recipe -> for each of the block's groups in order, ``1`` if it runs once by the
+            recipe, else ``0``.
     """
 
     mesh: MeshInfo
@@ -42,6 +44,7 @@ class Space(Shown):
     notes: tuple[str, ...] = ()
     regions: Mapping[str, str] = field(default_factory=dict)
     sequence: Mapping[str, str] = field(default_factory=dict)
+    recipes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
@@ -58,14 +61,25 @@ class Space(Shown):
         return labels
 
     def recomputed(self, choice: Sequence[int]) -> tuple[str, ...]:
-        """Return the blocks that a point recomputes."""
-        found = {
-            self.regions[name]: None
+        """Return the blocks of which a point recomputes any part."""
+        again = self._again(choice)
+        return tuple(dict.fromkeys(self.regions[name] for name, runs_again in again.items() if runs_again))
+
+    def once(self, choice: Sequence[int]) -> tuple[str, ...]:
+        """Return the groups of these blocks that a point runs once."""
+        again, blocks = self._again(choice), set(self.recomputed(choice))
+        return tuple(
+            name for name, runs_again in again.items() if not runs_again and self.regions[name] in blocks
+        )
+
+    def _again(self, choice: Sequence[int]) -> dict[str, bool]:
+        """Return whether a point recomputes each group of a block."""
+        return {
+            name: index >= len(self.groups[name]["configurations"])
             # Groups are the first of a point's variables, so that zip stops before hubs and tied parameters.
             for name, index in zip(self.groups, choice, strict=False)
-            if name in self.regions and index >= len(self.groups[name]["configurations"])
+            if name in self.regions
         }
-        return tuple(found)
 
     @cached_property
     def variables(self) -> tuple[str, ...]:

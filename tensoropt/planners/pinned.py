@@ -22,7 +22,7 @@ from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
-from tensoropt.errors import PlanError
+from tensoropt.errors import PlanError, suggest
 from tensoropt.evaluation.evaluate import Evaluator, space_of
 from tensoropt.evaluation.problem import Problem
 from tensoropt.ops.families.routed_experts import DISPATCH, EXPERTS
@@ -48,6 +48,7 @@ from tensoropt.sharding.configurations import (
     enumerate_configurations,
 )
 from tensoropt.sharding.groups import Group
+from tensoropt.sharding.recipes import FULL, RECIPES, groups_run_once, recipes_of
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.sequence import QUERIES, sequence_strategies
 from tensoropt.sharding.storage import Reduce, Storage
@@ -73,9 +74,10 @@ class PinnedConfiguration:
         shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards, each
         together with its context-parallel ranks; None for all of them. sequence_parallel: whether activations
         between tensor-parallel products may be split along the sequence. micro_batches: micro-batches per
-        step. recompute: whether every repeated block runs its forward again in backward. places: parts of the
-        devices that follow one another in a pipeline, outermost; 1 for none. stages_per_place: the number of
-        the pipeline's stages at each place. schedule: the pipeline's schedule, one of
+        step. recompute: whether every repeated block runs again in backward, or the recipe by which a part of
+        each does (:data:`tensoropt.sharding.recipes.RECIPES`). places: parts of the devices that follow one
+        another in a pipeline, outermost; 1 for none. stages_per_place: the number of the pipeline's stages at
+        each place. schedule: the pipeline's schedule, one of
         :data:`tensoropt.pipeline.strategy.SCHEDULES`.
         experts: the number of data-parallel ranks over which experts are split, rows being sent to them; 1
             for none, else the ranks that share shards, or all of ``data``.
@@ -92,7 +94,7 @@ class PinnedConfiguration:
     shard_group: int | None = None
     sequence_parallel: bool = False
     micro_batches: int = 1
-    recompute: bool = False
+    recompute: bool | str = False
     places: int = 1
     stages_per_place: int = 1
     schedule: str = "1f1b"
@@ -105,6 +107,8 @@ class PinnedConfiguration:
                 raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
         if self.stage not in (_WHOLE_STAGE, *STAGES):
             raise UnsuitableError(f"ZeRO has no stage {self.stage}; give 0 (whole), 1, 2 or 3")
+        if self.recipe not in (*RECIPES, None):
+            raise UnsuitableError(f"there is no recipe '{self.recipe}'; {suggest(str(self.recipe), RECIPES)}")
         if self.shard_group is not None and (self.shard_group < 1 or self.data % self.shard_group):
             raise UnsuitableError(
                 f"groups of {self.shard_group} ranks do not divide {self.data} data-parallel ones; "
@@ -120,6 +124,11 @@ class PinnedConfiguration:
     def expert_ranks(self) -> int:
         """The number of ranks over which experts may be split."""
         return self.shards if self.shards > 1 else self.data
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe by which blocks are recomputed; None if they are not."""
+        return (FULL if self.recompute else None) if isinstance(self.recompute, bool) else self.recompute
 
     @property
     def devices(self) -> int:
@@ -232,6 +241,13 @@ def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigurati
         raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
     if pinned.recompute and not find_regions(problem.graph):
         raise UnsuitableError("this model has no repeated blocks to recompute; pin recompute=False")
+    recipe = pinned.recipe
+    for region in find_regions(problem.graph) if recipe is not None else ():
+        if groups_run_once(problem.graph, region, str(recipe)) is None:
+            raise UnsuitableError(
+                f"{region.name} has nothing of the kind '{recipe}' to recompute; pin one of "
+                f"{', '.join(recipes_of(problem.graph, region))}"
+            )
 
 
 class _Pinning:
@@ -248,6 +264,11 @@ class _Pinning:
         shards = ("shard", "context") if pinned.stage != _WHOLE_STAGE else ()
         self.shard_axes = [i for i, name in enumerate(self.names, 1) if name in shards]
         self.stage = pinned.stage if self.shard_axes else _WHOLE_STAGE
+        self.once: dict[str, bool] = {}
+        """Whether a group runs once, for those of recomputed blocks."""
+        for region in find_regions(problem.graph) if pinned.recipe is not None else ():
+            once = groups_run_once(problem.graph, region, str(pinned.recipe)) or frozenset()
+            self.once.update((name, name in once) for name in region.groups)
         self.notes: list[str] = []
         if self.stage == 1 and pinned.micro_batches == 1:
             # costs.parameters.unsharded_options: stage 1 is no option there.
@@ -344,8 +365,8 @@ class _Pinning:
             return masks[[index]]
         if variable.key.kind != "group":
             return None
-        in_region = bool(variable.again) and any(variable.again)
-        if in_region and self.pinned.recompute and not variable.again[index]:
+        once = self.once.get(str(variable.key))
+        if once is not None and variable.again and variable.again[index] is once:
             return NO_OPTION
         return self._stored(variable.options[index])
 
@@ -403,7 +424,7 @@ def simulate_pinned_pipeline(
 
     Args:
         problem: captured at the global batch size, in the settings' mode and dtype.
-        settings: blocks are recomputed (``auto``) if that is pinned.
+        settings: blocks may be recomputed (``auto``) if that is pinned.
         costs: the costs of a cluster with as many devices as the configuration takes.
         cuts: the beginnings of all stages after the first; by default all stages have equally many blocks
             (:func:`~tensoropt.pipeline.stages.dealt_cuts`).

@@ -123,6 +123,14 @@ class StageRows:
         """Return a row for each resharding."""
         return tuple(row for edge in self.strategy.edges() if (row := self._edge(edge)))
 
+    def _needed(self, edge: Edge) -> bool:
+        """Return whether the backward of an edge's reader needs the tensor."""
+        if not edge.reader:
+            return False
+        group = self.strategy.graph.group_of[edge.reader]
+        (facts,) = self.evaluation.batch.candidates.facts(group)
+        return group.short_names[edge.tensor] in facts.reads_kept
+
     def _edge(self, edge: Edge) -> EdgeRow | None:
         """Return a resharding with its effects summed."""
         prices = self.evaluation.batch.prices
@@ -130,7 +138,8 @@ class StageRows:
         forward, backward = self.strategy.steps(edge)
         if not forward and not backward:
             return None
-        ways = [effects.stepped(READ, edge.tensor, forward)] * self.strategy.forwards_of(edge)
+        forwards = self.strategy.forwards_of(edge, needed=self._needed(edge))
+        ways = [effects.stepped(READ, edge.tensor, forward)] * forwards
         ways.append(effects.stepped(READ_BACK, edge.tensor, backward))
         times = self.strategy.times(edge)
         maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)

@@ -73,6 +73,11 @@ def search(session: Session, problem: Problem) -> Searched:
     supported: tuple[str, ...] = ()
     refusal, kernels = _two_types(session.cluster), _without_kernels(problem, session.cluster)
     if given is not None:
+        if given.recompute and settings.recompute == "never":
+            raise ConstraintError(
+                f"{given.recompute[0]} says what is recomputed, and recompute is 'never'; leave out one of "
+                "them"
+            )
         supported, of_devices = check_devices(given, session.cluster)
         refusal = "; ".join(filter(None, [refusal, of_devices]))
         if refusal:

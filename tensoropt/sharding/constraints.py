@@ -32,6 +32,8 @@ from tensoropt.sharding.groups import (
     GroupGraph,
     Label,
 )
+from tensoropt.sharding.recipes import NOTHING, RECIPES, groups_run_once, recipes_of
+from tensoropt.sharding.regions import Region, find_regions
 
 BATCH = "the batch"
 
@@ -136,6 +138,27 @@ class PipelinePin:
         return f"pipeline ({self.stages} stages, {self.schedule or 'any schedule'}{cuts})"
 
 
+@dataclass(frozen=True, slots=True)
+class RecomputePin:
+    """What runs again in backward of repeated blocks.
+
+    Attributes:
+        blocks: a pattern of the blocks' names, which are module paths.
+        recipe: one of :data:`~tensoropt.sharding.recipes.RECIPES`; ``none`` for nothing.
+        every: it holds for each so-manieth of these blocks; in the others everything runs once.
+    """
+
+    name: str
+    blocks: str
+    recipe: str
+    every: int = 1
+    soft: bool = False
+
+    def __str__(self) -> str:
+        every = f", every {self.every}." if self.every > 1 else ""
+        return f"{self.name} ({self.blocks}: {self.recipe}{every})"
+
+
 @dataclass(frozen=True)
 class Constraints:
     """All constraints of a file, in its order; ``data`` is its content, for settings and plans."""
@@ -145,6 +168,7 @@ class Constraints:
     together: tuple[Together, ...] = ()
     devices: tuple[DevicePin, ...] = ()
     pipeline: PipelinePin | None = None
+    recompute: tuple[RecomputePin, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def softened(self) -> Constraints:
@@ -155,6 +179,7 @@ class Constraints:
             stored=tuple(replace(entry, soft=True) for entry in self.stored),
             together=tuple(replace(entry, soft=True) for entry in self.together),
             devices=tuple(replace(entry, soft=True) for entry in self.devices),
+            recompute=tuple(replace(entry, soft=True) for entry in self.recompute),
         )
 
 
@@ -164,7 +189,7 @@ def _shown(axes: Axes) -> str:
 
 # -- reading ------------------------------------------------------------------------------------------
 
-_SECTIONS = ("pin", "together", "devices", "pipeline")
+_SECTIONS = ("pin", "together", "devices", "pipeline", "recompute")
 
 
 def constraints_from_dict(data: object) -> Constraints:
@@ -184,9 +209,12 @@ def constraints_from_dict(data: object) -> Constraints:
     tied = [_together(name, entry) for name, entry in _entries(data, "together")]
     devices = [_device_pin(name, entry) for name, entry in _entries(data, "devices")]
     pipeline = _pipeline(data["pipeline"]) if "pipeline" in data else None
-    if not (pins or stored or tied or devices or pipeline):
+    recompute = [_recompute_pin(name, entry) for name, entry in _entries(data, "recompute")]
+    if not (pins or stored or tied or devices or pipeline or recompute):
         raise ConstraintError(f"there are no constraints; give at least one under {_listed(_SECTIONS)}")
-    return Constraints(tuple(pins), tuple(stored), tuple(tied), tuple(devices), pipeline, dict(data))
+    return Constraints(
+        tuple(pins), tuple(stored), tuple(tied), tuple(devices), pipeline, tuple(recompute), dict(data)
+    )
 
 
 def _entries(data: Mapping[str, Any], section: str) -> Iterable[tuple[str, Any]]:
@@ -268,6 +296,21 @@ def _pipeline(entry: Any) -> PipelinePin:
     return PipelinePin(stages, schedule, cuts)
 
 
+def _recompute_pin(name: str, entry: Any) -> RecomputePin:
+    _mapping(name, entry)
+    _fields(entry, name, ("blocks", "recipe", "every", "soft"))
+    for key in ("blocks", "recipe"):
+        if key not in entry:
+            raise ConstraintError(f"{name}: '{key}' is missing; for example {{blocks: '*', recipe: full}}")
+    recipe, every = _text(name, entry, "recipe"), entry.get("every", 1)
+    known = (*RECIPES, NOTHING)
+    if recipe not in known:
+        raise ConstraintError(f"{name}: there is no recipe '{recipe}'; {suggest(recipe, known)}")
+    if type(every) is not int or every < 1:
+        raise ConstraintError(f"{name}: 'every' is a number of at least 1, not {_kind(every)}")
+    return RecomputePin(name, _text(name, entry, "blocks"), recipe, every, _soft(name, entry))
+
+
 def _axes(name: str, entry: Mapping[str, Any]) -> Axes:
     axes = entry.get("axes")
     if not isinstance(axes, Mapping) or not axes:
@@ -329,6 +372,7 @@ class Matched:
         stored: for each pin its parameters, as names in the graph.
         together: for each entry, the names of its groups.
         batch: for each group, the dim that follows the batch, if samples do not mix.
+        again: whether a group runs again in backward, for those of pinned blocks.
     """
 
     constraints: Constraints
@@ -337,6 +381,7 @@ class Matched:
     together: tuple[tuple[Together, tuple[str, ...]], ...]
     notes: tuple[str, ...] = ()
     batch: Mapping[str, str] = field(default_factory=dict)
+    again: Mapping[str, bool] = field(default_factory=dict)
 
 
 def match(constraints: Constraints, graph: GroupGraph) -> Matched:
@@ -362,7 +407,53 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
     # Sharding keeps nothing of these; only a pattern that matches nothing is refused.
     for devices in constraints.devices:
         _leading(devices, devices.operators, graph)
-    return Matched(constraints, tuple(pins), stored, tuple(tied), tuple(notes), batch)
+    again = _runs_again(constraints.recompute, graph, notes)
+    return Matched(constraints, tuple(pins), stored, tuple(tied), tuple(notes), batch, again)
+
+
+def _runs_again(pins: Sequence[RecomputePin], graph: GroupGraph, notes: list[str]) -> dict[str, bool]:
+    again: dict[str, bool] = {}
+    by: dict[str, RecomputePin] = {}
+    for pin in sorted(pins, key=lambda pin: pin.soft):
+        try:
+            blocks = _pinned_blocks(pin, graph)
+            for region in blocks:
+                if (other := by.get(region.name, pin)) is not pin:
+                    raise ConstraintError(
+                        f"{pin} and {other} are both about {region.name}; narrow one of them"
+                    )
+        except ConstraintError as refusal:
+            if not pin.soft:
+                raise
+            notes.append(f"given up, as it is soft: {refusal}")
+            continue
+        for region, once in blocks.items():
+            by[region.name] = pin
+            again.update({name: name not in once for name in region.groups})
+    return again
+
+
+def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozenset[str]]:
+    """Return the groups that run once of each block that a pin is about."""
+    regions = find_regions(graph)
+    blocks = [region for region in regions if fnmatchcase(region.name, pin.blocks)]
+    if not regions:
+        raise ConstraintError(f"{pin}: there are no repeated blocks that could run again; leave the pin out")
+    if not blocks:
+        names = [region.name for region in regions]
+        raise ConstraintError(f"{pin} matches no repeated block; {suggest(pin.blocks, names)}")
+    pinned: dict[Region, frozenset[str]] = {}
+    for number, region in enumerate(blocks, 1):
+        pinned[region] = frozenset(region.groups)
+        if pin.recipe != NOTHING and number % pin.every == 0:
+            once = groups_run_once(graph, region, pin.recipe)
+            if once is None:
+                raise ConstraintError(
+                    f"{pin}: {region.name} has nothing of the kind; take another recipe: "
+                    f"{_listed(tuple(recipes_of(graph, region)))}"
+                )
+            pinned[region] = once
+    return pinned
 
 
 def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from tensoropt.graph import Operator, iter_refs
 from tensoropt.ops.calls import LocalCall
@@ -67,11 +68,13 @@ class Node:
     Attributes:
         reads: for each tensor that it reads, the node that provides it, in the order in which it takes them.
         region: the name of the recomputed region in which it runs.
+        again: the second forward of the region runs it, too.
     """
 
     # Not shown, as it would show all that came before.
     reads: Mapping[str, Node] = field(default_factory=dict, repr=False)
     region: str | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -156,6 +159,13 @@ class BeginBlockBackward(Node):
     block: int
 
 
+class _Where(TypedDict, total=False):
+    """The fields of a node that say whether it runs in a recomputed region."""
+
+    region: str
+    again: bool
+
+
 @dataclass(frozen=True)
 class ForwardProgram:
     """One rank's forward.
@@ -178,8 +188,9 @@ class ForwardProgram:
 
     @property
     def gathers(self) -> bool:
-        """Whether it gathers or casts parameters outside of recomputed regions, which keep nothing anyway."""
-        moves = (node for node in self.nodes if isinstance(node, Move) and node.region is None)
+        """Whether it gathers or casts parameters for groups whose forward runs once: others keep nothing
+        anyway."""
+        moves = (node for node in self.nodes if isinstance(node, Move) and not node.again)
         return any(node.edge.kind == "parameter" for node in moves)
 
     @property
@@ -226,6 +237,8 @@ def lower_program(
     return Lowering(strategy, place, evaluating, zigzag=strategy.zigzag).program()
 
 
+_OUTSIDE: _Where = {}
+"""The place of an operator outside of recomputed regions."""
 _WHOLE = (REPLICATE, PARTIAL_GRAD)
 """Placements of an axis along which every rank has the value whole; only their gradients differ."""
 
@@ -235,7 +248,7 @@ class Lowering:
 
     Attributes:
         nodes: those added so far.
-        region: the recomputed region of the operator that is being lowered.
+        where: the recomputed region of the operator that is being lowered, and whether it runs again there.
         arguments: what the rank has before the step, by tensor.
         made: results as their operators return them, by tensor.
         brought: what was brought to a group, by the group's name and the tensor.
@@ -248,7 +261,7 @@ class Lowering:
         self.source = strategy.graph.atoms.graph
         self.place, self.evaluating, self.zigzag = place, evaluating, zigzag
         self.nodes: list[Node] = []
-        self.region: str | None = None
+        self.where = _OUTSIDE
         self.arguments: dict[str, Node] = {}
         self.made: dict[str, Node] = {}
         self.brought: dict[tuple[str, str], Node] = {}
@@ -279,10 +292,11 @@ class Lowering:
             group = self.graph.group_of[op.name]
             region = self.strategy.region_of.get(group.name)
             self._begin(self.strategy.blocks.of[group.name])
-            self.region = None if region is None else region.name
+            twice = self.strategy.forwards(group.name) > 1
+            self.where = _OUTSIDE if region is None else {"region": region.name, "again": twice}
             self.operator(op, group)
             self._begin_backward(op, group)
-        self.region = None
+        self.where = _OUTSIDE
         departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
         outputs, changed = (*source.outputs, *departing), tuple(source.mutations.values())
         leaving = {name: self._output(name) for name in dict.fromkeys((*source.outputs, *changed))}
@@ -327,7 +341,7 @@ class Lowering:
         for name in self._views[group.name].get(op.name, ()):
             gathered = self.brought[group.name, name]
             if isinstance(gathered, Move):
-                self.add(KeepViews(reads={name: gathered}, region=self.region))
+                self.add(KeepViews(reads={name: gathered}, **self.where))
         for name, node in made.items():
             self.made[name] = node
             if name in self.strategy.hubs:
@@ -346,9 +360,7 @@ class Lowering:
         reads = {name: self._operand(name, configuration.layout(name), group) for name in names}
         product = self._products.get(op.name)
         hub = product.read if product is not None and product.read in self._hubs else ""
-        node = self.add(
-            Compute(op=op, call=call, product=product, passes_on=hub, reads=reads, region=self.region)
-        )
+        node = self.add(Compute(op=op, call=call, product=product, passes_on=hub, reads=reads, **self.where))
         if hub:
             self._hubs[hub] = node
         return node
@@ -357,11 +369,11 @@ class Lowering:
 
     def _gather_ahead(self) -> None:
         """Collect the parameters that are gathered ahead: each once for all groups of a block that read it in
-        the same way, except for groups of a recomputed region, which read it twice.
+        the same way, except for groups that run again in backward, which read it twice.
         """
         uses: dict[tuple[int, str, Layout, bool, bool], list[Edge]] = {}
         for group in self.graph.groups:
-            recomputed = group.name in self.strategy.region_of
+            recomputed = self.strategy.forwards(group.name) > 1
             for name in (*group.parameters, *group.shared):
                 edge = self.strategy.use(name, group)
                 if edge.block is None:
@@ -398,7 +410,7 @@ class Lowering:
         if not {block - 1, block, block + 1, block + 2} & self._blocks:
             return
         reads = {name: self.made[name] for name in op.outputs}
-        self.add(BeginBlockBackward(block=block, reads=reads, region=self.region))
+        self.add(BeginBlockBackward(block=block, reads=reads, **self.where))
 
     # -- operands -----------------------------------------------------------------------------------
 
@@ -423,7 +435,7 @@ class Lowering:
         origin = self.arguments[name]
         if self.source.training and not self.graph.learns(name, group.name):
             # It may be trained elsewhere: here autograd would keep tensors for which no gradient comes back.
-            origin = self.add(Detach(reads={name: origin}, region=self.region))
+            origin = self.add(Detach(reads={name: origin}, **self.where))
         return self.move(origin, self.strategy.use(name, group))
 
     def _slice(self, name: str, layout: Layout) -> Node:
@@ -460,7 +472,7 @@ class Lowering:
         if not does:
             return origin
         reads, product = {edge.tensor: origin}, edge == of_product
-        return self.add(Move(edge=edge, steps=steps, product=product, reads=reads, region=self.region))
+        return self.add(Move(edge=edge, steps=steps, product=product, reads=reads, **self.where))
 
     def _output(self, name: str) -> Node:
         """Return what provides a result of the model, or a buffer's new value, whole on every rank."""

@@ -1,9 +1,12 @@
 """Recompute regions: repeated blocks whose intermediate results may be recomputed instead of kept.
 
-A recomputed region keeps its inputs and none of its intermediate results. In backward its forward runs a
-second time, including reshardings, and what it would have kept is alive only while its own backward runs
-(Chen et al., arXiv 1604.06174, section 4). A region is a whole block because a part of one saves nothing at
-the peak: when the block's backward begins, all of its intermediate results are alive in either case.
+Of each region any groups may run again in backward, and the others run once. If all run again, it keeps its
+inputs and none of its intermediate results: in backward its forward runs a second time, including
+reshardings, and what it would have kept is alive only while its own backward runs (Chen et al., arXiv
+1604.06174, section 4). If some do, of the results of the others those are kept that they read, and those
+that backward needs (selective recomputation; Korthikanti et al., arXiv 2205.05198, section 5). The second
+forward of a region is one run: when its backward begins, all that was not kept is alive, so that a part of a
+region saves memory between the two, and nothing at the peak within it.
 
 Blocks are the parts of a model whose parameters are gathered together, ahead of their use. While a block
 computes, the parameters of the next one are gathered, and in backward the gradients of the previous one are
@@ -21,7 +24,7 @@ ranks, all blocks recomputed, took 71 instead of 60 ms (medians of 12, alternati
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -30,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from tensoropt.ops.overloads import resolve_overload
 from tensoropt.sharding.groups import Group, GroupGraph
 
 _MIN_GROUPS = 3
@@ -39,15 +43,22 @@ number is an assumption."""
 
 @dataclass(frozen=True)
 class Region:
-    """A block that is recomputed as a whole.
+    """A block of which all or a part may be recomputed.
 
     Attributes:
         name: the block's module path (``transformer.h.0``); a block that runs several times gets ``#2``, ...
-        groups: names of its groups, in execution order.
+        groups: names of its groups, in execution order, up to the last one whose backward needs something.
+        rest: the names of those behind, which run once.
     """
 
     name: str
     groups: tuple[str, ...]
+    rest: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The names of all groups of the block."""
+        return self.groups + self.rest
 
 
 def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
@@ -70,6 +81,46 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 def region_of(regions: Iterable[Region]) -> dict[str, Region]:
     """Return the region of each group, by group name."""
     return {name: region for region in regions for name in region.groups}
+
+
+def left_as_views(group: Group) -> frozenset[str]:
+    """Return the tensors that a group reads and in whose storage one of its results may lie.
+
+    Such a group runs again where the maker of the tensor does: it takes no time, and its result would keep
+    the storage that is not to be kept.
+    """
+    views = {name: frozenset((name,)) for name in group.reads}
+    for op in group.operators:
+        of = frozenset[str]().union(*(views.get(name, ()) for name in op.inputs()))
+        if of and _may_return_a_view(op.target):
+            views.update(dict.fromkeys(op.outputs, of))
+    return frozenset[str]().union(*(views.get(name, ()) for name in group.writes if name not in group.reads))
+
+
+def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> frozenset[str]:
+    """Return those groups of a region that run once if only ``once`` shall: without those that leave views of
+    what is made again."""
+    fitting = set[str]()
+    made_again = set[str]()
+    for name in region.groups:
+        group = graph.group_of[name]
+        if name in once and made_again.isdisjoint(left_as_views(group)):
+            fitting.add(name)
+        else:
+            made_again.update(group.writes)
+    return frozenset(fitting)
+
+
+_SOMETIMES_VIEWS = frozenset(("reshape", "contiguous", "flatten", "to", "_to_copy", "dropout"))
+"""Operators that return their input, or a view of it, for some arguments."""
+
+
+def _may_return_a_view(target: str) -> bool:
+    # The others are kernels, which make what they return, and operators of libraries, which have to.
+    if not target.startswith("aten."):
+        return False
+    overload = resolve_overload(target)
+    return overload.is_view or overload._opname in _SOMETIMES_VIEWS
 
 
 def _deepest(graph: GroupGraph) -> int:
@@ -99,9 +150,12 @@ def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
         # The executor makes one call of a region, so the region must not wait for itself in the middle.
         if not _has_backward(graph, groups) or not _runs_at_once(graph, groups):
             continue
+        # What comes behind the last group that backward needs something of would run again for nobody.
+        last = max((i for i, group in enumerate(groups) if needs_kept(graph, group)), default=0)
         times[name] = times.get(name, 0) + 1
         label = name if times[name] == 1 else f"{name}#{times[name]}"
-        regions.append(Region(label, tuple(g.name for g in groups)))
+        names = tuple(g.name for g in groups)
+        regions.append(Region(label, names[: last + 1], names[last + 1 :]))
     return tuple(regions)
 
 
@@ -272,7 +326,7 @@ class _Inside:
         device = inputs[self._places[0]].device if self._places else None
         anchor = torch.empty((), requires_grad=True, device=device)
         self._given: Any = _Given.apply(anchor, *(inputs[i] for i in self._places)).grad_fn
-        self._autocast = _autocast_now(inputs)
+        self._autocast = autocast_now(inputs)
         self._count = 0
         self._made: dict[int, torch.Tensor] = {}
 
@@ -315,7 +369,7 @@ def _no_backward(number: int) -> torch.Tensor:
     raise RuntimeError("a recomputed region ran backward inside itself")
 
 
-def _autocast_now(inputs: tuple[Any, ...]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def autocast_now(inputs: tuple[Any, ...]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Return a factory for the current autocast context in which the devices of ``inputs`` compute."""
     kind = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):

@@ -39,7 +39,14 @@ from tensoropt.sharding.groups import (
     products_beside,
     takes_over_hub,
 )
-from tensoropt.sharding.regions import Blocks, Region, find_blocks, find_regions, region_of
+from tensoropt.sharding.regions import (
+    Blocks,
+    Region,
+    find_blocks,
+    find_regions,
+    fitting_once,
+    region_of,
+)
 from tensoropt.sharding.reshard.steps import ReshardingStep, edge_steps
 from tensoropt.sharding.storage import Gather, Storage, Way, way
 
@@ -182,7 +189,9 @@ class Strategy:
         configurations: by group name.
         hubs: for each hub tensor, the placement in which it is materialised for its readers.
         stored: for each parameter, the placement in which it is kept between steps.
-        recomputed: the regions whose forward runs a second time in backward.
+        recomputed: the regions whose forward, or a part of it, runs a second time in backward.
+        once: the groups of these regions whose forward runs once; what backward needs of their results is
+            kept, or made again where it is made by a group that runs again.
     """
 
     kind: ClassVar[str] = "sharded"
@@ -193,6 +202,7 @@ class Strategy:
     hubs: Mapping[str, Layout]
     stored: Mapping[str, Layout]
     recomputed: tuple[Region, ...] = ()
+    once: frozenset[str] = frozenset()
 
     @property
     def stages(self) -> tuple[Strategy, ...]:
@@ -317,10 +327,10 @@ class Strategy:
         read = self.configurations[product.group].layout(name)
         if name in self.hubs:
             own = self.steps(Edge(name, self.hubs[name], read, product.group, "activation"))
-            region = self.region_of.get(product.group)
+            region, twice = self.region_of.get(product.group), self.forwards(product.group) > 1
             maker = self.graph.group_of[self.graph.atoms.graph.producer[name].name].name
             inside = region is not None and region is self.region_of.get(maker)
-            if not takes_over_hub(own, again=region is not None, inside=inside):
+            if not takes_over_hub(own, again=twice, inside=inside):
                 return None
             edge = Edge(name, self.made[name], self.hubs[name], "", "activation")
         else:
@@ -428,23 +438,31 @@ class Strategy:
 
     def forwards(self, group: str) -> int:
         """Return how often a group's forward runs in one micro-batch of training."""
-        return 2 if group in self.region_of else 1
+        return 2 if group in self.region_of and group not in self.once else 1
 
     def times(self, edge: Edge) -> int:
         """Return the number of micro-batches of a step that pass an edge: one for an unsharded copy."""
         return 1 if edge.kind == "unsharded" else self.micro_batches
 
-    def forwards_of(self, edge: Edge) -> int:
+    def forwards_of(self, edge: Edge, *, needed: bool = False) -> int:
         """Return how often an edge's forward steps run in one micro-batch of training.
 
         An edge runs where its result is used; that of a hub runs where the tensor is produced.
+
+        Args:
+            needed: whether the reader's backward needs the tensor. If it is made again, that is from where a
+                reader that runs once takes it.
         """
         if edge.kind in ("output", "unsharded"):
             return 1
-        if edge.reader:
+        if edge.reader and (edge.kind != "activation" or not needed):
             return self.forwards(edge.reader)
-        maker = self.graph.atoms.graph.producer[edge.tensor]
-        return self.forwards(self.graph.group_of[maker.name].name)
+        maker = self.graph.group_of[self.graph.atoms.graph.producer[edge.tensor].name].name
+        if not edge.reader:
+            return self.forwards(maker)
+        region = self.region_of.get(edge.reader)
+        inside = region is not None and region is self.region_of.get(maker)
+        return max(self.forwards(edge.reader), self.forwards(maker) if inside else 1)
 
     def steps(self, edge: Edge) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
         """Return the (forward, backward) steps of an edge; no backward steps without a gradient."""
@@ -471,7 +489,8 @@ class Strategy:
 
     def to_data(self) -> dict[str, Any]:
         """Return the strategy as data: the mesh, one label per group and axis (the micro-batch axis first),
-        one placement name per axis for each hub and parameter, and the names of the recomputed regions."""
+        one placement name per axis for each hub and parameter, the names of the recomputed regions, and those
+        of their groups that run once."""
         return {
             "mesh": list(self.mesh),
             "groups": {
@@ -481,6 +500,8 @@ class Strategy:
             "hubs": {name: list(layout_names(layout)) for name, layout in self.hubs.items()},
             "stored": {name: list(layout_names(layout)) for name, layout in self.stored.items()},
             "recomputed": [region.name for region in self.recomputed],
+            # Absent where it says nothing, as in the data of earlier versions.
+            **({"once": sorted(self.once)} if self.once else {}),
         }
 
     @classmethod
@@ -494,6 +515,7 @@ class Strategy:
         mesh = _mesh(data.get("mesh"))
         groups = _section(data, "groups", (g.name for g in graph.groups))
         hubs = _section(data, "hubs", graph.hubs)
+        recomputed = _regions(graph, data.get("recomputed", ()))
         parameters = [t.name for t in graph.atoms.graph.parameters]
         stored = _section(data, "stored", parameters)
         return cls(
@@ -502,7 +524,8 @@ class Strategy:
             configurations={g.name: _configuration(graph, g, groups[g.name], mesh) for g in graph.groups},
             hubs={name: _layout(graph, "hub", name, hubs[name], mesh) for name in graph.hubs},
             stored={name: _layout(graph, "parameter", name, stored[name], mesh) for name in parameters},
-            recomputed=_regions(graph, data.get("recomputed", ())),
+            recomputed=recomputed,
+            once=_once(graph, recomputed, data.get("once", ())),
         )
 
     @staticmethod
@@ -553,6 +576,27 @@ def _regions(graph: GroupGraph, names: Sequence[str]) -> tuple[Region, ...]:
                 f"it has: {', '.join(available) or 'none'}"
             )
     return tuple(r for r in available.values() if r.name in names)
+
+
+def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str]) -> frozenset[str]:
+    inside = region_of(recomputed)
+    for name in names:
+        if name not in inside:
+            raise PlanError(
+                f"the plan says that {name} runs once in a recomputed block, and is in none; the plan "
+                f"recomputes {', '.join(region.name for region in recomputed) or 'nothing'}"
+            )
+    once = frozenset(names)
+    for region in recomputed:
+        if once.issuperset(region.groups):
+            raise PlanError(
+                f"the plan recomputes {region.name}, of which every group runs once; leave it out"
+            )
+        if differs := once.intersection(region.groups) - fitting_once(graph, region, once):
+            raise PlanError(
+                f"{min(differs)} runs once and leaves views of a tensor that is made again; let it run again"
+            )
+    return once
 
 
 def _mesh(value: Any) -> AxisSizes:

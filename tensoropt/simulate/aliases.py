@@ -455,15 +455,17 @@ class ViewAliases:
                 source = hub.at(row)
             order = orders[alias.first]
             if self.moves.steps(alias.name, writing.layout, source)[0]:  # read once, on its way to its hub
-                yield StorageUser(alias.first, False, writing.again, True, True, order, through=outer)
+                remade = writing.again
+                yield StorageUser(alias.first, False, writing.again, remade, True, order, through=outer)
                 continue
             if alias.leaves:
-                yield StorageUser(alias.first, False, False, True, False, order, True, outer)
+                yield StorageUser(alias.first, False, False, False, False, order, True, outer)
             for number, group in enumerate(alias.readers):
                 read, own = self.readings.read(group.name, alias.name).at(row), alias.first + 1 + number
                 moved = bool(self.moves.steps(alias.name, source, read.layout)[0])
-                inside = self.readings.inside(alias.maker.name, group.name)
-                yield StorageUser(own, read.kept, read.again, inside, moved, orders[own], through=outer)
+                # A view is made again with what it is a view of, or by itself, of what is kept.
+                remade = writing.again and self.readings.inside(alias.maker.name, group.name)
+                yield StorageUser(own, read.kept, read.again, remade, moved, orders[own], through=outer)
                 # A reader with a copy makes views of its copy, in which the outer storage has no part.
                 if not moved:
                     inner = [view for view in alias.inner if view.through == number]

@@ -61,7 +61,7 @@ class StorageUser:
         number: its number among the tensor's readers and those of its views.
         kept: its backward needs what it reads.
         again: it is recomputed.
-        inside: what it reads is made in its region.
+        remade: what it reads is made again in the second forward of its region.
         moved: it reads its own copy, made when it is read.
         order: its position in forward, compared with other users.
         stays: it is not a group: the storage is released when forward is over.
@@ -72,11 +72,17 @@ class StorageUser:
     number: int
     kept: bool
     again: bool
-    inside: bool
+    remade: bool
     moved: bool
     order: int
     stays: bool = False
     through: int = SOURCE
+
+    @property
+    def anew(self) -> bool:
+        """Whether it takes part in the second forward: it runs again, or its backward needs what is made
+        again there."""
+        return self.again or (self.remade and self.kept)
 
 
 class _Pass(NamedTuple):
@@ -171,7 +177,8 @@ class TensorEffects:
         users = []
         for number, read in enumerate(reads):
             moved = bool(self.moves.steps(name, source, read.layout)[0])
-            seen = read.kept, read.again, inside[number], moved, orders[number]
+            remade = inside[number] and write.again
+            seen = read.kept, read.again, remade, moved, orders[number]
             users.append(StorageUser(number, *seen))
         effects = self._passed(name, write, source, reads, users, view_users, _FIRST, needed)
         out, back = self.moves.output(name, source) if leaves_model(self.graph, name) else (None, None)
@@ -199,22 +206,22 @@ class TensorEffects:
     ) -> list[Effect]:
         """Return the effects of a tensor in the first forward, or in the second one of recomputed regions.
 
-        In the first, a recomputed region keeps only its inputs, in their source's layout; in the second, it
-        makes its inside again and keeps what backward needs. A tensor that lies in another one's storage has
-        no storage of its own before it moves.
+        In the first, what runs again keeps only what it reads of the rest, in its source's layout; in the
+        second, it is made again, and what backward needs of it is kept. A tensor that lies in another one's
+        storage has no storage of its own before it moves.
         """
         effects: list[Effect] = []
-        # The second forward makes only what is inside the region; views from outside still exist.
-        view_users = [user for user in view_users if not at.again or (user.again and user.inside)]
+        # The second forward makes only what runs again; other views still exist.
+        view_users = [user for user in view_users if not at.again or (user.anew and user.remade)]
         views = [user for user in view_users if user.through == SOURCE]
         present = []
         for user, read in zip(users, reads, strict=True):
-            if at.again and not user.again:
+            if at.again and not user.anew:
                 continue
             of_its_views = [other for other in view_users if other.through == user.number]
             if user.moved:
                 effects += self._copy(name, source, read.layout, user, of_its_views, at)
-            if user.inside or not at.again:
+            if user.remade or not at.again:
                 present += [user] if user.moved else [user, *of_its_views]
         # In the second forward only a recomputed group makes the tensor anew.
         if not (write.again or not at.again):
@@ -271,9 +278,9 @@ class TensorEffects:
         that of a reader of a view of it, needs it."""
         begin = reader(user.number, at.read)
         workspace = self.moves.resharding_bytes(self.moves.steps(name, source, layout)[0], name)
-        # The reader is a plain user of its own copy: it has not moved from it, and the copy is made in its
-        # region.
-        own = replace(user, moved=False, inside=True)
+        # The reader is a plain user of its own copy: it has not moved from it, and the copy is made as often
+        # as it takes the tensor.
+        own = replace(user, moved=False, remade=user.anew)
         moved = self.moves.moved(begin, name, source, layout, workspace_bytes=workspace)
         return [moved, *self._alive(self.moves.bytes(name, layout), begin, [own, *of_its_views], at)]
 
@@ -326,10 +333,10 @@ class TensorEffects:
         """Return whether a storage is kept for a user: as the input of a region, or because backward needs it
         unchanged."""
         kept = user.kept and self.training
-        # Inside a region that runs again nothing "enters": what backward needs of it is kept now.
+        # What is made again is kept for nobody in the first forward: what backward needs of it is kept now.
         if at.again:
-            return kept and user.again and not user.moved
-        keeps = kept_for(kept=kept, again=user.again, inside=user.inside, moved=user.moved)
+            return kept and user.anew and not user.moved
+        keeps = kept_for(kept=kept, again=user.again, remade=user.remade, moved=user.moved)
         return keeps is Keeps.SOURCE
 
     def _backward(

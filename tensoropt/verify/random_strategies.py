@@ -28,7 +28,7 @@ from tensoropt.sharding.configurations import (
     micro_batch_strategies,
 )
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
-from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.regions import Region, find_regions, fitting_once
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import Strategy
 
@@ -43,6 +43,11 @@ _AHEAD_CHANCE = 0.5
 """The probability that a stored parameter that is gathered for each use is gathered ahead of it."""
 _OTHER_REDUCTION_CHANCE = 0.2
 """The probability that the gradient of a whole parameter is reduced at the other time."""
+
+_WHOLE_CHANCE = 0.4
+"""The probability that all of a recomputed block runs again."""
+_ONCE_CHANCE = 0.5
+"""The probability that a group of another one runs once."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
@@ -102,8 +107,19 @@ def random_strategy(
         or _random_stored(graph, tensor.name, rng.choice(uses[tensor.name]), mesh, rng)
         for tensor in graph.atoms.graph.parameters
     }
-    recomputed = tuple(r for r in find_regions(graph) if rng.random() < recompute)
-    return Strategy(graph, mesh, configurations, hubs, stored, recomputed)
+    regions = find_regions(graph)
+    recomputed = tuple(r for r in regions if rng.random() < recompute)
+    once = frozenset[str]().union(*(_random_once(graph, region, rng) for region in recomputed))
+    return Strategy(graph, mesh, configurations, hubs, stored, recomputed, once)
+
+
+def _random_once(graph: GroupGraph, region: Region, rng: random.Random) -> frozenset[str]:
+    """Return the groups of a recomputed block that run once: none, or any but all."""
+    if rng.random() < _WHOLE_CHANCE:
+        return frozenset()
+    drawn = [name for name in region.groups if rng.random() < _ONCE_CHANCE]
+    once = fitting_once(graph, region, drawn)
+    return once if len(once) < len(region.groups) else frozenset()
 
 
 def _fitting(

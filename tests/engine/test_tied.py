@@ -141,7 +141,7 @@ def test_backward_keeps_no_gathered_copy() -> None:
     def work(own: ThreadRuntime) -> None:
         engine = ShardedEngine(data_parallel(graph), values, runtime=own)
         kept: list[int] = []
-        pack = engine.regathered._pack
+        pack = engine.regathered.pack
 
         def told(value: torch.Tensor) -> Any:
             packed = pack(value)
@@ -149,7 +149,7 @@ def test_backward_keeps_no_gathered_copy() -> None:
                 kept.append(packed.numel())
             return packed
 
-        engine.regathered._pack = told  # type: ignore[method-assign]
+        engine.regathered.pack = told  # type: ignore[method-assign]
         usual(engine, X)
         assert kept == []
 

@@ -17,9 +17,11 @@ from tests.plan.explorations import MIB, point, small_exploration, space
 
 
 def blocks() -> Exploration:
-    """Every choice of the spaces of the small exploration, each of whose groups can be recomputed."""
+    """Every choice of the spaces of the small exploration, whose groups can be recomputed: as two blocks, and
+    as one."""
     spaces = tuple(
-        replace(space(mesh, 2), regions={"linear": "h.0", "loss": "h.1"}) for mesh in ((2,), (1, 2))
+        replace(space(mesh, 2), regions={"linear": "h.0", "loss": last})
+        for mesh, last in (((2,), "h.1"), ((1, 2), "h.0"))
     )
     points = [
         point(MIB, 0.1, where, choice=choice, options=(option, 0, 0, 0))

@@ -104,6 +104,21 @@ def test_recomputed_blocks_are_counted_of_those_that_may_be() -> None:
     assert name(of, (1, 1, 1), (0, 0, 0)) == "DP 8 · 2/2 blocks recomputed"
 
 
+def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
+    plain = group([["rows"]], [[[]]])
+    blocks = {name: f"h.{i}" for i, pair in enumerate(("ab", "cd", "ef")) for name in pair}
+    recipes = {block: {"full": "00", "products": "10"} for block in ("h.0", "h.1", "h.2")}
+    of = space(dict.fromkeys("abcdef", plain), (8,), regions=blocks, recipes=recipes, micro_batches=1)
+
+    def says(*again: int) -> str:
+        return name(of, again, (0,) * 6).removeprefix("DP 8 · ")
+
+    assert says(1, 1, 0, 0, 1, 1) == "2/3 blocks recomputed"
+    assert says(0, 1, 0, 1, 0, 0) == "2/3 blocks recomputed (products)"
+    assert says(1, 0, 0, 0, 0, 0) == "1/3 blocks recomputed (in part)"
+    assert says(1, 1, 0, 1, 0, 1) == "3/3 blocks recomputed (2 products, 1 full)"
+
+
 def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
     layouts = [["R/P", "R/P"], ["held", "S(0)"], ["R/P", "S(0)"]]
     of = space({"g": group([["rows"]], [[[]]])}, (8,), shared={"tied": layouts}, micro_batches=1)

@@ -85,6 +85,14 @@ def test_recomputing_runs_each_blocks_forward_twice():
     assert extra < sum(c.facts.forward_flops for c in again.computed())  # the head is in no block
 
 
+@pytest.mark.parametrize("recipe", ["attention core", "products", "products/2", "norms and activations"])
+def test_a_recipe_lies_between_all_and_nothing(recipe):
+    plain, part, full = (pinned(data=2, recompute=recompute) for recompute in (False, recipe, True))
+    assert plain.point.compute_s < part.point.compute_s < full.point.compute_s
+    kept = [found.point.additive_memory_bytes for found in (full, part, plain)]
+    assert kept == sorted(set(kept))
+
+
 def test_shards_over_a_part_of_the_replicas():
     part, every = pinned(data=4, stage=3, shard_group=2), pinned(data=4, stage=3)
     assert PinnedConfiguration(data=4, stage=3, shard_group=2).mesh.names == ("replica", "shard")

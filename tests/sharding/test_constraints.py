@@ -107,6 +107,9 @@ def test_what_is_read_is_kept_as_data() -> None:
         ({"devices": [{"operators": "a", "devices": [0, -1]}]}, "each at least 0"),
         ({"devices": [{"operators": "a", "devices": [True]}]}, "each at least 0"),
         ({"devices": [{"operators": "a", "devices": "0"}]}, "each at least 0, not str '0'"),
+        ({"recompute": [{"blocks": "*"}]}, "'recipe' is missing"),
+        ({"recompute": [{"blocks": "*", "recipe": "product"}]}, "did you mean 'products'"),
+        ({"recompute": [{"blocks": "*", "recipe": "full", "every": 0}]}, "at least 1, not int 0"),
     ],
 )
 def test_what_cannot_be_understood_is_named(data: object, says: str) -> None:

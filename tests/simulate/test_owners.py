@@ -16,7 +16,7 @@ from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import load_model, model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.profiling.workload import workload
-from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.regions import find_regions, fitting_once
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
@@ -219,6 +219,21 @@ def test_so_does_one_of_recomputed_blocks(build, again):
     predicted = play(replace(strategy, recomputed=chosen)).peak.total
     tracked = tracked_peak(build, replace(strategy, recomputed=chosen), OPTIMIZERS["adam"])
     assert predicted == pytest.approx(tracked, rel=0.03)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("build", [gpt2, llama_two], ids=lambda b: b.__name__)
+def test_so_does_one_of_blocks_of_which_a_part_runs_again(build, seed):
+    strategy, rng = unsplit(build, 1), random.Random(seed)
+    regions = find_regions(strategy.graph)
+    once = [
+        fitting_once(strategy.graph, region, [name for name in region.groups[1:] if rng.random() < 0.5])
+        for region in regions
+    ]
+    partly = replace(strategy, recomputed=regions, once=frozenset().union(*once))
+    assert all(once)
+    tracked = tracked_peak(build, partly, OPTIMIZERS["adam"])
+    assert play(partly).peak.total == pytest.approx(tracked, rel=0.002)
 
 
 def test_recomputing_the_first_of_two_blocks_saves_its_inside():

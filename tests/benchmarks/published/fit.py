@@ -90,14 +90,14 @@ def parts_of(run: Run, models: dict, folder: Path) -> Parts:
     times = (of.layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
     classes: list[CostClass] = []
     numbers: list[tuple[float, float, float]] = []
-    step_s, again = 0.0, run.recomputed_share
+    step_s = 0.0
     of_depths = zip(DEPTHS, (1 - times, times), strict=True)
     # Of a run that recomputes some of its blocks a mean of all and none, as in predictions.
-    ways = [(whole, share) for whole, share in ((False, 1 - again), (True, again)) if share]
+    ways = run.recomputed.items()
     with open_store(folder / "facts.sqlite") as store:
-        for (layers, of_depth), (recompute, share) in itertools.product(of_depths, ways):
+        for (layers, of_depth), (recipe, share) in itertools.product(of_depths, ways):
             weight = of_depth * share
-            found = simulate_run(run, replace(of, layers=layers), store, recompute=recompute)
+            found = simulate_run(run, replace(of, layers=layers), store, recipe=recipe)
             names, rows = computed(found, run.gpu)
             classes += names
             numbers += [(flops_s, memory_s, weight * count) for flops_s, memory_s, count in rows]

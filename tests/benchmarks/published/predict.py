@@ -29,6 +29,7 @@ from tensoropt.planners.pinned import (
 )
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
+from tensoropt.sharding.recipes import FULL
 from tests.benchmarks.published.decoder import Architecture, build
 from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of
 
@@ -78,18 +79,18 @@ def simulate_run(
     store: ProfileStore,
     overlap: str = "default",
     *,
-    recompute: bool | None = None,
+    recipe: str | None = None,
 ) -> PinnedPoint | PinnedPipelinePoint:
     """The run's configuration, simulated.
 
     Args:
-        recompute: as for :func:`~tests.benchmarks.published.runs.pinned_of`.
+        recipe: as for :func:`~tests.benchmarks.published.runs.pinned_of`.
 
     Raises:
         RefusedRunError: something of it cannot be expressed.
         TensorOptError: the package refuses it.
     """
-    pinned, cluster = pinned_of(run, recompute=recompute), cluster_of(run)
+    pinned, cluster = pinned_of(run, recipe=recipe), cluster_of(run)
     batch, sequence = run.number("global_batch_seqs"), run.number("seq_len")
     model, inputs = build(of, batch, sequence, stored_scores=run.stored_scores)
     settings = Settings(
@@ -113,33 +114,29 @@ def figures(
 ) -> tuple[Row, PinnedPoint | PinnedPipelinePoint]:
     """Seconds and bytes of the run's step, and one of the simulations that they come from.
 
-    Of a run that recomputes some of its blocks they lie between those with all blocks and with none, as its
-    share says: a block adds to a step what it adds, whatever the others do.
+    Of a run that recomputes some of its blocks they lie between those with all blocks and with none, as the
+    shares say: a block adds to a step what it adds, whatever the others do.
     """
-    share = run.recomputed_share
-    if share in (0.0, 1.0):
-        return _figures(run, of, store, whole, overlap, recompute=bool(share))
-    (kept, found), (again, _) = (
-        _figures(run, of, store, whole, overlap, recompute=recompute) for recompute in (False, True)
-    )
-    return {name: kept[name] + share * (again[name] - kept[name]) for name in FIGURES}, found
+    shares = run.recomputed
+    each = {recipe: _figures(run, of, store, whole, overlap, recipe=recipe) for recipe in shares}
+    rows = {name: sum(share * each[recipe][0][name] for recipe, share in shares.items()) for name in FIGURES}
+    return rows, each[next(iter(shares))][1]
 
 
 def _figures(
-    run: Run, of: Architecture, store: ProfileStore, whole: bool, overlap: str, *, recompute: bool
+    run: Run, of: Architecture, store: ProfileStore, whole: bool, overlap: str, *, recipe: str | None
 ) -> tuple[Row, PinnedPoint | PinnedPipelinePoint]:
-    """The same with all blocks recomputed, or none.
+    """The same with all blocks recomputed by one recipe, or none.
 
     A decoder's blocks are equal and what a block adds to a step does not depend on how many there are, so
     that two depths say what any other takes. ``whole`` simulates all of the model instead; so it is with
     pipelines, whose equal stages are searched once.
     """
     if whole or of.layers <= DEPTHS[-1] or run.number("pp") > 1:
-        found = simulate_run(run, of, store, overlap, recompute=recompute)
+        found = simulate_run(run, of, store, overlap, recipe=recipe)
         return {name: getattr(found.point, of_point) for name, of_point in FIGURES.items()}, found
     less, more = (
-        simulate_run(run, replace(of, layers=layers), store, overlap, recompute=recompute)
-        for layers in DEPTHS
+        simulate_run(run, replace(of, layers=layers), store, overlap, recipe=recipe) for layers in DEPTHS
     )
     times = (of.layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
@@ -196,11 +193,12 @@ def other_notes(run: Run) -> list[str]:
 
 def recompute_notes(run: Run) -> list[str]:
     """What was approximated of the run's recomputation."""
-    if run.recompute.startswith("near full"):
-        return [f"blocks are recomputed whole, where the run does so {run.recompute}"]
-    if run.recomputed_share not in (0.0, 1.0):
+    if len(run.recomputed) > 1:
         return ["some blocks are recomputed: between the figures with all and with none"]
-    return []
+    (recipe,) = run.recomputed
+    if recipe in (None, FULL):
+        return []
+    return [f"recomputed by the recipe '{recipe}', where the run says {run.recompute}"]
 
 
 def open_store(path: Path) -> ProfileStore:

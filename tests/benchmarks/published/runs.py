@@ -15,6 +15,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.cluster.catalog import cluster_preset, device_kind, list_clusters, list_devices
 from tensoropt.cluster.files import cluster_from
 from tensoropt.planners.pinned import PinnedConfiguration
+from tensoropt.sharding.recipes import FULL
 from tests.benchmarks.published.decoder import Architecture
 
 STAGES = {"ddp": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
@@ -32,6 +33,18 @@ SCHEDULES = {
     "zb": "zero_bubble",
 }
 """By how a run's schedule begins, the name that it has here."""
+SAID = {
+    r"^full": FULL,
+    r"qkv projections kept": "query, key, value products",
+    r"dots kept except MLP": "attention products",
+    r"every second (product|matmul|mm|op)|products/2": "products/2",
+    r"attention core|core.attention|core.attn": "attention core",
+    r"moe.act|layer.?norm|norms|activation func": "norms and activations",
+    r"products|dots kept|matmuls? kept": "products",
+}
+"""By a pattern of a run's words, the recipe of what it recomputes. torchtitan's selective recomputation by
+operator, which :attr:`Run.recipe` knows beside these, keeps attention and all products but every second one
+(its ``_get_custom_policy``)."""
 UNSAID_STAGES = 8
 """Stages of a place where an interleaved run does not say; an assumption: NeMo's recipe for Llama-3.1-405B
 gives each place of its pipeline 8."""
@@ -77,21 +90,32 @@ class Run:
         return self.row.get("core") == "yes"
 
     @property
-    def recomputed_share(self) -> float:
-        """Which part of the blocks is recomputed, as a share; notes of a run that recomputes some say about
-        how many.
+    def recomputed(self) -> dict[str | None, float]:
+        """Which shares of the blocks are recomputed by which recipe, None for none; notes of a run that
+        recomputes some blocks say about how many.
 
         Raises:
-            RefusedRunError: parts of blocks are recomputed, or nothing says how many.
+            RefusedRunError: nothing says which parts are recomputed.
         """
-        if self.recompute in ("none", "full"):
-            return float(self.recompute == "full")
-        if self.recompute.startswith("near full"):
-            return 1.0
+        if self.recompute == "none":
+            return {None: 1.0}
         share = re.search(r"blocks recomputed is about (\d+)%", self.row.get("notes", ""))
         if self.recompute.startswith("selective (some blocks)") and share:
-            return int(share.group(1)) / 100
-        raise RefusedRunError(f"recomputes parts ({self.recompute}); blocks are recomputed whole")
+            return {None: 1 - int(share.group(1)) / 100, FULL: int(share.group(1)) / 100}
+        if every := re.search(r"every (\d+|second|third|fourth)\S* (block|layer)", self.recompute):
+            said = every.group(1)
+            blocks = int(said) if said.isdigit() else ("second", "third", "fourth").index(said) + 2
+            return {None: 1 - 1 / blocks, FULL: 1 / blocks}
+        if (recipe := self.recipe) is None:
+            raise RefusedRunError(f"recomputes parts that are not known ({self.recompute})")
+        return {recipe: 1.0}
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe by which its blocks are recomputed, as far as its words are known."""
+        by_operator = "products/2" if self.source.startswith("torchtitan") else "products"
+        known = {**SAID, r"per.op\b|\(op\b|by op|^op\b": by_operator}
+        return next((name for words, name in known.items() if re.search(words, self.recompute)), None)
 
     @property
     def fused(self) -> bool:
@@ -168,21 +192,21 @@ def architecture_of(run: Run, models: Mapping[str, Any]) -> Architecture:
         raise RefusedRunError(f"its model {run.model} lacks {missing}") from None
 
 
-def pinned_of(run: Run, *, recompute: bool | None = None) -> PinnedConfiguration:
+def pinned_of(run: Run, *, recipe: str | None = None) -> PinnedConfiguration:
     """What the run pins.
 
     Args:
-        recompute: all blocks are recomputed, or none; by default as the run does, most of which do the one or
-            the other.
+        recipe: by which all blocks are recomputed; None for none.
 
     Raises:
         RefusedRunError: something of it cannot be expressed.
     """
     if run.outcome != "ok" or run.published_step_s is None:
         raise RefusedRunError(f"it has no step time: its outcome is {run.outcome or 'unsaid'}")
+    if recipe not in (shares := run.recomputed) and recipe is not None:
+        raise RefusedRunError(f"recomputes {', '.join(map(str, shares))}, not {recipe}")
     if not run.half_precision:
         raise RefusedRunError(f"computes in {run.precision}; 16 bits are what is simulated")
-    share = run.recomputed_share
     kind = run.dp_kind.partition(" (")[0]
     if kind not in STAGES:
         raise RefusedRunError(f"its data parallelism is of kind {run.dp_kind or 'unsaid'}, which is unknown")
@@ -208,7 +232,7 @@ def pinned_of(run: Run, *, recompute: bool | None = None) -> PinnedConfiguration
         shard_group=group,
         sequence_parallel=run.seq_parallel.startswith("yes"),
         micro_batches=pieces,
-        recompute=share >= 0.5 if recompute is None else recompute,
+        recompute=recipe or False,
         places=run.number("pp"),
         schedule=schedule,
         stages_per_place=per_place,

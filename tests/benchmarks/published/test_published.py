@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from tensoropt.cluster.catalog import device_kind
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.sharding.recipes import FULL
 from tests.benchmarks.published import predict as predicting
 from tests.benchmarks.published.decoder import Architecture, attention_of_scores, parameters_of
 from tests.benchmarks.published.predict import figures, other_notes, predict, without
@@ -43,7 +44,7 @@ def run(**changed: str) -> Run:
         ({"cp": "2"}, "context 2 x tensor 1 x pipeline 1 is not 4 GPUs"),
         ({"precision": "fp8"}, "computes in fp8"),
         ({"recompute": "selective (some blocks)"}, "recomputes parts"),
-        ({"recompute": "partial (dots kept)"}, "recomputes parts"),
+        ({"recompute": "selective (what is cheap)"}, "recomputes parts"),
         ({"outcome": "oom", "step_s": ""}, "no step time"),
         ({"tp": "2"}, "is not 4 GPUs"),
         ({"global_batch_seqs": "12"}, "equal micro-batches"),
@@ -150,6 +151,40 @@ def test_some_recomputed_blocks_take_what_lies_between():
     assert all_["compute_s"] > none["compute_s"]
     for name, value in some.items():
         assert value == pytest.approx(0.75 * none[name] + 0.25 * all_[name])
+
+
+@pytest.mark.parametrize(
+    ("said", "source", "recomputed"),
+    [
+        ("none", "", {None: 1.0}),
+        ("full", "", {FULL: 1.0}),
+        ("near full (qkv projections kept)", "", {"query, key, value products": 1.0}),
+        ("partial (dots kept except MLP, policy by scale)", "", {"attention products": 1.0}),
+        ("selective (attention core)", "", {"attention core": 1.0}),
+        ("selective (op)", "torchtitan benchmarks", {"products/2": 1.0}),
+        ("selective (every second product)", "", {"products/2": 1.0}),
+        ("partial (dots kept)", "", {"products": 1.0}),
+        ("selective (moe_act, layernorm)", "", {"norms and activations": 1.0}),
+        ("every 4 layers", "", {None: 0.75, FULL: 0.25}),
+        ("selective (every second block)", "", {None: 0.5, FULL: 0.5}),
+    ],
+)
+def test_what_a_run_recomputes_has_a_name(said, source, recomputed):
+    one = run(recompute=said, source=source)
+    assert one.recomputed == recomputed
+    for recipe in recomputed:
+        assert pinned_of(one, recipe=recipe).recipe == recipe
+
+
+def test_a_run_that_recomputes_a_part_lies_between_all_and_nothing():
+    of = replace(LLAMA, layers=2)
+    with ProfileStore(":memory:") as store:
+        full, part, none = (
+            figures(run(recompute=said), of, store, whole=True)[0]
+            for said in ("full", "partial (dots kept)", "none")
+        )
+    assert full["compute_s"] > part["compute_s"] > none["compute_s"]
+    assert full["predicted_memory_bytes"] < part["predicted_memory_bytes"] < none["predicted_memory_bytes"]
 
 
 def test_errors_are_medians_and_held_out_sources_stand_apart():

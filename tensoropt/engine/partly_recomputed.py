@@ -1,0 +1,426 @@
+"""A region of which backward runs a part again: selective activation checkpointing.
+
+Each operator of the region runs once or again in backward, as the strategy says of its group. The second
+forward runs the latter in their order, from what the former have left, and nothing else; it runs as soon as
+backward needs anything that the region saved, and always to its end, so that every rank issues the
+collectives that the plan counts.
+
+- What autograd saves of an operator that runs again is not kept: the second forward saves it at the same
+  place.
+- What it saves of an operator that runs once is kept, unless it lies in the storage of a value that is made
+  again: then it is that value, as the second forward makes it. If the value came to the operator along an
+  edge, the edge is passed again.
+- What an operator that runs again reads of the rest is kept, until backward is past the first such operator.
+
+So inputs of operators that run once are kept only where their makers run once as well (as PyTorch's
+``torch.utils.checkpoint.create_selective_checkpoint_contexts`` does it for the results of single operators;
+Korthikanti et al., arXiv 2205.05198, section 5, for the core of attention).
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.autograd.graph import saved_tensors_hooks
+
+from tensoropt.sharding.regions import autocast_now
+
+
+@dataclass(frozen=True)
+class NodeRuns:
+    """How often a node of a region's graph runs.
+
+    Attributes:
+        again: the second forward runs it.
+        moves: it brings a tensor to an operator: the second forward runs it where backward needs its result
+            and what it moves is made again.
+    """
+
+    again: bool
+    moves: bool = False
+
+
+class SavingHooks(NamedTuple):
+    """What autograd keeps in place of a tensor that it saves, and the way back."""
+
+    pack: Callable[[torch.Tensor], Any]
+    unpack: Callable[[Any], torch.Tensor]
+
+
+class PartlyRecomputed:
+    """A region's graph, part of which runs again in backward.
+
+    Args:
+        root: has what the nodes refer to.
+        inputs, outputs: the nodes that the region needs, and its own that others need.
+        nodes: its nodes in order, calls of functions, with how often each runs.
+        saving: what is kept of operators that run once, or a way to make it again.
+    """
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        inputs: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+        nodes: Mapping[fx.Node, NodeRuns],
+        saving: SavingHooks,
+    ):
+        self._root, self._nodes, self.saving = root, list(nodes), saving
+        self._inputs, self._outputs = list(inputs), list(outputs)
+        self.runs = list(nodes.values())
+        self._number = {node: number for number, node in enumerate((*nodes, *inputs))}
+        # What each node is the first to give to the second forward.
+        self._gives: dict[fx.Node, list[fx.Node]] = {}
+        given = set[fx.Node]()
+        for node, runs in nodes.items():
+            if runs.again:
+                reads = [n for n in node.all_input_nodes if n not in nodes or not nodes[n].again]
+                self._gives[node] = [n for n in reads if n not in given]
+                given.update(reads)
+        self.moved_from = {
+            self._number[node]: self._number[source]
+            for node, runs in nodes.items()
+            if runs.moves
+            for source in node.all_input_nodes
+            if source in nodes and not nodes[source].again
+        }
+        """By the number of a move, that of what it moves, if that is made once."""
+        self._first = self._first_forward()
+        self._second: dict[frozenset[int], tuple[fx.GraphModule, list[int]]] = {}
+
+    def __call__(
+        self, inputs: Sequence[Any], placed: Callable[[], AbstractContextManager[Any]]
+    ) -> tuple[Any, ...]:
+        """Return the region's results.
+
+        Args:
+            placed: the context in which each forward runs.
+        """
+        call = _Call(self, inputs, placed)
+        with saved_tensors_hooks(call.leave, call.take), placed():
+            results: tuple[Any, ...] = self._first(call, *inputs)
+        return results
+
+    def _first_forward(self) -> fx.GraphModule:
+        graph = fx.Graph()
+        call = graph.placeholder("call")
+        copies = {node: graph.placeholder(node.name) for node in self._inputs}
+        for node in self._nodes:
+            given = tuple(copies[n] for n in self._gives.get(node, ()))
+            names = tuple(self._number[n] for n in self._gives.get(node, ()))
+            step = functools.partial(_first, node.target, self._number[node], names)
+            copies[node] = _copied(graph, node, step, (call, given), copies)
+        graph.output(tuple(copies[node] for node in self._outputs))
+        return fx.GraphModule(self._root, graph, class_name="Region")
+
+    def second(self, needed: frozenset[int], views: Mapping[int, _Lies]) -> tuple[fx.GraphModule, list[int]]:
+        """Return the second forward, and the numbers of the values that it starts from.
+
+        Args:
+            needed: the numbers of the nodes whose results backward needs though they run once.
+            views: by number, values of nodes that run once and lie in those of nodes that run again.
+        """
+        if needed not in self._second:
+            self._second[needed] = self._second_forward(needed, views)
+        return self._second[needed]
+
+    def _second_forward(
+        self, needed: frozenset[int], views: Mapping[int, _Lies]
+    ) -> tuple[fx.GraphModule, list[int]]:
+        runs = [n for i, n in enumerate(self._nodes) if self.runs[i].again or i in needed]
+        running = set(runs)
+        graph = fx.Graph()
+        call = graph.placeholder("call")
+        reads = dict.fromkeys(n for node in runs for n in node.all_input_nodes if n not in running)
+        starts = [n for n in reads if self._number[n] not in views]
+        copies = {node: graph.placeholder(node.name) for node in starts}
+        for node in runs:
+            for read in node.all_input_nodes:
+                if read not in copies:
+                    of = self._nodes[views[self._number[read]].owner]
+                    step = functools.partial(_view, self._number[read])
+                    step.__name__ = f"{read.name}_as_it_lies"  # type: ignore[attr-defined]
+                    copies[read] = graph.call_function(step, (call, copies[of]))
+            step = functools.partial(_second, node.target, self._number[node])
+            copies[node] = _copied(graph, node, step, (call,), copies)
+        graph.output(())
+        return fx.GraphModule(self._root, graph, class_name="SecondForward"), [
+            self._number[n] for n in starts
+        ]
+
+
+def _copied(
+    graph: fx.Graph,
+    node: fx.Node,
+    step: functools.partial[Any],
+    args: tuple[Any, ...],
+    copies: Mapping[fx.Node, fx.Node],
+) -> fx.Node:
+    """Add a call of a node's function by way of ``step``, which takes ``args`` in front."""
+    assert node.op == "call_function"
+    step.__name__ = node.name  # type: ignore[attr-defined]  # fx names the call after its target
+    own = fx.map_arg((node.args, dict(node.kwargs)), lambda n: copies[n])
+    copy = graph.call_function(step, (*args, *own[0]), own[1])
+    copy.meta.update(node.meta)
+    return copy
+
+
+class _Lies(NamedTuple):
+    """The way in which a tensor lies in the storage of another one.
+
+    Attributes:
+        owner: the number of the node that made the storage; ``item`` says which of several results it is.
+        learns: it requires a gradient.
+    """
+
+    owner: int
+    item: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int | torch.SymInt
+    learns: bool
+
+    def of(self, value: Any) -> torch.Tensor:
+        """Return the tensor, given what the owner made."""
+        owner: torch.Tensor = _tensors(value)[self.item].detach()
+        return owner.as_strided(self.shape, self.stride, self.offset)
+
+
+class _Given:
+    """A value that the second forward takes as forward left it."""
+
+    __slots__ = ("__weakref__", "learns", "value", "version")
+
+    def __init__(self, value: torch.Tensor):
+        self.value, self.learns, self.version = value.detach(), value.requires_grad, value._version
+
+    def take(self) -> torch.Tensor:
+        """Return the value.
+
+        Raises:
+            RuntimeError: it has since been changed in place.
+        """
+        _check_version(self.value, self.version)
+        return self.value.detach().requires_grad_(self.learns)
+
+
+def _check_version(value: torch.Tensor, version: int) -> None:
+    if value._version != version:
+        raise RuntimeError(
+            "a tensor that a partly recomputed region needs in backward has been modified by an inplace "
+            f"operation: it is at version {value._version}, expected {version}; change a copy of it"
+        )
+
+
+class _Saved:
+    """What autograd keeps in place of a tensor that it wanted to save.
+
+    Attributes:
+        key: the tensor's number among those that are made again; None for one that is kept.
+        kept, version: the kept tensor, or what stands for it, and its version.
+        given: what the second forward takes, and nothing else keeps alive.
+    """
+
+    __slots__ = ("given", "kept", "key", "version")
+
+    def __init__(self, given: list[_Given], key: int | None = None, kept: Any = None, version: int = 0):
+        self.given, self.key, self.kept, self.version = given, key, kept, version
+
+
+class _Call:
+    """One call of a region. It lives as long as autograd may ask for one of its tensors."""
+
+    def __init__(
+        self,
+        region: PartlyRecomputed,
+        inputs: Sequence[Any],
+        placed: Callable[[], AbstractContextManager[Any]],
+    ):
+        self._region, self._placed = region, placed
+        self._autocast = autocast_now(inputs)
+        self._current = -1
+        self._saves = 0
+        # By the number of its node: tensors that do not change hands by autograd, and those that do.
+        self._given: dict[int, weakref.ref[_Given] | Any] = {}
+        self._unclaimed: list[_Given] = []
+        self._views: dict[int, _Lies] = {}
+        # The storages that the second forward makes again: tensors that lie in each, and who made it.
+        self._remade: dict[int, tuple[list[weakref.ref[torch.Tensor]], int, int]] = {}
+        # The keys of the tensors that each operator saves, in order, and of those that are values of others.
+        self._own: dict[int, list[int]] = {}
+        self._values: dict[int, list[tuple[int, _Lies]]] = {}
+        self._needed = set[int]()
+        self._made: dict[int, torch.Tensor] = {}
+        self._has_run = False
+
+    # -- forward ------------------------------------------------------------------------------------
+
+    def begin(self, number: int, names: Sequence[int], given: Sequence[Any]) -> None:
+        """Begin a node of the first forward, which is the first to give these values to the second one."""
+        for name, value in zip(names, given, strict=True):
+            if not isinstance(value, torch.Tensor):
+                self._given[name] = value
+            elif (lies := self._lies(value)) is not None:
+                self._views[name] = lies
+            else:
+                box = _Given(value)
+                self._unclaimed.append(box)
+                self._given[name] = weakref.ref(box)
+        self._current = number
+
+    def end(self, number: int, args: Sequence[Any], made: Any) -> None:
+        """End a node: find out where its results lie."""
+        runs = self._region.runs[number]
+        again = runs.again
+        if runs.moves and not again:
+            lies = [lies for arg in _tensors(args) if (lies := self._lies(arg)) is not None]
+            again = bool(lies)
+            if again and number in self._region.moved_from:
+                (self._views[self._region.moved_from[number]],) = lies
+        for item, tensor in enumerate(_tensors(made)):
+            found = self._find(tensor)
+            if found is not None:
+                found[0].append(weakref.ref(tensor))
+            elif again:
+                self._remade[tensor.untyped_storage()._cdata] = [weakref.ref(tensor)], number, item
+
+    def _find(self, tensor: torch.Tensor) -> tuple[list[weakref.ref[torch.Tensor]], int, int] | None:
+        """Return the storage that is made again and in which a tensor lies."""
+        found = self._remade.get(tensor.untyped_storage()._cdata)
+        # Another tensor may have got the address of a storage that is no longer there.
+        return found if found is not None and any(ref() is not None for ref in found[0]) else None
+
+    def _lies(self, tensor: torch.Tensor) -> _Lies | None:
+        if (found := self._find(tensor)) is None:
+            return None
+        lies = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        return _Lies(found[1], found[2], *lies, tensor.requires_grad)
+
+    def leave(self, tensor: torch.Tensor) -> _Saved:
+        """Return what autograd keeps in place of a tensor."""
+        given, self._unclaimed = self._unclaimed, []
+        number, key = self._current, self._saves
+        self._saves += 1
+        if self._region.runs[number].again:
+            self._own.setdefault(number, []).append(key)
+            return _Saved(given, key)
+        if (lies := self._lies(tensor)) is not None:
+            self._values.setdefault(lies.owner, []).append((key, lies))
+            if not self._region.runs[lies.owner].again:
+                self._needed.add(lies.owner)
+            return _Saved(given, key)
+        # Not the tensor itself: as a result of the operator that saves it, it would keep its own graph alive.
+        kept = self._region.saving.pack(tensor)
+        kept = kept.detach() if isinstance(kept, torch.Tensor) else kept
+        return _Saved(given, kept=kept, version=tensor._version)
+
+    # -- backward -----------------------------------------------------------------------------------
+
+    def take(self, saved: _Saved) -> torch.Tensor:
+        """Return the tensor that autograd left, which it takes once (but again of a graph that is kept)."""
+        if not self._has_run or (saved.key is not None and saved.key not in self._made):
+            self._run_again()
+        if saved.key is not None:
+            return self._made.pop(saved.key)
+        if isinstance(saved.kept, torch.Tensor):
+            _check_version(saved.kept, saved.version)
+        return self._region.saving.unpack(saved.kept)
+
+    def _run_again(self) -> None:
+        self._has_run = True
+        self._made.clear()
+        body, starts = self._region.second(frozenset(self._needed), self._views)
+        values = [self._start(number) for number in starts]
+        hooks = saved_tensors_hooks(self._save, _no_backward)
+        with hooks, torch.enable_grad(), self._autocast(), self._placed():
+            body(self, *values)
+
+    def _start(self, number: int) -> Any:
+        given = self._given[number]
+        if not isinstance(given, weakref.ref):
+            return given
+        box = given()
+        if box is None:
+            raise RuntimeError("a partly recomputed region is needed once more after backward has freed it")
+        return box.take()
+
+    def begin_again(self, number: int) -> None:
+        """Begin a node of the second forward."""
+        self._current = number
+        self._left = list(reversed(self._own.get(number, ())))
+
+    def end_again(self, number: int, made: Any) -> None:
+        """End a node of the second forward: leave its results to those whose backward needs them."""
+        if self._left:
+            saved = len(self._own[number])
+            raise RuntimeError(
+                f"an operator of a recomputed region saved {saved} tensors in forward and "
+                f"{saved - len(self._left)} when it ran again; it must do the same each time"
+            )
+        for key, lies in self._values.get(number, ()):
+            self._made[key] = lies.of(made)
+
+    def view(self, number: int, owner: Any) -> torch.Tensor:
+        """Return the value of a node that runs once, given the value again in which it lies."""
+        lies = self._views[number]
+        return lies.of(owner).requires_grad_(lies.learns)
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        if not self._region.runs[self._current].again:
+            return
+        if not self._left:
+            raise RuntimeError(
+                "an operator of a recomputed region saved more tensors when it ran again than the "
+                f"{len(self._own.get(self._current, ()))} of its forward; it must do the same each time"
+            )
+        self._made[self._left.pop()] = tensor.detach()
+
+
+def _first(
+    function: Callable[..., Any],
+    number: int,
+    names: Sequence[int],
+    call: _Call,
+    given: Sequence[Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    call.begin(number, names, given)
+    made = function(*args, **kwargs)
+    call.end(number, args, made)
+    return made
+
+
+def _second(function: Callable[..., Any], number: int, call: _Call, *args: Any, **kwargs: Any) -> Any:
+    call.begin_again(number)
+    made = function(*args, **kwargs)
+    call.end_again(number, made)
+    return made
+
+
+def _view(number: int, call: _Call, owner: Any) -> torch.Tensor:
+    return call.view(number, owner)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a value that may be a tensor, or a sequence of some."""
+    return list(_flat(value))
+
+
+def _flat(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _flat(one)
+
+
+def _no_backward(_: object) -> torch.Tensor:
+    raise RuntimeError("a recomputed region ran backward inside itself")

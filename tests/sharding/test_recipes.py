@@ -1,0 +1,127 @@
+"""Recipes name the parts of a block that run again; constraints pin them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.constraints import ConstraintError, constraints_from_dict, match
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.recipes import RECIPES, groups_run_once, recipes_of
+from tensoropt.sharding.regions import find_regions
+
+
+class Layer(nn.Module):
+    """A block of a decoder; attention is one kernel, or products and a softmax with a mask and dropout."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.up, self.gate, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(self.first(x)).chunk(3, dim=-1)
+        q, k, v = (part.view(2, 4, 2, 4).transpose(1, 2) for part in parts)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = F.dropout((q @ k.transpose(-2, -1) * 0.5).softmax(-1), 0.1) @ v
+        x = x + self.out(mixed.transpose(1, 2).reshape(2, 4, 8))
+        h = self.second(x)
+        return x + self.down(self.up(h) * torch.sigmoid(self.gate(h)))
+
+
+class Decoder(nn.Module):
+    def __init__(self, fused: bool, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(fused) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["fused", "scores"])
+def graph(request: pytest.FixtureRequest) -> GroupGraph:
+    made = capture(Decoder(request.param), (torch.randn(2, 4, 8),)).graph
+    return group_operators(refine_graph(made))
+
+
+def modules_run_again(graph: GroupGraph, recipe: str) -> set[str]:
+    """The modules of the second block whose groups run again; of the block itself by their operators."""
+    region = find_regions(graph)[1]
+    once = groups_run_once(graph, region, recipe)
+    assert once is not None
+    anchors = [graph.group_of[name].anchor for name in region.groups if name not in once]
+    return {op.module.removeprefix("layers.1").lstrip(".") or op.target.split(".")[1] for op in anchors}
+
+
+PRODUCTS = {"qkv", "out", "up", "gate", "down"}
+NORMS = {"first", "second"}
+
+
+def test_recipes_run_again_what_they_say(graph: GroupGraph) -> None:
+    everything = modules_run_again(graph, "full")
+    assert everything > PRODUCTS | NORMS
+    core = modules_run_again(graph, "attention core")
+    assert core
+    assert not core & (PRODUCTS | NORMS)
+    again = modules_run_again(graph, "products")
+    assert again >= NORMS
+    assert not again & (PRODUCTS | core)
+    assert modules_run_again(graph, "products/2") == again | {"out", "gate"}
+    assert modules_run_again(graph, "attention products") == again | {"up", "gate", "down"}
+    assert modules_run_again(graph, "query, key, value products") == everything - {"qkv"}
+    activations = modules_run_again(graph, "norms and activations")
+    assert activations >= NORMS
+    assert not activations & PRODUCTS
+
+
+def test_a_block_without_attention_has_no_core() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)) for _ in "ab"))
+    made = capture(model, (torch.randn(4, 8),), loss=lambda out: out.square().mean())
+    graph = group_operators(refine_graph(made.graph))
+    for region in find_regions(graph):
+        assert groups_run_once(graph, region, "attention core") is None
+        assert set(recipes_of(graph, region)) <= {*RECIPES} - {"attention core", "attention products"}
+
+
+def pinned(graph: GroupGraph, *entries: dict) -> dict[str, set[str]]:
+    """For each block, the groups that run again."""
+    again = match(constraints_from_dict({"recompute": list(entries)}), graph).again
+    blocks = {region.name: region.groups for region in find_regions(graph)}
+    return {block: {name for name in groups if again.get(name)} for block, groups in blocks.items()}
+
+
+def test_a_pin_speaks_of_every_kth_block(graph: GroupGraph) -> None:
+    first, second, third = find_regions(graph)
+    found = pinned(graph, {"blocks": "*", "recipe": "products", "every": 2})
+    once = groups_run_once(graph, second, "products")
+    assert found == {first.name: set(), second.name: {*second.groups} - once, third.name: set()}
+    apart = pinned(
+        graph, {"blocks": "layers.[01]", "recipe": "none"}, {"blocks": "layers.2", "recipe": "full"}
+    )
+    assert apart == {first.name: set(), second.name: set(), third.name: set(third.groups)}
+
+
+def test_pins_that_cannot_hold_are_refused_or_given_up(graph: GroupGraph) -> None:
+    full = {"blocks": "*", "recipe": "full"}
+    for entries, says in (
+        ([full, {"blocks": "layers.0", "recipe": "none"}], "both about layers.0"),
+        ([{"blocks": "layer.*", "recipe": "full"}], "matches no repeated block"),
+    ):
+        with pytest.raises(ConstraintError, match=says):
+            pinned(graph, *entries)
+    soft = constraints_from_dict(
+        {"recompute": [full, {"blocks": "layers.0", "recipe": "none", "soft": True}]}
+    )
+    matched = match(soft, graph)
+    assert all(matched.again.values())
+    assert any("given up, as it is soft" in note for note in matched.notes)

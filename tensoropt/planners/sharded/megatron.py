@@ -33,6 +33,13 @@ def _dims(group: Group) -> set[str]:
     return {s.label.loop for s in group.strategies}
 
 
+def _summed(group: Group, loop: str) -> set[str]:
+    """Return the labels that split a loop whose partial sum stays, or becomes whole; a resolution to a shard
+    would leave the residual stream split."""
+    labels = (s.label for s in group.strategies if s.label.loop == loop)
+    return {str(label) for label in labels if label.resolve is None or label.resolve < 0}
+
+
 def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
     """Return the labels split by a group that follows a split tensor: its heads, its classes, or whichever
     dim is not the batch.
@@ -57,15 +64,13 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
         dims = _dims(group)
         along = any(name in split for name in group.reads)
         if along and ROWS in dims:
-            rows = [s.label for s in group.strategies if s.label.loop == ROWS]
-            # A resolution to a shard would leave the residual stream split.
-            chosen = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
+            chosen = _summed(group, ROWS)
         elif along:
             chosen = _following_labels(group, dims, batch[group.name])
         elif _COLUMNS in dims:
             chosen = {str(s.label) for s in group.strategies if s.label.loop == _COLUMNS}
         elif "vocabulary" in dims and batch[group.name] != "partial_grad":
-            chosen = {"vocabulary"}
+            chosen = _summed(group, "vocabulary")
         else:
             chosen = {"none"}
         labels[group.name] = frozenset(chosen) or frozenset({"none"})

@@ -25,6 +25,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError, suggest
 from tensoropt.evaluation.evaluate import Evaluator, space_of
 from tensoropt.evaluation.problem import Problem
+from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.families.routed_experts import DISPATCH, EXPERTS
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Composition, Offer, compose
@@ -47,7 +48,7 @@ from tensoropt.sharding.configurations import (
     batch_strategies,
     enumerate_configurations,
 )
-from tensoropt.sharding.groups import Group
+from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.recipes import FULL, RECIPES, groups_run_once, recipes_of
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.sequence import QUERIES, sequence_strategies
@@ -201,10 +202,10 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
         UnsuitableError: the model cannot be split so; the message names the size that does not divide, or the
             part that is not understood.
     """
-    cluster, mesh = costs.cluster, pinned.mesh
     _check_pinned(problem, costs, pinned)
     assert pinned.places == 1, "simulate_pinned_pipeline is for those with stages"
-    pinning = _Pinning(problem, pinned)
+    cluster, mesh = costs.cluster, _with_copies(pinned.mesh, problem.graph)
+    pinning = _Pinning(problem, pinned, mesh)
     limits = {(mesh.label, pinned.micro_batches): pinning.restriction()}
     regions = find_regions(problem.graph) if pinned.recompute else ()
     ((_, tables, _),) = build_tables(
@@ -250,12 +251,53 @@ def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigurati
             )
 
 
+_COPIES = "copies"
+"""The mesh axis of the tensor-parallel ranks that share a key head."""
+
+
+def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
+    """Return the mesh with the tensor axis in two if it has more ranks than attention has key heads: one over
+    the key heads, and inside it one over the query heads of each."""
+    if mesh.names[-1] != "tensor":
+        return mesh
+    tensor = mesh.shape[-1]
+    for group in graph.groups:
+        heads = {
+            d.name: d.size for d in graph.atoms.spaces[group.name].dims if group.anchor.target == ATTENTION
+        }
+        # Keys with heads of their own, or repeated ones, whose copies are the inner atom.
+        keys = heads.get("heads", 0) if "group" in heads else heads.get("heads.0", 0)
+        if 1 < keys < tensor and tensor % keys == 0:
+            shape = (*mesh.shape[:-1], keys, tensor // keys)
+            return Mesh(shape=shape, names=(*mesh.names, _COPIES))
+    return mesh
+
+
+def _makers_of_keys(graph: GroupGraph) -> frozenset[str]:
+    """Return the groups that make keys and values for attention, back to the products with parameters."""
+    producer = graph.atoms.graph.producer
+    waiting = [
+        name
+        for group in graph.groups
+        if group.anchor.target == ATTENTION
+        for name in group.anchor.inputs()[1:3]
+    ]
+    found: set[str] = set()
+    while waiting:
+        maker = producer.get(waiting.pop())
+        group = graph.group_of[maker.name] if maker is not None else None
+        if group is not None and group.name not in found:
+            found.add(group.name)
+            waiting += () if group.parameters or group.shared else group.reads
+    return frozenset(found)
+
+
 class _Pinning:
     """The configurations and options of each group that a pinned configuration leaves."""
 
-    def __init__(self, problem: Problem, pinned: PinnedConfiguration):
+    def __init__(self, problem: Problem, pinned: PinnedConfiguration, mesh: Mesh | None = None):
         self.problem, self.pinned = problem, pinned
-        self.graph, self.mesh = problem.graph, pinned.mesh
+        self.graph, self.mesh = problem.graph, mesh or pinned.mesh
         self.sizes = (pinned.micro_batches, *real_shape(self.mesh))
         self.names = tuple(
             name for name, size in zip(self.mesh.names, self.mesh.shape, strict=True) if size > 1
@@ -308,11 +350,13 @@ class _Pinning:
         except MicroBatchRefused as refusal:
             raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
         inner = inner_labels(self.graph, batch) if "tensor" in self.names else {}
+        shared = _makers_of_keys(self.graph)
         along = self._along_sequence() if "context" in self.names else {}
 
         def on(axis: str, group: Group) -> frozenset[str]:
-            if axis == "tensor":
-                return self._inside(group, inner[group.name], batch[group.name])
+            if axis in ("tensor", _COPIES):
+                copies = self._on_copies(group, shared) if axis == _COPIES else frozenset()
+                return self._inside(group, inner[group.name], batch[group.name]) | copies
             if axis == "context":
                 return along[group.name]
             return frozenset({self._of_data(group, batch[group.name], axis)})
@@ -346,6 +390,13 @@ class _Pinning:
             return batch.replace("rows", DISPATCH, 1)
         return batch
 
+    @staticmethod
+    def _on_copies(group: Group, shared: frozenset[str]) -> frozenset[str]:
+        """Return what a group may do besides on the axis of the ranks that share a key head: keys and values
+        are whole there, and attention splits the query heads of each."""
+        whole = {str(group.unsplit.label)} if group.name in shared else set()
+        return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
+
     def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
         """Return the labels that a group may split on the tensor axis."""
         if not self.pinned.sequence_parallel:
@@ -373,7 +424,9 @@ class _Pinning:
     def _stored(self, options: object) -> np.ndarray:
         """Return a mask over the ways to store a group's parameters."""
         ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
-        whole = [i for i, name in enumerate(self.names, 1) if name != "tensor" and i not in self.shard_axes]
+        unsharded = ("tensor", _COPIES)
+        axes = list(enumerate(self.names, 1))
+        whole = [i for i, name in axes if name not in unsharded and i not in self.shard_axes]
         shards = np.array([sum(layout[a] >= 0 for layout in way for a in self.shard_axes) for way in ways])
         sharded = np.array([sum(layout[a] >= 0 for layout in way for a in whole) for way in ways])
         # Parameters that cannot be sharded at all are stored whole in every stage.

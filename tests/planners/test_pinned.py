@@ -12,6 +12,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.problem import prepare
 from tensoropt.ops.calls import BY_VALUES
+from tensoropt.ops.layouts import PARTIAL_GRAD
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedConfiguration, PinnedPoint, simulate_pinned
 from tensoropt.profiling.store import ProfileStore
@@ -22,16 +23,20 @@ SETTINGS = Settings(dtype="bfloat16", measure="never")
 
 
 @cache
-def model(name="gpt-mini"):
-    built = zoo.build(name, batch=BATCH, device="meta")
+def model(name: str = "gpt-mini", batch: int = BATCH):
+    built = zoo.build(name, batch=batch, device="meta")
     return prepare(capture(built.model, built.args, built.kwargs, dtype=SETTINGS.dtype))
+
+
+def simulated(problem, **chosen) -> PinnedPoint:
+    configuration = PinnedConfiguration(**chosen)
+    costs = CostSource(load_cluster(f"dgx-a100[{configuration.devices}]"), ProfileStore(":memory:"), SETTINGS)
+    return simulate_pinned(problem, costs, configuration)
 
 
 @cache
 def pinned(name="gpt-mini", **chosen) -> PinnedPoint:
-    configuration = PinnedConfiguration(**chosen)
-    costs = CostSource(load_cluster(f"dgx-a100[{configuration.devices}]"), ProfileStore(":memory:"), SETTINGS)
-    return simulate_pinned(model(name), costs, configuration)
+    return simulated(model(name), **chosen)
 
 
 def sent(point: PinnedPoint, kind: str) -> int:
@@ -56,6 +61,23 @@ def test_stages_shard_more_and_more():
     assert whole.point.memory_bytes > two.point.memory_bytes > three.point.memory_bytes
     # Stage 3 gathers in every micro-batch, forward and backward; stage 2 once per step.
     assert sent(three, "all_gather") > 2 * sent(two, "all_gather") > 0
+
+
+def test_more_tensor_parallel_ranks_than_key_heads_share_them():
+    """Two key heads of two query heads each on four ranks, beside two data-parallel ones."""
+    pytest.importorskip("transformers")
+    problem = model("llama-tiny", 4)
+    found = simulated(problem, data=2, tensor=4)
+    graph, tables = problem.graph, found.tables
+    attention = [g for g in graph.groups if "scaled_dot" in g.anchor.target]
+    assert len(attention) == LAYERS
+    for group in attention:
+        chosen = tables.configuration(group, found.choice[group.name])
+        queries, keys, _ = group.anchor.inputs()
+        batch, head, copy = chosen.layout(queries)[1:]
+        assert (batch, head >= 0, copy >= 0, head != copy) == (0, True, True, True)
+        # Every rank has one key head whole, and a part of its gradient.
+        assert chosen.layout(keys)[1:] == (0, head, PARTIAL_GRAD)
 
 
 def test_stage_one_of_one_micro_batch_is_said_to_be_stage_two():
@@ -172,8 +194,8 @@ def test_what_means_nothing_is_refused(chosen, words):
 
 
 def test_what_does_not_divide_is_refused_with_the_mesh():
-    with pytest.raises(UnsuitableError, match="cannot be split as pinned on mesh 3"):
-        pinned(data=3)
+    with pytest.raises(UnsuitableError, match="cannot be split as pinned on mesh 5"):
+        pinned(data=5)  # parts of 4 samples, of which one would be empty
 
 
 def test_another_number_of_devices_is_refused():

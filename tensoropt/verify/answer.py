@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.ops.calls import BY_VALUES
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.findings import Differences, RunFindings, within_tolerance
 from tensoropt.verify.onnx_file import FileFindings
@@ -17,6 +16,7 @@ from tensoropt.verify.recorder import (
     compare_smaller,
     in_order,
     shown_axes,
+    without_value,
     without_values,
 )
 from tensoropt.verify.reference import ModuleFindings
@@ -129,7 +129,7 @@ def _comparable(predicted: Prediction, findings: RunFindings) -> tuple[Predictio
         return predicted, findings
     order = predicted.order
     if order is not None:
-        order = tuple(c._replace(bytes=0) if c.kind == BY_VALUES else c for c in order)
+        order = tuple(map(without_value, order))
     of_ranks = tuple(without_values(rows) for rows in predicted.of_ranks)
     sent = [without_values(rows) for rows in findings.collectives_of_ranks]
     return (

@@ -216,6 +216,11 @@ def without_values(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "bytes": 0 if row["kind"] == BY_VALUES else row["bytes"]} for row in rows]
 
 
+def without_value(collective: Collective) -> Collective:
+    """Return a collective without its bytes if they depend on values, as :func:`without_values`."""
+    return collective._replace(bytes=0) if collective.kind == BY_VALUES else collective
+
+
 def compare_collectives(
     predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
 ) -> list[str]:

@@ -53,6 +53,25 @@ def bert(dropout: float = 0.0, ignored: bool = False, layers: int = 2) -> Recipe
     return BertForMaskedLM(config), (), {"input_ids": x, "labels": _labels(102, 4, 16, ignored=ignored)}
 
 
+def mixtral(layers: int = 1) -> Recipe:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        num_hidden_layers=layers,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=32,
+        intermediate_size=24,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=32,
+    )
+    x = torch.randint(0, 32, (4, 8))
+    network = MixtralForCausalLM(config)
+    return network, (), {"input_ids": x, "labels": _labels(32, 4, 8, ignored=False), "use_cache": False}
+
+
 def llama(layers: int = 2) -> Recipe:
     from transformers import LlamaConfig, LlamaForCausalLM
 

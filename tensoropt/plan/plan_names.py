@@ -170,7 +170,7 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
             stored += np.array([_of_tied(layout) for layout in layouts])[choices[:, place]]
     # (points, groups of a block) characters.
     written = {
-        region: np.stack(np.where(flags, ord("1"), ord("0")).astype(np.uint8), axis=1)
+        region: np.where(np.stack(flags, axis=1), ord("1"), ord("0")).astype(np.uint8)
         for region, flags in runs.items()
         if flags
     }

@@ -108,6 +108,7 @@ def test_tensor_parallelism_splits_products_and_the_sequence():
     [
         ({"data": 0}, "below 1"),
         ({"stage": 4}, "no stage 4"),
+        ({"recompute": "product"}, "did you mean 'products'"),
         ({"data": 4, "stage": 3, "shard_group": 3}, "do not divide"),
     ],
 )

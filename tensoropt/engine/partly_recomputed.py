@@ -115,7 +115,7 @@ class PartlyRecomputed:
         for node in self._nodes:
             given = tuple(copies[n] for n in self._gives.get(node, ()))
             names = tuple(self._number[n] for n in self._gives.get(node, ()))
-            step = functools.partial(_first, node.target, self._number[node], names)
+            step = functools.partial(_first, _function(node), self._number[node], names)
             copies[node] = _copied(graph, node, step, (call, given), copies)
         graph.output(tuple(copies[node] for node in self._outputs))
         return fx.GraphModule(self._root, graph, class_name="Region")
@@ -148,12 +148,17 @@ class PartlyRecomputed:
                     step = functools.partial(_view, self._number[read])
                     step.__name__ = f"{read.name}_as_it_lies"  # type: ignore[attr-defined]
                     copies[read] = graph.call_function(step, (call, copies[of]))
-            step = functools.partial(_second, node.target, self._number[node])
+            step = functools.partial(_second, _function(node), self._number[node])
             copies[node] = _copied(graph, node, step, (call,), copies)
         graph.output(())
         return fx.GraphModule(self._root, graph, class_name="SecondForward"), [
             self._number[n] for n in starts
         ]
+
+
+def _function(node: fx.Node) -> Callable[..., Any]:
+    assert callable(node.target), "a region calls functions only"
+    return node.target
 
 
 def _copied(
@@ -164,7 +169,6 @@ def _copied(
     copies: Mapping[fx.Node, fx.Node],
 ) -> fx.Node:
     """Add a call of a node's function by way of ``step``, which takes ``args`` in front."""
-    assert node.op == "call_function"
     step.__name__ = node.name  # type: ignore[attr-defined]  # fx names the call after its target
     own = fx.map_arg((node.args, dict(node.kwargs)), lambda n: copies[n])
     copy = graph.call_function(step, (*args, *own[0]), own[1])

@@ -49,7 +49,7 @@ from tensoropt.sharding.configurations import (
     enumerate_configurations,
 )
 from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.recipes import FULL, RECIPES, groups_run_once, recipes_of
+from tensoropt.sharding.recipes import FULL, NOTHING, RECIPES, groups_run_once, recipes_of
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.sequence import QUERIES, sequence_strategies
 from tensoropt.sharding.storage import Reduce, Storage
@@ -108,8 +108,8 @@ class PinnedConfiguration:
                 raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
         if self.stage not in (_WHOLE_STAGE, *STAGES):
             raise UnsuitableError(f"ZeRO has no stage {self.stage}; give 0 (whole), 1, 2 or 3")
-        if self.recipe not in (*RECIPES, None):
-            raise UnsuitableError(f"there is no recipe '{self.recipe}'; {suggest(str(self.recipe), RECIPES)}")
+        if self.recipe not in (known := (*RECIPES, NOTHING)):
+            raise UnsuitableError(f"there is no recipe '{self.recipe}'; {suggest(self.recipe, known)}")
         if self.shard_group is not None and (self.shard_group < 1 or self.data % self.shard_group):
             raise UnsuitableError(
                 f"groups of {self.shard_group} ranks do not divide {self.data} data-parallel ones; "
@@ -127,9 +127,11 @@ class PinnedConfiguration:
         return self.shards if self.shards > 1 else self.data
 
     @property
-    def recipe(self) -> str | None:
-        """The recipe by which blocks are recomputed; None if they are not."""
-        return (FULL if self.recompute else None) if isinstance(self.recompute, bool) else self.recompute
+    def recipe(self) -> str:
+        """The recipe by which blocks are recomputed; ``none`` if they are not."""
+        if isinstance(self.recompute, str):
+            return self.recompute
+        return FULL if self.recompute else NOTHING
 
     @property
     def devices(self) -> int:
@@ -207,7 +209,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     cluster, mesh = costs.cluster, _with_copies(pinned.mesh, problem.graph)
     pinning = _Pinning(problem, pinned, mesh)
     limits = {(mesh.label, pinned.micro_batches): pinning.restriction()}
-    regions = find_regions(problem.graph) if pinned.recompute else ()
+    regions = find_regions(problem.graph) if pinned.recipe != NOTHING else ()
     ((_, tables, _),) = build_tables(
         problem.graph, problem.micro, costs, [mesh], [pinned.micro_batches], regions, limits
     )
@@ -240,13 +242,14 @@ def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigurati
         )
     if pinned.micro_batches > 1 and problem.refusal:
         raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
-    if pinned.recompute and not find_regions(problem.graph):
+    if pinned.recipe == NOTHING:
+        return
+    if not (regions := find_regions(problem.graph)):
         raise UnsuitableError("this model has no repeated blocks to recompute; pin recompute=False")
-    recipe = pinned.recipe
-    for region in find_regions(problem.graph) if recipe is not None else ():
-        if groups_run_once(problem.graph, region, str(recipe)) is None:
+    for region in regions:
+        if groups_run_once(problem.graph, region, pinned.recipe) is None:
             raise UnsuitableError(
-                f"{region.name} has nothing of the kind '{recipe}' to recompute; pin one of "
+                f"{region.name} has nothing of the kind '{pinned.recipe}' to recompute; pin one of "
                 f"{', '.join(recipes_of(problem.graph, region))}"
             )
 
@@ -308,8 +311,8 @@ class _Pinning:
         self.stage = pinned.stage if self.shard_axes else _WHOLE_STAGE
         self.once: dict[str, bool] = {}
         """Whether a group runs once, for those of recomputed blocks."""
-        for region in find_regions(problem.graph) if pinned.recipe is not None else ():
-            once = groups_run_once(problem.graph, region, str(pinned.recipe)) or frozenset()
+        for region in find_regions(problem.graph) if pinned.recipe != NOTHING else ():
+            once = groups_run_once(problem.graph, region, pinned.recipe) or frozenset()
             self.once.update((name, name in once) for name in region.groups)
         self.notes: list[str] = []
         if self.stage == 1 and pinned.micro_batches == 1:

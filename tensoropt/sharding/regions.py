@@ -119,8 +119,8 @@ def _may_return_a_view(target: str) -> bool:
     # The others are kernels, which make what they return, and operators of libraries, which have to.
     if not target.startswith("aten."):
         return False
-    overload = resolve_overload(target)
-    return overload.is_view or overload._opname in _SOMETIMES_VIEWS
+    overload: Any = resolve_overload(target)
+    return bool(overload.is_view) or overload._opname in _SOMETIMES_VIEWS
 
 
 def _deepest(graph: GroupGraph) -> int:
@@ -369,7 +369,7 @@ def _no_backward(number: int) -> torch.Tensor:
     raise RuntimeError("a recomputed region ran backward inside itself")
 
 
-def autocast_now(inputs: tuple[Any, ...]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def autocast_now(inputs: Sequence[Any]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Return a factory for the current autocast context in which the devices of ``inputs`` compute."""
     kind = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):

@@ -5,14 +5,18 @@ What is said of attention with dropout: in bytes that are worked out by hand, an
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, prod
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
@@ -397,6 +401,58 @@ def test_a_view_of_what_is_made_again_is_made_again():
 
 
 # -- the search over them -------------------------------------------------------------------------
+
+
+class Drawn(nn.Module):
+    """A block of drawn steps, with the block's input added at the end."""
+
+    STEPS: ClassVar = {
+        "norm": lambda: nn.LayerNorm(6),
+        "product": lambda: nn.Linear(6, 6),
+        "softmax": lambda: nn.Softmax(-1),
+        "wide": lambda: nn.Sequential(nn.Linear(6, 18), nn.GELU(), nn.Linear(18, 6)),
+    }
+
+    def __init__(self, steps: Sequence[str]):
+        super().__init__()
+        self.steps = nn.Sequential(*(self.STEPS[step]() for step in steps))
+
+    def forward(self, x):
+        return x + self.steps(x)
+
+
+class Drawns(nn.Module):
+    def __init__(self, steps: Sequence[str]):
+        super().__init__()
+        self.blocks = nn.ModuleList(Drawn(steps) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@settings(max_examples=4, deadline=None)
+@given(steps=st.lists(st.sampled_from(sorted(Drawn.STEPS)), min_size=2, max_size=3))
+def test_the_best_parts_to_recompute_are_found(steps):
+    """Against every part of both blocks, with every way to keep hubs."""
+    prepared = prepare(capture(Drawns(["product", *steps]), (torch.randn(4, 5, 6),)))
+    tables = tables_of(prepared, (1,), "sgd", COPY, find_regions(prepared.graph))
+    free = [v for v in tables.variables if len(v.memory) > 1]
+    assert all(v.again or v.kept for v in free)
+    assert 2 ** len(free) <= 2**16
+    costs = []
+    for chosen in itertools.product(*(range(len(v.memory)) for v in free)):
+        choice = {v.key: 0 for v in tables.variables} | dict(zip((v.key for v in free), chosen, strict=True))
+        memory, compute, communication = tables.breakdown(choice, {})
+        costs.append((memory, compute + communication))
+    best: list[tuple[float, float]] = []
+    for memory, seconds in sorted(cost for cost in costs if cost[0] < inf):
+        if not best or seconds < best[-1][1]:
+            best.append((memory, seconds))
+    frontier = track_frontier(tables, epsilon=0.0)
+    assert list(frontier.memory) == [m for m, _ in best]
+    assert list(frontier.time) == pytest.approx([t for _, t in best], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["gates", "gpt2"])

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import CapturedModel, load_model
 from tensoropt.engine.recompute import Recomputed
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.execute import parallelize
-from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.recipes import groups_run_once
+from tensoropt.sharding.regions import find_regions, fitting_once
+from tensoropt.sharding.strategy import Strategy
 from tests.execute import jobs
 
 
@@ -21,10 +24,24 @@ def loaded() -> CapturedModel:
     return load_model(jobs.spec("transformer_dropout"))
 
 
-def engine(loaded: CapturedModel, recompute: bool) -> ShardedEngine:
-    strategy = unsplit_strategy(loaded.graph)
-    regions = find_regions(loaded.graph) if recompute else ()
-    return ShardedEngine(replace(strategy, recomputed=regions), loaded.values)
+def recomputing(loaded: CapturedModel, recompute: str) -> Strategy:
+    """Nothing of the blocks runs again, all of it, or what a recipe says; or what is left of ``mixed``: every
+    second group runs once."""
+    strategy, regions = unsplit_strategy(loaded.graph), find_regions(loaded.graph)
+    if recompute == "none":
+        return strategy
+    if recompute == "mixed":
+        once = (fitting_once(loaded.graph, region, region.groups[::2]) for region in regions)
+    else:
+        once = (groups_run_once(loaded.graph, region, recompute) for region in regions)
+    return replace(strategy, recomputed=regions, once=frozenset().union(*once))
+
+
+def engine(loaded: CapturedModel, recompute: str) -> ShardedEngine:
+    return ShardedEngine(recomputing(loaded, recompute), loaded.values)
+
+
+PARTS = ("full", "products", "attention core", "norms and activations", "mixed")
 
 
 def kept_bytes(run: ShardedEngine, inputs) -> tuple[torch.Tensor, int]:
@@ -42,25 +59,61 @@ def kept_bytes(run: ShardedEngine, inputs) -> tuple[torch.Tensor, int]:
 
 def test_gradients_and_dropout_masks_are_the_same(loaded):
     found = []
-    for recompute in (False, True):
+    for recompute in ("none", *PARTS):
         run = engine(loaded, recompute)
         for _ in range(2):  # the second step draws other masks
             run.shards.clear()
             (loss,) = run(*loaded.inputs)
             loss.backward()
         found.append((loss.detach(), {k: v.clone() for k, v in run.shards.gradients.items()}))
-    (loss, gradients), (again, recomputed) = found
-    assert torch.equal(loss, again)
-    for name, value in gradients.items():
-        assert torch.equal(value, recomputed[name]), name
+    (loss, gradients), *others = found
+    for again, recomputed in others:
+        assert torch.equal(loss, again)
+        for name, value in gradients.items():
+            assert torch.equal(value, recomputed[name]), name
+
+
+def test_a_kept_graph_can_be_gone_back_twice(loaded):
+    run = engine(loaded, "mixed")
+    (loss,) = run(*loaded.inputs)
+    found = []
+    for keep in (True, False):
+        run.shards.clear()
+        loss.backward(retain_graph=keep)
+        found.append({name: value.clone() for name, value in run.shards.gradients.items()})
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
+
+
+def test_only_what_runs_again_runs_twice(loaded):
+    strategy = recomputing(loaded, "products")
+    run = ShardedEngine(strategy, loaded.values)
+    (part, *_) = [m.part for m in run.lowered.module.modules() if isinstance(m, Recomputed)]
+    calls: list[str] = []
+
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append(func._opname)
+            return func(*args, **(kwargs or {}))
+
+    assert part is not None
+    (loss,) = run(*loaded.inputs)
+    with Counted():
+        loss.backward()
+    inside = [op.target.split(".")[1] for r in strategy.recomputed for g in r.groups for op in ops(loaded, g)]
+    assert calls.count("native_layer_norm") == inside.count("layer_norm") > 0
+    assert "native_layer_norm_backward" in calls
+    # Backward has products of its own, and no linear operator.
+    assert {"addmm", "linear"}.isdisjoint(calls)
 
 
 @pytest.mark.slow
-def test_compiled_gradients_are_the_same(loaded):
+@pytest.mark.parametrize("recompute", ["full", "products"])
+def test_compiled_gradients_are_the_same(loaded, recompute):
     found = []
     for compiled in (False, True):
         (model, args, kwargs) = jobs.spec("transformer_dropout").build()
-        strategy = replace(unsplit_strategy(loaded.graph), recomputed=find_regions(loaded.graph))
+        strategy = recomputing(loaded, recompute)
         parallelize(model.train(), strategy, args, kwargs)
         torch._dynamo.reset()
         run = torch.compile(model, backend="aot_eager") if compiled else model
@@ -71,12 +124,12 @@ def test_compiled_gradients_are_the_same(loaded):
 
 
 def test_less_is_kept(loaded):
-    plain, recomputed = (kept_bytes(engine(loaded, r), loaded.inputs)[1] for r in (False, True))
+    plain, recomputed = (kept_bytes(engine(loaded, r), loaded.inputs)[1] for r in ("none", "full"))
     assert recomputed < 0.8 * plain
 
 
 def test_every_region_is_one_call_and_nothing_of_it_remains_outside(loaded):
-    module = engine(loaded, True).lowered.module
+    module = engine(loaded, "full").lowered.module
     calls = [n.target for n in module.graph.nodes if n.op == "call_module"]
     assert len(calls) == len(find_regions(loaded.graph)) == 2
     assert all(isinstance(module.get_submodule(name), Recomputed) for name in calls)

@@ -55,7 +55,7 @@ def graph(request: pytest.FixtureRequest) -> GroupGraph:
 
 
 def modules_run_again(graph: GroupGraph, recipe: str) -> set[str]:
-    """The modules of the second block whose groups run again; of the block itself by their operators."""
+    """The modules of the second block whose groups run again, or operators of the block itself."""
     region = find_regions(graph)[1]
     once = groups_run_once(graph, region, recipe)
     assert once is not None

@@ -18,9 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from tensoropt.capture import capture
 from tensoropt.engine.engine import unsplit_strategy
+from tensoropt.errors import PlanError
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.regions import Neighbours, find_blocks, find_regions, recomputed
+from tensoropt.sharding.regions import Neighbours, find_blocks, find_regions, needs_kept, recomputed
+from tensoropt.sharding.strategy import Strategy
 from tests.costs.models import gates, gpt2, problem
 
 
@@ -307,6 +309,32 @@ def test_a_strategy_counts_forwards():
     assert {strategy.forwards(name) for name in second.groups} == {1}
     twice = {edge.reader for edge in strategy.edges() if strategy.forwards_of(edge) == 2} - {""}
     assert twice == set(first.groups)
+
+
+def test_a_strategy_is_data_with_what_runs_once():
+    graph = graph_of(Stack(1, 2))
+    first, second = find_regions(graph)
+    strategy = replace(unsplit_strategy(graph), recomputed=(first, second), once=frozenset(second.groups[:2]))
+    again = Strategy.from_data(strategy.to_data(), graph)
+    assert (again.recomputed, again.once) == (strategy.recomputed, strategy.once)
+    assert [strategy.forwards(name) for name in second.groups] == [1, 1] + [2] * (len(second.groups) - 2)
+    assert "once" not in replace(strategy, once=frozenset()).to_data()
+    data = strategy.to_data()
+    for once, says in (
+        ([graph.groups[-1].name], "runs once in a recomputed block, and is in none"),
+        (list(first.groups), "of which every group runs once"),
+    ):
+        with pytest.raises(PlanError, match=says):
+            Strategy.from_data({**data, "once": once}, graph)
+
+
+def test_what_nobody_needs_again_is_in_no_region():
+    graph = problem(gpt2).graph
+    for region in find_regions(graph):
+        (last,) = region.rest  # the sum with the block's input
+        assert graph.group_of[last].anchor.target == "aten.add.Tensor"
+        assert region.whole == (*region.groups, last)
+        assert needs_kept(graph, graph.group_of[region.groups[-1]])
 
 
 def test_a_frozen_block_below_all_others_is_never_recomputed():

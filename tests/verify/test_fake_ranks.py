@@ -11,6 +11,7 @@ from tensoropt.engine.models import load_model
 from tensoropt.errors import PlanError
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
+from tensoropt.sharding.recipes import groups_run_once
 from tensoropt.sharding.regions import find_regions
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.owners import memory_curve
@@ -22,14 +23,21 @@ from tests.verify.test_verify import predicted, predicted_order
 
 @pytest.mark.parametrize(
     ("name", "mesh", "recompute"),
-    [("mlp", (2, 8), False), ("transformer_dropout", (1, 2, 4), True), ("vgg_norm", (1, 8, 8), False)],
+    [
+        ("mlp", (2, 8), "none"),
+        ("transformer_dropout", (1, 2, 4), "full"),
+        ("transformer_dropout", (2, 2, 4), "products"),
+        ("vgg_norm", (1, 8, 8), "none"),
+    ],
 )
-def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: bool) -> None:
+def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: str) -> None:
     spec = jobs.spec(name)
     loaded = load_model(spec)
     strategy = jobs.strategy_of(loaded, mesh, 1)
-    if recompute:
-        strategy = replace(strategy, recomputed=find_regions(loaded.graph))
+    if recompute != "none":
+        regions = find_regions(loaded.graph)
+        once = (groups_run_once(loaded.graph, region, recompute) for region in regions)
+        strategy = replace(strategy, recomputed=regions, once=frozenset().union(*once))
     found = check_on_fake_ranks(loaded, strategy, "adam")
     issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found.collectives_issued]
     assert compare_collectives(predicted(spec, strategy.to_data()), issued) == []

@@ -99,7 +99,7 @@ def simulate_run(
         micro_batches=(pinned.micro_batches,),
         measure="never",
         overlap=overlap,
-        recompute="auto" if pinned.recompute else "never",
+        recompute="never" if recipe is None else "auto",
     )
     captured = capture(model, inputs, {}, mode=settings.mode, dtype=settings.dtype)
     costs = CostSource(cluster, store, settings, fused=run.fused, dated=run.date)

@@ -183,6 +183,7 @@ class Strategy:
         hubs: for each hub tensor, the placement in which it is materialised for its readers.
         stored: for each parameter, the placement in which it is kept between steps.
         recomputed: the regions whose forward runs a second time in backward.
+        zigzag_beside: whether another stage of the same pipeline cuts sequences in zig-zag order.
     """
 
     kind: ClassVar[str] = "sharded"
@@ -193,6 +194,7 @@ class Strategy:
     hubs: Mapping[str, Layout]
     stored: Mapping[str, Layout]
     recomputed: tuple[Region, ...] = ()
+    zigzag_beside: bool = False
 
     @property
     def stages(self) -> tuple[Strategy, ...]:
@@ -251,7 +253,9 @@ class Strategy:
         """Whether sequences are cut in zig-zag order: they can be, and causal attention is split along its
         queries."""
         atoms = self.graph.atoms
-        return atoms.may_zigzag(self.mesh) and any(
+        if not atoms.may_zigzag(self.mesh):
+            return False
+        return self.zigzag_beside or any(
             choice >= 0 and size > 1 and atoms.spaces[op.name].dims[choice].growing
             for configuration in self.configurations.values()
             for op in configuration.group.operators

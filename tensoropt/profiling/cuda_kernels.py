@@ -264,7 +264,8 @@ class CudaAttention(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is block_kernel:
-            return block_kernel(*args[:3], device_type="cuda")
+            q, k, v = args[:3]
+            return block_kernel(q, k, v, device_type="cuda")
         if func not in _ATTENTION:
             return func(*args, **kwargs)
         return _attend(self.capability, *args, **kwargs)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from tensoropt.ops.attention_in_blocks import BLOCKS_FORM
 from tensoropt.ops.calls import OperatorShard
@@ -53,9 +54,8 @@ def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[_Atom]:
     sets = _Joined()
     for space in atoms.spaces.values():
         for loop in range(len(space.dims)):
-            first, *others = [*_places(space, loop), None]
-            for place in others[:-1]:
-                sets.join(first, place)
+            for one, other in pairwise(_places(space, loop)):
+                sets.join(one, other)
     roots = {sets.root(place) for place in growing}
     found = frozenset(place for place in sets.places if sets.root(place) in roots) | growing
     return frozenset() if _ordered(atoms, found) else found

@@ -62,18 +62,10 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
         if not axes:
             pieces.append(QueryPiece(size, stride, 0, 0, ()))
         elif shard.zigzag and (output.tensor, before + position) in shard.atoms.zigzag:
-            chunk_size = step // 2
-            known = shard.coordinate is not None
-            pieces.append(
-                QueryPiece(
-                    step,
-                    stride,
-                    0,
-                    chunk_size if known else 0,
-                    axes if known else (),
-                    (2 * parts - 1) * chunk_size,
-                )
-            )
+            # All ranks have equally much to do: without a coordinate it is the first one.
+            known, half = shard.coordinate is not None, step // 2
+            shift, along = (half, axes) if known else (0, ())
+            pieces.append(QueryPiece(step, stride, 0, shift, along, (2 * parts - 1) * half))
         elif shard.coordinate is None:
             pieces.append(QueryPiece(step, stride, size - step, 0, ()))
         else:

@@ -26,7 +26,7 @@ from tensoropt.errors import PlanError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
 from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.index_space import AtomGraph, IndexSpace, LoopDim, Operand, canonical
-from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import Configuration
@@ -321,8 +321,22 @@ class _StageBuilder:
             spaces,
             atoms,
             {n: whole_atoms.discovered[n] for n in whole_atoms.discovered if n in spaces},
+            self._zigzag(atoms, inner),
         )
         return Stage(self._groups(refined), self.arriving, self.departing)
+
+    def _zigzag(self, atoms: Mapping[str, Atoms], inner: Mapping[str, str]) -> frozenset[tuple[str, int]]:
+        """Return the stage's atoms whose shards come in zig-zag order; all stages have to agree on whether
+        they do, as they need not about sequences of several lengths."""
+        whole = self.whole.atoms
+        if len({whole.atom_sizes(name)[position] for name, position in whole.zigzag}) != 1:
+            return frozenset()
+        return frozenset(
+            (name, position)
+            for name in atoms
+            for position in range(sum(map(len, atoms[name])))
+            if {(name, position), (inner.get(name, name), position)} & whole.zigzag
+        )
 
     def _operators(self) -> OperatorGraph:
         source, tensors = self.source, dict[str, Tensor]()

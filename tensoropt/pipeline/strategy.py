@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, ClassVar, NamedTuple
@@ -514,6 +514,10 @@ class PipelinedStrategy:
                     f"{name} is used in stages {holding}, two of which the schedule {self.schedule} puts on "
                     "the same devices; use a schedule that keeps them apart, such as 1f1b"
                 )
+        # Tensors cross stages in shards, whose elements both have to agree on.
+        if any(strategy.zigzag for strategy in self.stages):
+            stages = tuple(replace(strategy, zigzag_beside=True) for strategy in self.stages)
+            object.__setattr__(self, "stages", stages)
 
     def _check_apart(self) -> None:
         """Refuse strategies that a split backward cannot run: it runs its nodes twice, each time for some of

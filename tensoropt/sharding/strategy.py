@@ -192,6 +192,7 @@ class Strategy:
         recomputed: the regions whose forward, or a part of it, runs a second time in backward.
         once: the groups of these regions whose forward runs once; what backward needs of their results is
             kept, or made again where it is made by a group that runs again.
+        zigzag_beside: whether another stage of the same pipeline cuts sequences in zig-zag order.
     """
 
     kind: ClassVar[str] = "sharded"
@@ -203,6 +204,7 @@ class Strategy:
     stored: Mapping[str, Layout]
     recomputed: tuple[Region, ...] = ()
     once: frozenset[str] = frozenset()
+    zigzag_beside: bool = False
 
     @property
     def stages(self) -> tuple[Strategy, ...]:
@@ -261,7 +263,9 @@ class Strategy:
         """Whether sequences are cut in zig-zag order: they can be, and causal attention is split along its
         queries."""
         atoms = self.graph.atoms
-        return atoms.may_zigzag(self.mesh) and any(
+        if not atoms.may_zigzag(self.mesh):
+            return False
+        return self.zigzag_beside or any(
             choice >= 0 and size > 1 and atoms.spaces[op.name].dims[choice].growing
             for configuration in self.configurations.values()
             for op in configuration.group.operators

@@ -9,8 +9,14 @@ from torch.nn import functional as F
 
 from tensoropt import zoo
 from tensoropt.capture import capture
+from tensoropt.cluster import Mesh, load_cluster
+from tensoropt.costs.source import CostSource, build_tables
+from tensoropt.evaluation.problem import prepare
 from tensoropt.graph import OperatorGraph
 from tensoropt.ops.families.attention import ATTENTION
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
+from tensoropt.search import track_frontier
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.sequence import sequence_strategies
@@ -72,3 +78,20 @@ def test_what_mixes_positions_stays_whole() -> None:
     labels = followed(graph)
     assert [labels.get(op.name) for op in graph.operators if "linear" in op.target] == ["d1", "none"]
     assert [labels.get(op.name) for op in graph.operators if "cumsum" in op.target] == ["none"]
+
+
+def test_the_search_finds_attention_by_heads_inside_a_split_sequence() -> None:
+    """DeepSpeed-Ulysses (arXiv 2309.14509, section 3.1): edges exchange the sequence for heads and back."""
+    sizes = {"layers": 1, "hidden": 512, "heads": 8, "key_value_heads": 8, "inner": 1024, "vocabulary": 512}
+    built = zoo.build("llama3-8b", batch=1, device="meta", sequence=65536, **sizes)
+    settings = Settings(dtype="bfloat16", measure="never")
+    problem = prepare(capture(built.model, built.args, built.kwargs, dtype=settings.dtype))
+    costs = CostSource(load_cluster("dgx-h100[4]"), ProfileStore(":memory:"), settings)
+    mesh = Mesh(shape=(4,), names=("gpu",))
+    ((_, tables, _),) = build_tables(problem.graph, problem.micro, costs, [mesh], [1], (), None)
+    frontier = track_frontier(tables, epsilon=1e-3, max_points=64)
+    fastest = frontier.strategy(len(frontier) - 1)
+    labels = {group.name: tables.labels(group.name, fastest[group.name])[0] for group in problem.graph.groups}
+    operators = problem.graph.atoms.graph.operators
+    assert [labels[op.name] for op in operators if op.target == ATTENTION] == ["heads"]
+    assert {labels[op.name] for op in operators if "linear" in op.target} == {"d1"}

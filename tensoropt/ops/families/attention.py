@@ -64,9 +64,8 @@ def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
     if p == 0.0:
         if not shard.argument(5, "is_causal", False) or not shard.split(shard.loop_named("queries")):
             return call
-        pieces = query_pieces(shard, shard.space.writes[0])
         args = (*call.args[:3], shard.op.kwargs.get("scale"))
-        return LocalCall(BLOCKS_FORM, args, {}, call.name, (pieces,))
+        return LocalCall(BLOCKS_FORM, args, {}, call.name, (query_pieces(shard, shard.space.writes[0]),))
     tensors = shard.atoms.graph.tensors
     keys = tensors[shard.op.inputs()[1]].shape[-2]
     output = shard.space.writes[0]

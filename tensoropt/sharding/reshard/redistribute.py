@@ -412,10 +412,11 @@ def _zigzag_joined(shards: torch.Tensor, atom: int) -> torch.Tensor:
 
 def _slice(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move:
     atom, parts, position = step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes)
-    if atom in zigzag and parts > 1:
-        return lambda x: _zigzag_shard(x, atom, parts, position).flatten(atom, atom + 1)
 
     def move(x: torch.Tensor) -> torch.Tensor:
+        if atom in zigzag and parts > 1:
+            pair = _zigzag_shard(x, atom, parts, position)
+            return pair.clone(memory_format=torch.contiguous_format).flatten(atom, atom + 1)
         piece = x.narrow(atom, *chunk(x.shape[atom], parts, position))
         # A view would keep the whole tensor alive as long as the piece is alive.
         return piece.clone(memory_format=torch.contiguous_format) if piece.numel() != x.numel() else piece

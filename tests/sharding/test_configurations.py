@@ -119,8 +119,7 @@ def test_batches_heads_and_sequences_are_cut_in_unequal_parts(size, parts):
     _, qkv, attention, out = splits(2, 2, size, mesh)
     assert ("out_features.1" in qkv, "heads" in attention, "in_features.0@R" in out) == (True, True, True)
     tokens, qkv, attention, _ = splits(2, size, 2, mesh)
-    # Causal attention keeps its sequences whole.
-    assert ("d1" in tokens, "d1" in qkv, "queries" in attention) == (True, True, False)
+    assert ("d1" in tokens, "d1" in qkv, "queries" in attention) == (True, True, True)
     # Micro-batches are equal, and the parts of each need not be.
     assert all({"d0", "batch0"} & labels for labels in splits(2 * size, 2, 2, (2, parts)))
     # On two axes, or with an empty part, nothing is cut unevenly.

@@ -117,8 +117,9 @@ def fits(
             # By one axis only: if axes nest, resharding derives sizes from those that the outer axes leave,
             # by exact division.
             uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
-            uneven |= small_parts and _in_small_parts(dims[loop], sizes, in_time == loop)
-            if dims[loop].size % prod(sizes) and not uneven:
+            if dims[loop].size % prod(sizes) == 0 or uneven:
+                continue
+            if not (small_parts and _in_small_parts(dims[loop], sizes, in_time == loop)):
                 return False
     # The target of a scattered partial sum is not a loop that the anchor splits, so the check above has not
     # covered it.
@@ -129,8 +130,8 @@ def fits(
         for code in {code for code in codes if code >= 0}:
             dim = space.dims[loops[code]]
             sizes = [size for size, other in zip(mesh, codes, strict=True) if other == code and size > 1]
-            in_small_parts = _in_small_parts(dim, sizes, codes[0] == code and mesh[0] > 1)
-            if dim.size % prod(sizes) and not in_small_parts:
+            in_time = codes[0] == code and mesh[0] > 1
+            if dim.size % prod(sizes) and not _in_small_parts(dim, sizes, in_time):
                 return False
     return True
 

@@ -27,6 +27,7 @@ from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.recipes import recipes_of
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.zigzag import contiguous_note
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.caching_allocator import replayed, step_requests
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates, overlap_of
@@ -75,7 +76,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
             for n in tables.graph.shared
         },
         keys=problem.parameter_keys,
-        notes=tuple(notes),
+        notes=(*notes, *contiguous_note(tables.graph.atoms, tables.mesh)),
         regions={name: region.name for name, region in region_of(tables.regions).items()},
         sequence=problem.sequence,
         recipes={

@@ -13,7 +13,9 @@ Chunks nest: the zig-zag shards of a shard on a further axis are those of both a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from tensoropt.ops.attention_in_blocks import BLOCKS_FORM
 from tensoropt.ops.calls import OperatorShard
@@ -36,6 +38,32 @@ def with_zigzag(atoms: AtomGraph) -> AtomGraph:
     """Return the graph with the atoms whose shards come in zig-zag order, if causal attention is split along
     its queries; without any if something else takes a shard for a contiguous part of the sequence."""
     return replace(atoms, zigzag=_atoms_of_sequences(atoms))
+
+
+def contiguous_note(atoms: AtomGraph, mesh: Sequence[int]) -> tuple[str, ...]:
+    """Return why queries of causal attention that a mesh can split are not cut in zig-zag order on it, in
+    words; empty if they are, or cannot be split at all.
+
+    Args:
+        mesh: micro-batches, then axis sizes.
+    """
+    axes = [size for size in mesh[1:] if size > 1]
+    lengths = {
+        dim.size
+        for space in atoms.spaces.values()
+        for dim in space.dims
+        if dim.growing and dim.splittable and (dim.small_parts or any(dim.size % n == 0 for n in axes))
+    }
+    if not lengths or atoms.may_zigzag(mesh):
+        return ()
+    sequences = f"sequences of {', '.join(map(str, sorted(lengths)))}"
+    why = f"{2 * prod(axes)} chunks, two per device, do not divide them"
+    if not atoms.zigzag:
+        why = "a parameter or an operator needs contiguous parts of them"
+    return (
+        f"mesh {'x'.join(map(str, axes))}: {sequences} are not cut in zig-zag order, as {why}; where causal "
+        "attention splits its queries, the rank with the last ones has the most to do, and is priced",
+    )
 
 
 def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[Atom]:

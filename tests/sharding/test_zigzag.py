@@ -17,6 +17,7 @@ from tensoropt.ops.index_space import AtomGraph
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.zigzag import contiguous_note
 from tensoropt.verify.random_strategies import random_pipeline
 
 SEQUENCE = 24
@@ -59,7 +60,12 @@ def test_all_along_the_sequence_is_cut_alike_and_nothing_else() -> None:
     ("mesh", "fits"), [((1, 2), True), ((1, 3), True), ((4, 2), True), ((1, 2, 4), False), ((1, 5), False)]
 )
 def test_two_chunks_per_rank_have_to_divide_the_sequence(mesh: tuple[int, ...], fits: bool) -> None:
-    assert atoms_of().may_zigzag(mesh) == fits
+    atoms = atoms_of()
+    assert atoms.may_zigzag(mesh) == fits
+    # Nothing is said of queries that no axis can split.
+    words = contiguous_note(atoms, mesh)
+    assert bool(words) == (not fits and mesh != (1, 5))
+    assert all("sequences of 24 are not cut in zig-zag order, as 16 chunks" in note for note in words)
 
 
 def table(model: nn.Module, x: Tensor) -> Tensor:
@@ -86,7 +92,11 @@ def summed_up(_: nn.Module, x: Tensor) -> Tensor:
 def test_what_needs_contiguous_shards_rules_it_out(
     before: Layer, behind: Layer, causal: bool, found: bool
 ) -> None:
-    assert bool(atoms_of(before, behind, causal=causal).zigzag) == found
+    atoms = atoms_of(before, behind, causal=causal)
+    assert bool(atoms.zigzag) == found
+    notes = contiguous_note(atoms, (1, 2))
+    assert len(notes) == (causal and not found)
+    assert all("needs contiguous parts" in note for note in notes)
 
 
 @cache

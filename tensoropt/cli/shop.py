@@ -80,8 +80,9 @@ def _profile_table(profile: Any, explorations: Sequence[Any]) -> str:
     def words(cell: Any, batch: int | None) -> str:
         if cell is None:
             return "-"
-        of_batch = profile.of_batches and batch is not None
-        return format_number(per_sample * batch / cell.time_s) if of_batch else format_seconds(cell.time_s)
+        if profile.of_batches and batch is not None:
+            return format_number(per_sample * batch / cell.time_s)
+        return format_seconds(cell.time_s)
 
     rows = [["devices", "kind", *(["batch"] if profile.weak else []), *budgets]]
     for row in profile.rows:

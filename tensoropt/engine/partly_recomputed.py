@@ -96,22 +96,23 @@ class PartlyRecomputed:
         self._second: dict[frozenset[int], tuple[fx.GraphModule, list[int]]] = {}
 
     def __call__(
-        self, inputs: Sequence[Any], placed: Callable[[], AbstractContextManager[Any]]
+        self, inputs: list[Any], placed: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[Any, ...]:
         """Return the region's results.
 
         Args:
+            inputs: emptied, as the region holds an input only up to its last reader.
             placed: the context in which each forward runs.
         """
         call = _Call(self, inputs, placed)
         with saved_tensors_hooks(call.leave, call.take), placed():
-            results: tuple[Any, ...] = self._first(call, *inputs)
+            results: tuple[Any, ...] = self._first(call, inputs)
         return results
 
     def _first_forward(self) -> fx.GraphModule:
         graph = fx.Graph()
-        call = graph.placeholder("call")
-        copies = {node: graph.placeholder(node.name) for node in self._inputs}
+        call, inputs = graph.placeholder("call"), graph.placeholder("inputs")
+        copies = {node: graph.call_function(_taken, (inputs,)) for node in self._inputs}
         for node in self._nodes:
             given = tuple(copies[n] for n in self._gives.get(node, ()))
             names = tuple(self._number[n] for n in self._gives.get(node, ()))
@@ -154,6 +155,10 @@ class PartlyRecomputed:
         return fx.GraphModule(self._root, graph, class_name="SecondForward"), [
             self._number[n] for n in starts
         ]
+
+
+def _taken(inputs: list[Any]) -> Any:
+    return inputs.pop(0)
 
 
 def _function(node: fx.Node) -> Callable[..., Any]:

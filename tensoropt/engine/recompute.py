@@ -131,9 +131,11 @@ class Recomputed(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Return the region's results; backward recomputes its intermediate tensors."""
+        # In part, the inputs come in one list, so that nothing outside holds what forward is past.
+        values = inputs if self.part is None else inputs[0]
         # There will be no backward; running the body directly avoids the hooks.
         if not torch.is_grad_enabled():
-            return self.body(*inputs)
+            return self.body(*values)
         # Dropout's masks and shards of the batch depend on where the step was when forward ran.
         runtime = self.runtime
         forward_at = runtime.step, runtime.micro_batch, runtime.ahead
@@ -148,13 +150,13 @@ class Recomputed(torch.nn.Module):
                 # Backward of what follows the region continues with its own counters.
                 runtime.step, runtime.micro_batch, runtime.ahead = position
 
-        def run(*values: Any) -> Any:
+        def run(*given: Any) -> Any:
             with placed():
-                return self.body(*values)
+                return self.body(*given)
 
         if torch.compiler.is_compiling():  # a compiler knows PyTorch's own way, and makes it its own
-            return checkpoint(run, *inputs, use_reentrant=False, early_stop=False)
-        return recomputed(run, *inputs) if self.part is None else self.part(inputs, placed)
+            return checkpoint(run, *values, use_reentrant=False, early_stop=False)
+        return recomputed(run, *values) if self.part is None else self.part(values, placed)
 
 
 def extract_regions(
@@ -184,10 +186,15 @@ def extract_regions(
         if not all(each.again for each in of_region.values()):
             part = PartlyRecomputed(root, inputs, outputs, of_region, SavingHooks(*runtime.saving))
         root.add_module(target, Recomputed(body, runtime, part))
-        call = result.call_module(target, tuple(copies[n] for n in inputs))
+        given = tuple(copies[n] for n in inputs)
+        call = result.call_module(target, given if part is None else (result.call_function(_listed, given),))
         for index, node in enumerate(outputs):
             copies[node] = result.call_function(operator.getitem, (call, index))
     return result
+
+
+def _listed(*values: Any) -> list[Any]:
+    return list(values)
 
 
 def _body(

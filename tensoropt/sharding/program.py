@@ -201,13 +201,16 @@ class ForwardProgram:
 
     def units(self) -> Iterator[tuple[Node, ...]]:
         """Yield each node, and those of each recomputed region together, after everything that any of them
-        reads; otherwise in the given order."""
+        reads; otherwise in the given order, but for marks of blocks in backward, which come as early as they
+        can: behind a region they would keep alive what only moves within it read."""
         regions: dict[str, list[Node]] = {}
         for node in self.nodes:
             if node.region is not None:
                 regions.setdefault(node.region, []).append(node)
         members = {name: tuple(nodes) for name, nodes in regions.items()}
         unit = {node: (node,) if node.region is None else members[node.region] for node in self.nodes}
+        outside = (node for node in self.nodes if node.region is None) if members else ()
+        marks = [node for node in outside if isinstance(node, BeginBlockBackward)]
         done: set[Node] = set()
         for node in self.nodes:
             # Depth first with an explicit stack: a graph's chains are longer than Python's recursion limit.
@@ -223,6 +226,10 @@ class ForwardProgram:
                 if current[0] not in done:
                     done.update(current)
                     yield current
+                    ready = [mark for mark in marks if done.issuperset(mark.reads.values())]
+                    marks = [mark for mark in marks if mark not in ready]
+                    done.update(ready)
+                    yield from ((mark,) for mark in ready)
 
 
 def lower_program(

@@ -132,7 +132,7 @@ class Recomputed(torch.nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Return the region's results; backward recomputes its intermediate tensors."""
         # In part, the inputs come in one list, so that nothing outside holds what forward is past.
-        values = inputs if self.part is None else inputs[0]
+        values: Any = inputs if self.part is None else inputs[0]
         # There will be no backward; running the body directly avoids the hooks.
         if not torch.is_grad_enabled():
             return self.body(*values)

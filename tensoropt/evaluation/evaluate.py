@@ -81,7 +81,8 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
         sequence=problem.sequence,
         recipes={
             region.name: {
-                recipe: "".join(str(int(name in once)) for name in region.groups)
+                # What would run again for nobody runs once in a block that the search recomputes wholly.
+                recipe: "".join(str(int(name in once or name in region.rest)) for name in region.groups)
                 for recipe, once in recipes_of(tables.graph, region).items()
             }
             for region in tables.regions

@@ -70,7 +70,7 @@ def split_words(findings: Findings, index: int) -> str:
     parts += [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
     again = len(space.recomputed(point.choice))
     if again:
-        partly = len({space.regions[name] for name in space.once(point.choice)})
+        partly = len(space.partly(point.choice))
         in_part = f" ({partly} in part)" if partly else ""
         parts.append(f"{again}/{len(set(space.regions.values()))} recomputed{in_part}")
     return ", ".join(parts)

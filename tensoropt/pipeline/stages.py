@@ -430,7 +430,7 @@ class _StageBuilder:
             {op.name: group for group in groups for op in group.operators},
         )
         names = {group.name for group in groups}
-        regions = tuple(region for region in find_regions(self.whole) if names.issuperset(region.whole))
+        regions = tuple(region for region in find_regions(self.whole) if names.issuperset(region.groups))
         return replace(grouped, regions=tuple((region.name, region.groups) for region in regions))
 
     @staticmethod
@@ -523,7 +523,7 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
         raise PlanError(f"{len(blocks)} repeated blocks are fewer than {stages} stages; give fewer stages")
     # Before each block, and after the last one.
     starts = [cutter.place[region.groups[0]] for region in blocks]
-    starts.append(cutter.place[blocks[-1].whole[-1]] + 1)
+    starts.append(cutter.place[blocks[-1].groups[-1]] + 1)
     sizes = dealt(len(blocks), stages, ends=ends)
     before = [
         sum(sizes[: stage + 1]) - (ends and _ends_count(len(blocks), stages)) for stage in range(stages)
@@ -541,7 +541,7 @@ def has_ends(cutter: Cutter) -> bool:
     blocks = find_regions(cutter.graph)
     if not blocks:
         return False
-    first, last = cutter.place[blocks[0].groups[0]], cutter.place[blocks[-1].whole[-1]]
+    first, last = cutter.place[blocks[0].groups[0]], cutter.place[blocks[-1].groups[-1]]
     return first in cutter.cuts and last + 1 in cutter.cuts
 
 

@@ -72,6 +72,16 @@ class Space(Shown):
             name for name, runs_again in again.items() if not runs_again and self.regions[name] in blocks
         )
 
+    def partly(self, choice: Sequence[int]) -> tuple[str, ...]:
+        """Return the blocks that a point recomputes in part."""
+        flags: dict[str, str] = {}
+        for name, runs_again in self._again(choice).items():
+            flags[self.regions[name]] = flags.get(self.regions[name], "") + "10"[runs_again]
+        full = {
+            block: {"0" * len(own), self.recipes.get(block, {}).get("full")} for block, own in flags.items()
+        }
+        return tuple(block for block, own in flags.items() if "0" in own and own not in full[block])
+
     def _again(self, choice: Sequence[int]) -> dict[str, bool]:
         """Return whether a point recomputes each group of a block."""
         return {

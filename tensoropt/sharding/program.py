@@ -298,6 +298,8 @@ class Lowering:
         for op in source.operators:
             group = self.graph.group_of[op.name]
             region = self.strategy.region_of.get(group.name)
+            if region is not None and group.name in region.rest and group.name in self.strategy.once:
+                region = None  # nothing of it runs again, and nothing reads it that does
             self._begin(self.strategy.blocks.of[group.name])
             twice = self.strategy.forwards(group.name) > 1
             self.where = _OUTSIDE if region is None else {"region": region.name, "again": twice}

@@ -47,18 +47,14 @@ class Region:
 
     Attributes:
         name: the block's module path (``transformer.h.0``); a block that runs several times gets ``#2``, ...
-        groups: names of its groups, in execution order, up to the last one whose backward needs something.
-        rest: the names of those behind, which run once.
+        groups: names of its groups, in execution order.
+        rest: the names of those behind the last one whose backward needs something. If they ran again, it
+            would be for nobody; they do only where everything does, as in plans that say nothing of parts.
     """
 
     name: str
     groups: tuple[str, ...]
     rest: tuple[str, ...] = ()
-
-    @property
-    def whole(self) -> tuple[str, ...]:
-        """The names of all groups of the block."""
-        return self.groups + self.rest
 
 
 def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
@@ -72,10 +68,15 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
     if not graph.atoms.graph.training:
         return ()
     if graph.regions is not None:
-        return tuple(Region(name, groups) for name, groups in graph.regions)
+        return tuple(_region(graph, name, groups) for name, groups in graph.regions)
     levels = (_blocks(graph, depth) for depth in range(_deepest(graph)))
     candidates = [blocks for blocks in levels if len(blocks) > 1]
     return min(candidates, key=lambda blocks: _bytes_when_recomputed(graph, blocks), default=())
+
+
+def _region(graph: GroupGraph, name: str, groups: tuple[str, ...]) -> Region:
+    needy = [i for i, group in enumerate(groups) if needs_kept(graph, graph.group_of[group])]
+    return Region(name, groups, groups[needy[-1] + 1 :] if needy else ())
 
 
 def region_of(regions: Iterable[Region]) -> dict[str, Region]:
@@ -98,8 +99,9 @@ def left_as_views(group: Group) -> frozenset[str]:
 
 
 def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> frozenset[str]:
-    """Return those groups of a region that run once if only ``once`` shall: without those that leave views of
-    what is made again."""
+    """Return the groups of a region that run once if these shall, if any: without those that leave views of
+    what is made again, and with those whose results nobody needs again."""
+    once = {*once, *region.rest} if once else frozenset[str]()
     fitting = set[str]()
     made_again = set[str]()
     for name in region.groups:
@@ -150,12 +152,9 @@ def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
         # The executor makes one call of a region, so the region must not wait for itself in the middle.
         if not _has_backward(graph, groups) or not _runs_at_once(graph, groups):
             continue
-        # What comes behind the last group that backward needs something of would run again for nobody.
-        last = max((i for i, group in enumerate(groups) if needs_kept(graph, group)), default=0)
         times[name] = times.get(name, 0) + 1
         label = name if times[name] == 1 else f"{name}#{times[name]}"
-        names = tuple(g.name for g in groups)
-        regions.append(Region(label, names[: last + 1], names[last + 1 :]))
+        regions.append(_region(graph, label, tuple(g.name for g in groups)))
     return tuple(regions)
 
 

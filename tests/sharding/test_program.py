@@ -484,13 +484,14 @@ def test_a_region_runs_at_once_behind_what_it_reads(build, seed: int) -> None:
     for node in program.nodes:
         if isinstance(node, (Argument, Slice, BeginBlock)):
             assert node.region is None
-        if isinstance(node, Compute):
-            region = strategy.region_of.get(graph.group_of[node.op.name].name)
-            assert node.region == (None if region is None else region.name)
-            assert node.again == (strategy.forwards(graph.group_of[node.op.name].name) == 2)
-        if isinstance(node, Move) and node.edge.reader:
-            region = strategy.region_of.get(node.edge.reader)
-            assert node.region == (None if region is None else region.name)
+        group = graph.group_of[node.op.name].name if isinstance(node, Compute) else ""
+        if isinstance(node, Move):
+            group = node.edge.reader
+        if group:
+            region = strategy.region_of.get(group)
+            outside = region is None or (group in region.rest and group in once)
+            assert node.region == (None if outside else region.name)
+            assert node.again == (strategy.forwards(group) == 2)
     units = list(program.units())
     assert Counter(node for unit in units for node in unit) == Counter(program.nodes)
     done = set[Node]()

@@ -21,7 +21,14 @@ from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.errors import PlanError
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.regions import Neighbours, find_blocks, find_regions, needs_kept, recomputed
+from tensoropt.sharding.regions import (
+    Neighbours,
+    find_blocks,
+    find_regions,
+    fitting_once,
+    needs_kept,
+    recomputed,
+)
 from tensoropt.sharding.strategy import Strategy
 from tests.costs.models import gates, gpt2, problem
 
@@ -328,13 +335,15 @@ def test_a_strategy_is_data_with_what_runs_once():
             Strategy.from_data({**data, "once": once}, graph)
 
 
-def test_what_nobody_needs_again_is_in_no_region():
+def test_what_nobody_needs_again_runs_once_where_anything_does():
     graph = problem(gpt2).graph
     for region in find_regions(graph):
         (last,) = region.rest  # the sum with the block's input
         assert graph.group_of[last].anchor.target == "aten.add.Tensor"
-        assert region.whole == (*region.groups, last)
-        assert needs_kept(graph, graph.group_of[region.groups[-1]])
+        assert region.groups[-1] == last
+        assert needs_kept(graph, graph.group_of[region.groups[-2]])
+        assert fitting_once(graph, region, region.groups[:1]) == {region.groups[0], last}
+        assert fitting_once(graph, region, ()) == frozenset()
 
 
 def test_a_frozen_block_below_all_others_is_never_recomputed():

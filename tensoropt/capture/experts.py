@@ -206,6 +206,8 @@ class _Layer:
     def _is_inverse(self, op: Operator) -> bool:
         """Return whether it writes 0, 1, 2, ... at the places that the order gives."""
         _, places, values, *_ = op.args
+        if not all(isinstance(value, Ref) for value in (*places, values)):
+            return False
         rows = self.tokens * self.chosen
         known = self.graph.constants.get(values.name)
         return (

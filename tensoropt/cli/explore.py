@@ -61,6 +61,8 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
         return _over_batches(question, progress, out)
     if question.also_on or question.devices:
         return _over_clusters(question, progress, out)
+    if any(Path(out).glob("batch-*/exploration.json")):
+        raise TensorOptError(f"{out} holds explorations of several batches; choose another --out")
     exploration, folder = explored(question, progress, out), Path(out)
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.frontier_table import frontier_text
@@ -100,6 +102,7 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
             [first if isinstance(first, str) else load_cluster(first), *question.also_on]
         )
     question.on(load_cluster(question.cluster))  # a wrong batch is refused before anything is explored
+    _check_for_several(out)
     with writable_folder(out) as folder:
 
         def on(cluster: Any, sibling: Any) -> Any:
@@ -135,6 +138,7 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     # A model that brings its own inputs is refused before anything is made.
     default_batch(question.model)
     memory = question.settings_on(load_cluster(question.cluster)).memory_bytes
+    _check_for_several(out)
     with writable_folder(out) as folder:
 
         def at(batch: int) -> Any:
@@ -155,6 +159,14 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str) -> Answer:
         "--memory ...` picks a plan",
     ]
     return Answer({"out": str(folder), "refused": refused, **answer.data}, "\n".join(lines))
+
+
+def _check_for_several(out: str) -> None:
+    """Refuse a folder of one exploration, which would hide the folders of several inside it."""
+    if (Path(out) / "exploration.json").exists():
+        raise TensorOptError(
+            f"{out} holds one exploration, and several would lie in folders inside it; choose another --out"
+        )
 
 
 def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]:

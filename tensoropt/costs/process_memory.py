@@ -21,7 +21,6 @@ from tensoropt.cluster.catalog import process_memory_figures
 from tensoropt.cluster.hardware import DeviceKind
 from tensoropt.cluster.quantities import MEMORY
 from tensoropt.graph import OperatorGraph
-from tensoropt.ops.calls import BY_VALUES
 from tensoropt.types import Flags, Floats
 from tensoropt.units import format_bytes
 
@@ -60,6 +59,9 @@ class Communicator(NamedTuple):
         """Return the bytes of a communicator of ``ranks`` ranks that is used for collectives of these
         kinds.
         """
+        # Here, as saved points are shown without PyTorch.
+        from tensoropt.ops.calls import BY_VALUES
+
         pairwise = {"all_to_all", BY_VALUES}
         found = self.ring if set(kinds) - pairwise else 0.0
         found += self.tree if "all_reduce" in kinds else 0.0

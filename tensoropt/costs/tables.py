@@ -163,12 +163,17 @@ def _group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
         for name in sorted(set(op.inputs()), key=len, reverse=True):
             shapes = shapes.replace(f"Ref(name='{name}')", f"t{names[name]}")
         parts.append((op.target, shapes, [names[n] for n in op.outputs]))
+        # How loops may be cut can follow from other operators over the same atoms.
+        loops = graph.atoms.spaces[op.name].dims
+        parts.append([(d.splittable, d.uneven, d.growing, d.along, d.small_parts) for d in loops])
     # A tensor with another memory layout costs other copies, so the order is part of the look.
     orders = memory_orders(graph)
     for name in names:
         t = tensors[name]
         parts.append((t.shape, t.dtype, t.stored_dtype, t.kind, t.requires_grad, graph.atoms.atoms[name]))
         parts.append(orders.get(name))
+        count = len(graph.atoms.atom_sizes(name)) if graph.atoms.zigzag else 0
+        parts.append([atom for atom in range(count) if (name, atom) in graph.atoms.zigzag])
     roles = [[names[n] for n in part] for part in (group.reads, group.parameters, group.shared, group.writes)]
     roles.append([names[n] for n in group.writes if n not in graph.hubs and leaves_model(graph, n)])
     labels = [str(s.label) for s in group.strategies]

@@ -379,30 +379,36 @@ def gathers_state(*stages: Strategy) -> bool:
     return any(not has_own_shape(stage, name) for stage in stages for name in stage.stored)
 
 
-def _view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:
-    """Return a shape in which DTensor can express a layout that it cannot express in the tensor's own shape
-    (:func:`~tensoropt.engine.parameters.own_placements`): every dim with an inner sharded atom is unflattened
-    into its atoms."""
-    shape: list[int] = []
+def _shown_in_atoms(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[bool, ...]:
+    """Return for each dim whether it is unflattened into its atoms, so that DTensor can express a layout that
+    it cannot express in the tensor's own shape (:func:`~tensoropt.engine.parameters.own_placements`)."""
+    shown = []
     position = 0
     for dim in atoms:
         sharded = {code - position for code in layout if position <= code < position + len(dim)}
-        # Cutting an outermost atom makes contiguous slices, which `Shard` of the whole dim also expresses.
-        shape += dim if sharded - {0} else (prod(dim),)
+        parts = prod(size for size, code in zip(mesh, layout, strict=True) if code == position)
+        # Equal cuts of an outermost atom make slices that `Shard` of the whole dim also expresses; unequal
+        # ones are whole atoms here, and any number of rows in a DTensor.
+        shown.append(bool(sharded - {0}) or (len(dim) > 1 and dim[0] % parts != 0))
         position += len(dim)
-    return tuple(shape)
+    return tuple(shown)
 
 
-def _dtensor_placements(atoms: Atoms, layout: Layout) -> tuple[Placement, ...]:
-    """Return PyTorch placements on the real axes for a tensor shown in :func:`_view_shape`."""
+def _in_view(atoms: Atoms, shown: Sequence[bool]) -> tuple[int, ...]:
+    """Return the shape in which some dims are unflattened into their atoms."""
+    return tuple(
+        size for dim, each in zip(atoms, shown, strict=True) for size in (dim if each else (prod(dim),))
+    )
+
+
+def _dtensor_placements(atoms: Atoms, layout: Layout, shown: Sequence[bool]) -> tuple[Placement, ...]:
+    """Return PyTorch placements on the real axes for a tensor shown as :func:`_in_view`."""
     dims: dict[int, int] = {}
-    position = shown = 0
-    for dim in atoms:
-        sharded = {code - position for code in layout if position <= code < position + len(dim)}
-        inner = bool(sharded - {0})
+    position = first = 0
+    for dim, each in zip(atoms, shown, strict=True):
         for i in range(len(dim)):
-            dims[position + i] = shown + i if inner else shown
-        shown += len(dim) if inner else 1
+            dims[position + i] = first + i if each else first
+        first += len(dim) if each else 1
         position += len(dim)
     # From 1 on: a DTensor knows nothing of micro-batches, and a parameter is not split by them.
     return tuple(Shard(dims[code]) if code >= 0 else Replicate() for code in layout[1:])
@@ -417,8 +423,9 @@ def as_dtensor(
     placements = own_placements(atoms, layout, runtime.mesh)
     local_view = local_shape(atoms, layout, runtime.mesh, runtime.place)
     if placements is None:
-        shape, placements = _view_shape(atoms, layout), _dtensor_placements(atoms, layout)
-        local_view = _local_view(atoms, layout, runtime)
+        shown = _shown_in_atoms(atoms, layout, runtime.mesh)
+        shape, placements = _in_view(atoms, shown), _dtensor_placements(atoms, layout, shown)
+        local_view = _in_view(local_atoms(atoms, layout, runtime.mesh, runtime.place), shown)
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     dtensor: DTensor = DTensor.from_local(
         local.view(local_view),
@@ -433,14 +440,3 @@ def as_dtensor(
     if is_strided(dtensor):
         _teach_checkpoints()
     return dtensor
-
-
-def _local_view(atoms: Atoms, layout: Layout, runtime: Runtime) -> tuple[int, ...]:
-    """Return this rank's part of :func:`_view_shape`."""
-    shape: list[int] = []
-    position = 0
-    for dim, local in zip(atoms, local_atoms(atoms, layout, runtime.mesh, runtime.place), strict=True):
-        sharded = {code - position for code in layout if position <= code < position + len(dim)}
-        shape += local if sharded - {0} else (prod(local),)
-        position += len(dim)
-    return tuple(shape)

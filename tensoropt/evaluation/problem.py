@@ -24,6 +24,7 @@ from tensoropt.graph import OperatorGraph
 from tensoropt.ops.calls import CostClass, LocalCall
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.index_space import LoopDim
+from tensoropt.ops.layouts import chunk
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.question.settings import Settings
@@ -217,9 +218,9 @@ def _counts_left_whole(
     batch, heads = dict[str, LoopDim](), dict[str, LoopDim]()
     for group in graph.groups:
         dims = {dim.name: dim for dim in graph.atoms.spaces[group.name].dims}
-        label = following[group.name].label
-        if label.splits and dims[label.dim].size in samples:
-            batch[group.name] = dims[label.dim]
+        follows = following.get(group.name)
+        if follows is not None and follows.label.splits and dims[follows.label.dim].size in samples:
+            batch[group.name] = dims[follows.label.dim]
         if group.anchor.target == ATTENTION and "heads" in dims and "group" not in dims:
             heads[group.name] = dims["heads"]
     for what, loops in (("batch", batch), ("attention heads", heads)):
@@ -227,14 +228,25 @@ def _counts_left_whole(
             loop.size for name, loop in loops.items() if name not in but and loop.name not in split[name]
         ]
         if whole and len(whole) == len(loops):
-            better = _near(whole[0], axis)
-            yield f"{what} left whole: no searched mesh splits {whole[0]}; an axis of {axis} divides {better}"
+            better = _near_in_parts(whole[0], axis)
+            yield f"{what} left whole: no searched mesh splits {whole[0]}; an axis of {axis} cuts {better}"
 
 
 def _near(size: int, parts: int) -> str:
     """Return the nearest sizes that are divisible by the number of parts, in words."""
     below = size // parts * parts
     return f"{below} or {below + parts}" if below else str(parts)
+
+
+def _near_in_parts(size: int, parts: int) -> str:
+    """Return the nearest sizes that can be cut into parts of which none is empty, in words."""
+
+    def cuts(whole: int) -> bool:
+        return chunk(whole, parts, parts - 1)[1] > 0
+
+    below = next((whole for whole in range(size - 1, 0, -1) if cuts(whole)), None)
+    above = next(whole for whole in range(size + 1, size + 2 * parts) if cuts(whole))
+    return f"{above}" if below is None else f"{below} or {above}"
 
 
 def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:

@@ -336,4 +336,4 @@ def _source_of(graph: PlacedGraph, op: PlacedOperator, compute: ComputeCosts) ->
     """Return the source of an operator's seconds."""
     if op.group is None or op.configuration is None:
         return compute.source
-    return compute.source_of(workload(graph.groups, op.configuration, op.mesh))
+    return compute.source_of(workload(graph.groups, op.configuration, op.mesh, contiguous=True))

@@ -183,7 +183,9 @@ class PlacedPrices:
         # Pieces of one split are priced alike, whichever of them it is.
         key = (op.group.name, str(op.configuration.strategies[1].label), *op.mesh)
         if key not in self._works:
-            work = workload(graph.groups, op.configuration, op.mesh, memory_orders(self.graph))
+            work = workload(
+                graph.groups, op.configuration, op.mesh, memory_orders(self.graph), contiguous=True
+            )
             self._works[key] = _Work(work, self.costs.facts.of(work))
         return self._works[key]
 

@@ -533,7 +533,7 @@ class Plan(Shown, _Recomputing):
             "hubs": {name: list(layout) for name, layout in self.hubs.items()},
             "stored": {name: list(p.stored) for name, p in self.parameters.items()},
             "recomputed": list(self.recomputed),
-            "once": list(self.once),
+            **({"once": list(self.once)} if self.once else {}),
         }
 
     def strategy(self, graph: Any) -> Any:

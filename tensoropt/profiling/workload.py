@@ -150,11 +150,14 @@ def workload(
     configuration: Configuration,
     mesh: AxisSizes,
     orders: Mapping[str, Order] | None = None,
+    *,
+    contiguous: bool = False,
 ) -> Workload:
     """Return the workload of a group's configuration, on the rank with the largest shards.
 
     Args:
         orders: those of the activations that it reads; determined if they are not given.
+        contiguous: sequences are not cut in zig-zag order, as in pieces of placed plans.
     """
     atoms, group = graph.atoms, configuration.group
     orders = memory_orders(graph) if orders is None else orders
@@ -165,7 +168,7 @@ def workload(
     def short(name: str) -> Ref:
         return Ref(names[name])
 
-    calls, zigzag = [], atoms.may_zigzag(mesh)
+    calls, zigzag = [], atoms.may_zigzag(mesh) and not contiguous
     for op in group.operators:
         call = localise(configuration.placed(op.name, atoms, mesh, None, zigzag=zigzag))
         args = tuple(map_refs(a, short) for a in call.args)

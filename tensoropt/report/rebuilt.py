@@ -151,7 +151,7 @@ class _PlacementOnDevices(StrategyOnMesh):
         operators = self.strategy.placed_graph.operators
         for op, device in zip(operators, self.strategy.placement.device, strict=True):
             if op.group is not None and op.configuration is not None:
-                work = workload(self.strategy.graph, op.configuration, op.mesh)
+                work = workload(self.strategy.graph, op.configuration, op.mesh, contiguous=True)
                 yield WorkOfGroup(device, (cluster.devices[device],), op.group, work)
 
     def compute(self, costs: RecordedCosts, kinds: Sequence[DeviceKind]) -> RecordedCompute:

@@ -295,10 +295,11 @@ class Lowering:
         # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
         self._blocks = {edge.block for edge in strategy.unsharded.values()}
         self._gather_ahead()
+        once = self.strategy.once
         for op in source.operators:
             group = self.graph.group_of[op.name]
             region = self.strategy.region_of.get(group.name)
-            if region is not None and group.name in region.rest and group.name in self.strategy.once:
+            if region is not None and group.name in region.rest and once.issuperset(region.rest):
                 region = None  # nothing of it runs again, and nothing reads it that does
             self._begin(self.strategy.blocks.of[group.name])
             twice = self.strategy.forwards(group.name) > 1

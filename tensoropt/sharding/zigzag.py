@@ -19,6 +19,7 @@ from math import prod
 
 from tensoropt.ops.attention_in_blocks import BLOCKS_FORM
 from tensoropt.ops.calls import OperatorShard
+from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import spec_of
@@ -28,6 +29,7 @@ _ORDERLESS_KERNELS = frozenset(
     {
         BLOCKS_FORM, "kernels.dropout", "kernels.random", "kernels.bernoulli", "kernels.mean_as_sum",
         "kernels.divided", "kernels.sync_batch_norm", "loss_kernels.cross_entropy", "loss_kernels.nll_loss",
+        EXPERTS,
     }
 )  # fmt: skip
 """The kernels that do not take a shard's elements for neighbours: they know which ones a shard has, or treat

@@ -200,6 +200,11 @@ def entry(name: str) -> ZooEntry:
     raise ZooError(f"the zoo has no model '{name}'; {hint} ('tensoropt list models' shows all)")
 
 
+_MOST_SAMPLES = 2**31 - 1
+"""The largest batch: its number of elements has to fit PyTorch's 64 bits whatever a sample's size is. An
+assumption."""
+
+
 def build(
     name: str,
     batch: int | None = None,
@@ -223,6 +228,8 @@ def build(
     batch = chosen.batch if batch is None else batch
     if batch < 1:
         raise ZooError(f"batch {batch} for '{name}' is below 1; leave it out for the default {chosen.batch}")
+    if batch > _MOST_SAMPLES:
+        raise ZooError(f"batch {batch} for '{name}' is more than {_MOST_SAMPLES:,}; give a smaller one")
     for key, value in overrides.items():
         _check_option(name, chosen.overrides, key)
         _check_range(name, chosen.overrides[key], key, value)

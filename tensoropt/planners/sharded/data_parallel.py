@@ -20,6 +20,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     """Return data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
     allowed = following_the_batch(task, whole)
     return at_least_one(
+        task,
         restricted_selections(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),
         "no number of devices here divides the batch; choose a batch that one divides",
     )

@@ -140,6 +140,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         return whole(tables, variable, index)
 
     return at_least_one(
+        task,
         restricted_selections(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
         "no mesh here divides both the attention heads and the batch; megatron needs an inner axis that "
         "divides the number of heads",

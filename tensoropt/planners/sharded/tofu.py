@@ -20,6 +20,7 @@ from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.elimination import ImpossibleError, IrreducibleError, cheapest
+from tensoropt.planners.sharded.common.restricted import why_none
 from tensoropt.planners.sharded.common.timesteps import coalesced, repeated
 from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
@@ -140,4 +141,5 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             selections.append(Selection(number, choice, options, notes))
         if selections:
             return selections
-    raise UnsuitableError("tofu splits every tensor, and no mesh here divides this model's sizes")
+    why = "tofu splits every tensor, and no mesh here divides this model's sizes"
+    raise UnsuitableError(why_none(task, why))

@@ -76,6 +76,7 @@ def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarra
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return every stage at every micro-batch count, on the flat mesh."""
     return at_least_one(
+        task,
         _of_all_stages(task),
         "no number of devices here divides the batch; choose a batch that one divides",
     )

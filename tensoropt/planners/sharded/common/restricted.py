@@ -89,7 +89,7 @@ def selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]
         yield Selection(number, frontier.strategy(i), frontier.options(i))
 
 
-def at_least_one(selections: Iterator[Selection], why_not: str) -> list[Selection]:
+def at_least_one(task: PlanningTask, selections: Iterator[Selection], why_not: str) -> list[Selection]:
     """Return the selections as a list, at least one.
 
     Raises:
@@ -97,5 +97,12 @@ def at_least_one(selections: Iterator[Selection], why_not: str) -> list[Selectio
     """
     chosen = list(selections)
     if not chosen:
-        raise UnsuitableError(why_not)
+        raise UnsuitableError(why_none(task, why_not))
     return chosen
+
+
+def why_none(task: PlanningTask, why_not: str) -> str:
+    """Return why a method has no plan: that of a free search, or that constraints leave it none."""
+    if task.base.settings.get("constraints") is None:
+        return why_not
+    return "none of its plans keeps to the constraints; loosen them or leave them out"

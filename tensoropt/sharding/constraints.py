@@ -442,6 +442,11 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
     if not blocks:
         names = [region.name for region in regions]
         raise ConstraintError(f"{pin} matches no repeated block; {suggest(pin.blocks, names)}")
+    if pin.every > len(blocks):
+        raise ConstraintError(
+            f"{pin}: every block number {pin.every} of those that match, and only {len(blocks)} match; give "
+            f"every: {len(blocks)} or less"
+        )
     pinned: dict[Region, frozenset[str]] = {}
     for number, region in enumerate(blocks, 1):
         pinned[region] = frozenset(region.groups)

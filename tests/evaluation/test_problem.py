@@ -138,7 +138,7 @@ def test_a_batch_that_stays_whole_is_named_with_batches_that_would_not(tmp_path:
     (note,) = (
         line for line in summary_lines(explored(tmp_path, 2, 8, 8, devices=3)) if "batch left whole" in line
     )
-    assert note.endswith("no searched mesh splits 2; an axis of 3 divides 3")
+    assert note.endswith("no searched mesh splits 2; an axis of 3 cuts 3")
     assert not any("left whole" in line for line in summary_lines(explored(tmp_path, 3, 8, 8)))
 
 

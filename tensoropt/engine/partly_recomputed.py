@@ -10,7 +10,8 @@ collectives that the plan counts.
 - What it saves of an operator that runs once is kept, unless it lies in the storage of a value that is made
   again: then it is that value, as the second forward makes it. If the value came to the operator along an
   edge, the edge is passed again.
-- What an operator that runs again reads of the rest is kept, until backward is past the first such operator.
+- What an operator that runs again reads of the rest is kept, until backward is past the first such operator;
+  if that is in a branch which leads to nothing that backward begins with, past the next one.
 
 So inputs of operators that run once are kept only where their makers run once as well (as PyTorch's
 ``torch.utils.checkpoint.create_selective_checkpoint_contexts`` does it for the results of single operators;
@@ -76,14 +77,12 @@ class PartlyRecomputed:
         self._inputs, self._outputs = list(inputs), list(outputs)
         self.runs = list(nodes.values())
         self._number = {node: number for number, node in enumerate((*nodes, *inputs))}
-        # What each node is the first to give to the second forward.
-        self._gives: dict[fx.Node, list[fx.Node]] = {}
-        given = set[fx.Node]()
-        for node, runs in nodes.items():
-            if runs.again:
-                reads = [n for n in node.all_input_nodes if n not in nodes or not nodes[n].again]
-                self._gives[node] = [n for n in reads if n not in given]
-                given.update(reads)
+        # What each node gives to the second forward.
+        self._gives = {
+            node: [n for n in node.all_input_nodes if n not in nodes or not nodes[n].again]
+            for node, runs in nodes.items()
+            if runs.again
+        }
         self.moved_from = {
             self._number[node]: self._number[source]
             for node, runs in nodes.items()
@@ -203,12 +202,17 @@ class _Lies(NamedTuple):
 
 
 class _Given:
-    """A value that the second forward takes as forward left it."""
+    """A value that the second forward takes as forward left it.
 
-    __slots__ = ("__weakref__", "learns", "value", "version")
+    Attributes:
+        claims: what autograd keeps of the operators that read it and run again, of each the first tensor.
+    """
+
+    __slots__ = ("__weakref__", "claims", "learns", "value", "version")
 
     def __init__(self, value: torch.Tensor):
         self.value, self.learns, self.version = value.detach(), value.requires_grad, value._version
+        self.claims: list[weakref.ref[_Saved]] = []
 
     def take(self) -> torch.Tensor:
         """Return the value.
@@ -234,13 +238,15 @@ class _Saved:
     Attributes:
         key: the tensor's number among those that are made again; None for one that is kept.
         kept, version: the kept tensor, or what stands for it, and its version.
-        given: what the second forward takes, and nothing else keeps alive.
+        given: what the second forward takes, kept alive as long as one such claim is.
     """
 
-    __slots__ = ("given", "kept", "key", "version")
+    __slots__ = ("__weakref__", "given", "kept", "key", "version")
 
     def __init__(self, given: list[_Given], key: int | None = None, kept: Any = None, version: int = 0):
         self.given, self.key, self.kept, self.version = given, key, kept, version
+        for box in given:
+            box.claims.append(weakref.ref(self))
 
 
 class _Call:
@@ -258,7 +264,9 @@ class _Call:
         self._saves = 0
         # By the number of its node: tensors that do not change hands by autograd, and those that do.
         self._given: dict[int, weakref.ref[_Given] | Any] = {}
+        # Those that the next saved tensor claims; those that this call keeps alive.
         self._unclaimed: list[_Given] = []
+        self._kept: list[_Given] = []
         self._views: dict[int, _Lies] = {}
         # The storages that the second forward makes again: tensors that lie in each, and who made it.
         self._remade: dict[int, tuple[list[weakref.ref[torch.Tensor]], int, int]] = {}
@@ -272,17 +280,26 @@ class _Call:
     # -- forward ------------------------------------------------------------------------------------
 
     def begin(self, number: int, names: Sequence[int], given: Sequence[Any]) -> None:
-        """Begin a node of the first forward, which is the first to give these values to the second one."""
+        """Begin a node of the first forward, which gives these values to the second one."""
         for name, value in zip(names, given, strict=True):
-            if not isinstance(value, torch.Tensor):
-                self._given[name] = value
-            elif (lies := self._lies(value)) is not None:
-                self._views[name] = lies
-            else:
-                box = _Given(value)
+            if name in self._views:
+                continue
+            if name not in self._given:
+                self._give(name, value)
+            # Every reader claims it: autograd drops those whose results lead nowhere.
+            if isinstance(known := self._given.get(name), weakref.ref) and (box := known()) is not None:
                 self._unclaimed.append(box)
-                self._given[name] = weakref.ref(box)
         self._current = number
+
+    def _give(self, name: int, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            self._given[name] = value
+        elif (lies := self._lies(value)) is not None:
+            self._views[name] = lies
+        else:
+            # Whether anything claims it is known only when the second forward runs.
+            self._kept.append(box := _Given(value))
+            self._given[name] = weakref.ref(box)
 
     def end(self, number: int, args: Sequence[Any], made: Any) -> None:
         """End a node: find out where its results lie."""
@@ -350,6 +367,9 @@ class _Call:
         hooks = saved_tensors_hooks(self._save, _no_backward)
         with hooks, torch.enable_grad(), self._autocast(), self._placed():
             body(self, *values)
+        # From now on what is claimed goes with the last claim. A graph that is kept may need the rest again.
+        self._unclaimed.clear()
+        self._kept = [box for box in self._kept if all(claim() is None for claim in box.claims)]
 
     def _start(self, number: int) -> Any:
         given = self._given[number]

@@ -449,6 +449,20 @@ def _first_to_meet(roots: Sequence[object], own: Sequence[object], carrying: Seq
     return len(met)
 
 
+def _kernels_communicate(strategy: Strategy) -> bool:
+    """Return whether a kernel of a stage issues collectives within a micro-batch (the rows of experts, a
+    batch's statistics). Those that only count targets are issued before the step."""
+    if prod(strategy.mesh[1:]) == 1:
+        return False
+    atoms = strategy.graph.atoms
+    return any(
+        not inner.count
+        for configuration in strategy.configurations.values()
+        for op in configuration.group.operators
+        for inner in localise(configuration.placed(op.name, atoms, strategy.mesh, None)).collectives
+    )
+
+
 @dataclass(frozen=True)
 class PipelinedStrategy:
     """The stages of a model on equal parts of the devices.
@@ -525,7 +539,7 @@ class PipelinedStrategy:
         """
         for number, strategy in enumerate(self.stages):
             moves = any(any(strategy.steps(edge)) for edge in strategy.edges() if edge.kind != "output")
-            if moves or strategy.recomputed:
+            if moves or strategy.recomputed or _kernels_communicate(strategy):
                 operation = (
                     "recomputes a block"
                     if strategy.recomputed

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import CapturedModel, load_model
+from tensoropt.engine.partly_recomputed import NodeRuns, PartlyRecomputed, SavingHooks
 from tensoropt.engine.recompute import Recomputed
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.execute import parallelize
@@ -105,6 +108,26 @@ def test_only_what_runs_again_runs_twice(loaded):
     assert "native_layer_norm_backward" in calls
     # Backward has products of its own, and no linear operator.
     assert {"addmm", "linear"}.isdisjoint(calls)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_branch_that_leads_nowhere_takes_nothing_from_the_second_forward(shared):
+    """It is the first to read what a later operator needs again, or alone reads something."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    made, other = (graph.call_function(torch.exp, (x,)) for _ in range(2))
+    dead = graph.call_function(torch.sin, (made if shared else other,))
+    result = graph.call_function(torch.sin, (graph.call_function(torch.cos, (made,)),))
+    inner = result.args[0]
+    runs = {node: NodeRuns(node in (dead, inner)) for node in (made, other, dead, inner, result)}
+    saving = SavingHooks(lambda value: value, lambda kept: kept)
+    region = PartlyRecomputed(torch.nn.Module(), [x], [result], runs, saving)
+    value = torch.randn(4, requires_grad=True)
+    (found,) = region([value * 1], nullcontext)
+    expected = value.exp().cos().sin()
+    for keep in (True, False):
+        gradients = [torch.autograd.grad(y.sum(), value, retain_graph=keep) for y in (found, expected)]
+        assert torch.equal(*(gradient for (gradient,) in gradients))
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -133,6 +135,15 @@ def test_rows_are_expected_to_be_shared_evenly_times_the_imbalance(way, mesh, im
     sent = [one for one in local.collectives if one.kind == BY_VALUES]
     assert [one.backward for one in sent] == [False, False, True, True] * ("dispatch" in way)
     assert {one.bytes for one in sent} <= {rows * WIDTH * 4}
+
+
+@pytest.mark.parametrize(("way", "mesh"), [("dispatch", (2,)), ("dispatch rows", (2, 2))])
+def test_ranks_with_unequal_tokens_expect_the_same_rows(way, mesh):
+    one = shard(atoms_of("gated", 5), way, mesh)
+    places = [(0, *place) for place in itertools.product(*map(range, mesh))]
+    largest, *calls = (localise(replace(one, coordinate=place)) for place in (None, *places))
+    assert largest.args[-1] == math.ceil(5 / math.prod(mesh)) * CHOSEN
+    assert {(call.args[-1], call.collectives) for call in calls} == {(largest.args[-1], largest.collectives)}
 
 
 @pytest.mark.parametrize("way", ["dispatch", "experts"])

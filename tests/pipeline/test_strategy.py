@@ -40,6 +40,7 @@ from tensoropt.pipeline.strategy import (
 from tensoropt.sharding.regions import find_regions
 from tensoropt.verify.random_strategies import random_pipeline
 from tests.costs.models import four, gpt2, llama, problem
+from tests.execute.models import mixtral
 from tests.pipeline.models import Recipe, skip, sliced, split_along_the_batch, tables, tied
 from tests.situations import readers
 from tests.situations.readers import WIDTH, Twice
@@ -394,6 +395,27 @@ def test_what_takes_backward_apart_passes_no_collectives(schedule: str) -> None:
     # The same stages are run by others.
     plain = replace(strategy, schedule="interleaved_1f1b")
     assert edited(plain, split_columns).schedule == "interleaved_1f1b"
+
+
+def test_what_takes_backward_apart_exchanges_no_rows_of_experts() -> None:
+    """The all-to-alls are the kernel's own: tensors lie the same on all edges."""
+    pytest.importorskip("transformers.integrations.moe")
+    graph = problem(mixtral).graph
+    cut = next(number for number, group in enumerate(graph.groups) if group.name == "experts")
+    strategy = split_along_the_batch(graph, (cut,), (2, 2, 2), "zero_bubble")
+
+    def dispatch(data: dict[str, Any]) -> None:
+        stage = data["stages"][1]
+        stage["groups"]["experts"][1] = "dispatch.0"
+        for name in stage["stored"]:
+            if "_experts_" in name:
+                stage["stored"][name][1] = "S(0)"
+
+    with pytest.raises(PlanError, match=r"so stages must .* but stage 1 passes collectives in forward or"):
+        edited(strategy, dispatch)
+    plain = replace(strategy, schedule="1f1b")
+    stage = edited(plain, dispatch).stages[1]
+    assert not any(any(stage.steps(edge)) for edge in stage.edges() if edge.kind != "output")
 
 
 def test_what_takes_backward_apart_recomputes_nothing() -> None:

@@ -273,8 +273,8 @@ def _local_experts(shard: OperatorShard, call: LocalCall) -> LocalCall:
     split = tuple(SplitExperts(axis, shard.mesh[axis], axis in sent) for axis in axes)
     if not split:
         return replace(call, args=(x, choice, scale, weights, plain(body), count))
-    (tokens, chosen), width = shard.read_shape(1), shard.read_shape(0)[1]
-    expected = _expected_rows(tokens * chosen, split, shard.atoms.graph.expert_imbalance)
+    width = shard.read_shape(0)[1]
+    expected = _expected_rows(_rows_of_tokens(shard, choice), split, shard.atoms.graph.expert_imbalance)
     tensor = shard.atoms.graph.tensors[x.name]
     collectives: tuple[InnerCollective, ...] = ()
     if sent:
@@ -291,12 +291,23 @@ def _local_experts(shard: OperatorShard, call: LocalCall) -> LocalCall:
 _COUNT_BYTES = 8
 
 
+def _rows_of_tokens(shard: OperatorShard, choice: Ref) -> int:
+    """Return the rows of a rank's tokens, each as often as experts are chosen for it: their mean over all
+    ranks if rows are exchanged, as ranks with fewer tokens compute as many rows as the others."""
+    if not shard.split(shard.loop_named(DISPATCH)):
+        return math.prod(shard.read_shape(1))
+    tokens, chosen = shard.atoms.graph.tensors[choice.name].shape
+    layout = shard.layout(shard.space.reads[1], written=False)
+    parts = math.prod(shard.mesh[axis] for axis, code in enumerate(layout) if code >= 0)
+    return -(-tokens // parts) * chosen
+
+
 def _expected_rows(rows: int, split: Sequence[SplitExperts], imbalance: float) -> int:
     """Return the rows that a rank is expected to compute; the same number from each rank that it exchanges
     with.
 
     Args:
-        rows: those of its tokens, each as often as experts are chosen for it.
+        rows: those of the tokens of each of them.
         imbalance: the rows of the busiest rank, relative to the mean.
     """
     peers = math.prod(one.parts for one in split if one.exchanged)

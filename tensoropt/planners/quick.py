@@ -44,7 +44,10 @@ FEW_GROUPS = 64
 pipelined ones each takes seconds with twice as many.
 """
 MORE_GROUPS = 400
-"""The same for those in ``MORE_...``, and for heuristics within the memory of every point; an assumption."""
+"""The same for those in ``MORE_...``; an assumption."""
+MOST_PLACINGS = 50_000
+"""The number of operators times points up to which heuristics run within the memory of every point: about ten
+seconds on four devices. An assumption."""
 
 
 def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:

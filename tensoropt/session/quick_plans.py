@@ -18,7 +18,7 @@ import numpy as np
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.point import SAME, Point, unbeaten, with_others
-from tensoropt.planners.quick import HEURISTICS, MORE_GROUPS, placed_refusal, quick_planners
+from tensoropt.planners.quick import HEURISTICS, MOST_PLACINGS, placed_refusal, quick_planners
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
@@ -165,7 +165,8 @@ def _asked_within_points(
     only says which points fit.
     """
     heuristics = [entry for entry in entries if entry.name in HEURISTICS]
-    every = len(searched.problem.graph.groups) <= MORE_GROUPS
+    operators = len(searched.problem.graph.groups)
+    every = operators * len(exploration.points) <= MOST_PLACINGS
     asked: set[float] = set()
     left_out = 0
     while True:
@@ -179,13 +180,14 @@ def _asked_within_points(
             for limit in reversed(limits):
                 # Between what its plan needs and the limit of that plan, the answer is most likely the same.
                 if every or limit < used:
-                    used = asking.ask(entry, limit)
+                    # One that is refused may still find a plan within less.
+                    used = asking.ask(entry, limit) or float("inf")
                 else:
                     left_out += 1
         asked.update(limits)
         session.report(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
     note = (
-        f"heuristics of more than {MORE_GROUPS} operators ran within the memory of a point only where their "
+        f"heuristics for {operators:,} operators ran within the memory of a point only where their "
         "plan within more does not fit: one may still be better than a point within its memory"
     )
     return unbeaten(points), [note] * bool(left_out)

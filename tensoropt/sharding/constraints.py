@@ -155,7 +155,7 @@ class RecomputePin:
     soft: bool = False
 
     def __str__(self) -> str:
-        every = f", every {self.every}." if self.every > 1 else ""
+        every = f", one in {self.every}" if self.every > 1 else ""
         return f"{self.name} ({self.blocks}: {self.recipe}{every})"
 
 
@@ -444,8 +444,8 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
         raise ConstraintError(f"{pin} matches no repeated block; {suggest(pin.blocks, names)}")
     if pin.every > len(blocks):
         raise ConstraintError(
-            f"{pin}: every block number {pin.every} of those that match, and only {len(blocks)} match; give "
-            f"every: {len(blocks)} or less"
+            f"{pin}: one in {pin.every} of the blocks that match is none of {len(blocks)}; give every: "
+            f"{len(blocks)} or less"
         )
     pinned: dict[Region, frozenset[str]] = {}
     for number, region in enumerate(blocks, 1):

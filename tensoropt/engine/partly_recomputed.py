@@ -31,7 +31,7 @@ import torch
 from torch import fx
 from torch.autograd.graph import saved_tensors_hooks
 
-from tensoropt.sharding.regions import autocast_now
+from tensoropt.sharding.regions import autocast_now, no_backward
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ class _Call:
         self._made.clear()
         body, starts = self._region.second(frozenset(self._needed), self._views)
         values = [self._start(number) for number in starts]
-        hooks = saved_tensors_hooks(self._save, _no_backward)
+        hooks = saved_tensors_hooks(self._save, no_backward)
         with hooks, torch.enable_grad(), self._autocast(), self._placed():
             body(self, *values)
         # From now on what is claimed goes with the last claim. A graph that is kept may need the rest again.
@@ -449,7 +449,3 @@ def _flat(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for one in value:
             yield from _flat(one)
-
-
-def _no_backward(_: object) -> torch.Tensor:
-    raise RuntimeError("a recomputed region ran backward inside itself")

@@ -353,7 +353,7 @@ class _Inside:
             # Detached from the first run's graph, but requiring gradients where the original did; otherwise
             # autograd would save different tensors this time and the numbers would not match.
             own[place] = value.detach().requires_grad_(value.requires_grad)
-        with saved_tensors_hooks(keep, _no_backward), torch.enable_grad(), self._autocast():
+        with saved_tensors_hooks(keep, no_backward), torch.enable_grad(), self._autocast():
             self._run(*own)
         # The numbers that forward gave out are positions in the order of saving: they refer to the same
         # tensors only if the region saves the same number of tensors this time.
@@ -364,7 +364,8 @@ class _Inside:
             )
 
 
-def _no_backward(number: int) -> torch.Tensor:
+def no_backward(_: object) -> torch.Tensor:
+    """Refuse to give a saved tensor back: a second forward is for what it saves, and has no backward."""
     raise RuntimeError("a recomputed region ran backward inside itself")
 
 

@@ -307,6 +307,15 @@ def _on_most_cost(view: View, data: FrontierData, value: Any) -> View:
     return replace(view, within_cost=cost)
 
 
+BUDGETS = (16, 24, 40, 80)
+"""The GiB of memory of cards that people have."""
+
+
+def _on_card(size: int) -> Callable[[View, FrontierData, Any], View]:
+    """Return the event of a button with the memory of a card."""
+    return lambda view, data, _: state.set_budget(view, data, size * 2.0**30)
+
+
 EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "budget-rest": on_budget,
     "target-rest": _on_target,
@@ -336,5 +345,6 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "compare-this": lambda view, data, _: on_word(view, data, "compare"),
     "compare-swap": lambda view, data, _: on_word(view, data, "swap"),
     "compare-clear": lambda view, data, _: on_word(view, data, "clear"),
+    **{f"budget-{size}": _on_card(size) for size in BUDGETS},
 }
 """The events by the id of the control."""

@@ -57,6 +57,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         return offers_answer(options.dir, wanted)
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
+    from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.rates import for_gpus
     from tensoropt.report.table import run_line
@@ -75,6 +76,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         exploration, index = chosen_point(options.dir, **sweep, **wanted)
     plan = exploration.plan(index)
     lines, rates = rated_point(options, exploration, index)
+    within = answer_within(exploration, wanted["memory_bytes"])
+    lines = [within.sentence(), "", *lines]
     if options.out:
         plan.save(options.out)
         gpus = for_gpus(exploration.cluster)
@@ -85,6 +88,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     data = {
         **points_data(exploration, [index])[0],
         "rates": rates,
+        "answer": within.to_data(),
         "out": options.out,
         "plan": plan.to_data(),
     }

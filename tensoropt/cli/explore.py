@@ -64,6 +64,7 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     if any(Path(out).glob("batch-*/exploration.json")):
         raise TensorOptError(f"{out} holds explorations of several batches; choose another --out")
     exploration, folder = explored(question, progress, out), Path(out)
+    from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.frontier_table import frontier_text
     from tensoropt.report.table import summary_lines
@@ -76,8 +77,12 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
         "points": points_data(exploration),
         "report": dict(exploration.report),
     }
+    within = answer_within(exploration, exploration.settings.get("memory_bytes"))
+    data["answer"] = within.to_data()
     text = "\n".join(
         [
+            within.sentence(),
+            "",
             frontier_text(exploration),
             "",
             *summary_lines(exploration),

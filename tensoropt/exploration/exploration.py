@@ -14,6 +14,7 @@ from typing import Any
 import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
 from tensoropt.errors import InfeasibleError
+from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration_files import read_files, write_files
 from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
 from tensoropt.exploration.rates import device_words, made_for
@@ -86,8 +87,10 @@ def _frontier_html(findings: Findings) -> str:
 
 
 def _overview(findings: Findings) -> str:
-    """Return the headline, the frontier's table, and how to go on: the ``repr`` of an exploration."""
-    return "\n".join([_headline(findings), _frontier_words(findings), *_remarks(findings)])
+    """Return the headline, the answer within a device's memory, the frontier's table, and how to go on: the
+    ``repr`` of an exploration."""
+    said = [answer(findings).sentence()] if findings.points else []
+    return "\n".join([_headline(findings), *said, _frontier_words(findings), *_remarks(findings)])
 
 
 def _overview_html(findings: Findings) -> str:
@@ -95,7 +98,8 @@ def _overview_html(findings: Findings) -> str:
     picture = ""
     if findings.points:
         svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
-        picture = f'<div style="max-width:720px">{svg}</div>'
+        said = f"<p>{escape(answer(findings).sentence())}</p>"
+        picture = f'{said}<div style="max-width:720px">{svg}</div>'
     remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(findings))
     title = f"<p><b>{escape(_headline(findings))}</b></p>"
     return f"<div>{title}{picture}{_frontier_html(findings)}{remarks}</div>"

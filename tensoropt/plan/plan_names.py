@@ -72,6 +72,10 @@ PLANNER_TITLES = {
     "flexflow": "FlexFlow",
     "tofu": "ToFu",
     "galvatron": "Galvatron",
+    "gpipe": "GPipe",
+    "pipedream_1f1b": "PipeDream 1F1B",
+    "dapple": "DAPPLE",
+    "alpa": "Alpa",
     "ilp": "0-1 program",
     "m_topo": "m-TOPO",
     "m_etf": "m-ETF",
@@ -85,6 +89,8 @@ PLANNER_TITLES = {
     "pesto_extended": "Pesto extended",
 }
 """The names of planners in a legend; others appear by their own name."""
+HEURISTICS = ("m_topo", "m_etf", "m_sct", "dpos")
+"""Planners that put each operator on one device in a single pass, which is quick."""
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
 JOIN = " · "

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tensoropt.plan.plan_names import HEURISTICS
 from tensoropt.planners.registry import ENTRIES, Entry
-
-HEURISTICS = ("m_topo", "m_etf", "m_sct", "dpos")
-"""The planners that run again within limits on memory, as each run is quick."""
 
 SHARDED = ("data_parallel", "zero", "megatron")
 PLACED = (*HEURISTICS, "local_search")
@@ -28,6 +26,9 @@ FEW_SHARDED = ("optcnn",)
 FEW_PLACED = ("placer", "os_dpos")
 CUTTING = ("cut_search",)
 PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
+
+BASELINES = (*SHARDED, *HEURISTICS, "gpipe", "pipedream_1f1b")
+"""What people do by hand, and what they would run first: its plans stay beside the points that beat them."""
 
 MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
 """The numbers of operators, and of operators times devices, up to which placing planners are quick: each runs

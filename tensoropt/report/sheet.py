@@ -21,6 +21,7 @@ from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.answer import answer, without_plans
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import LISTED_NAMES, facts, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
@@ -40,7 +41,7 @@ from tensoropt.report.why import looked_up
 from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words
 from tensoropt.version import __version__
 
-_BASELINES = ("data_parallel", "zero")
+_ASKED_ABOUT = ("data_parallel", "zero")
 """The planners that find what people do by hand, and would ask about."""
 _SAME = 5e-4
 """The relative difference up to which figures count as equal."""
@@ -85,15 +86,17 @@ def alternatives(
         for other, words in sorted(named.items())
         if other != index
     ]
-    refusals: dict[str, list[str]] = {}
-    for row in exploration.comparison:
-        if row["planner"] != FRONTIER:
-            refusals.setdefault(str(row["planner"]), []).extend(map(str, row["notes"]))
-    for planner, notes in refusals.items():
-        others += _planner(chosen, planner, notes)
-    for planner in _BASELINES:
-        if planner not in refusals:
-            others += _baseline(chosen, folder, planner)
+    for base in answer(exploration, limit_bytes).baselines:
+        if base.row != index:
+            others.append(chosen.than_point(base.row, base.title))
+    refused = without_plans(exploration)
+    for planner, why in refused.items():
+        others.append(_Alternative(planner_title(planner), "", None, None, f"found no plan: {why}"))
+    known = {*refused, *(point.planner for point in (*exploration.points, *exploration.others))}
+    for planner in _ASKED_ABOUT:
+        if planner not in known:
+            words = f"not run beside this frontier: {beside_line(folder, planner)}"
+            others.append(_Alternative(planner_title(planner), "", None, None, words))
     return others
 
 
@@ -118,37 +121,6 @@ class _Chosen:
         """Return :meth:`than` of another point."""
         point = self.exploration.all_points[other]
         return self.than(name, self.exploration.names[other], point.memory_bytes, point.time_s)
-
-
-def _baseline(chosen: _Chosen, folder: str, planner: str) -> list[_Alternative]:
-    """Return the fastest plan of a planner that ran beside the search; nothing if that is the chosen one."""
-    exploration = chosen.exploration
-    name, ran = planner_title(planner), exploration.report.get("tried", {}).get(planner)
-    if ran is None:
-        line = beside_line(folder, planner)
-        return [_Alternative(name, "", None, None, f"not run beside this frontier: {line}")]
-    if ran["time_s"] is None:
-        return [_Alternative(name, "", None, None, f"found no plan: {ran['refusal']}")]
-    point, its = exploration.all_points[chosen.index], (ran["memory_bytes"], ran["time_s"])
-    if (point.memory_bytes, point.time_s) == its:
-        return []
-    return [chosen.than(f"{name}, its fastest", "", *its)]
-
-
-def _planner(chosen: _Chosen, planner: str, notes: Sequence[str]) -> list[_Alternative]:
-    """Return a planner's fastest plan that fits, otherwise its leanest; nothing if that is the chosen one."""
-    name, points = planner_title(planner), chosen.exploration.all_points
-    its = [i for i, point in enumerate(points) if point.planner == planner]
-    if not its:
-        why = "; ".join(dict.fromkeys(notes))
-        return [_Alternative(name, "", None, None, f"found no plan: {why}" if why else "found no plan")]
-    fitting = [i for i in its if points[i].memory_bytes <= chosen.limit_bytes]
-    if fitting:
-        best, which = min(fitting, key=lambda i: points[i].time_s), "the fastest that fits"
-    else:
-        best, which = min(its, key=lambda i: points[i].memory_bytes), "the leanest"
-    several = f", {which} of {len(its)}" if len(its) > 1 else ""
-    return [] if best == chosen.index else [chosen.than_point(best, f"{name}{several}")]
 
 
 def verdict_words(
@@ -316,6 +288,7 @@ class _Sheet:
         return filled(
             _TEMPLATE,
             title=title,
+            answer=answer(exploration, self.limit_bytes).sentence(),
             point=exploration.title(self.index),
             made=f"{self.options.made or datetime.now():%Y-%m-%d %H:%M}",
             version=__version__,

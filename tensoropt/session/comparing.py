@@ -75,11 +75,14 @@ def with_planners(
     # The simulator's figures differ from the tables' sums by strategy, so that another planner's point may
     # lie below the frontier that was tracked in those sums.
     merged = unbeaten(with_others(frontier, others))
+    # What ran beside the search stays, unless it was asked again.
+    asked = {entry.name for entry in entries}
+    before = tuple(point for point in exploration.others if point.planner not in asked)
     compared = replace(
         exploration,
         spaces=task.base.spaces,
         points=merged,
-        others=others,
+        others=(*before, *others),
         comparison=tuple(row.to_dict() for row in rows),
     )
     return only_used_spaces(replace(compared, recorded=record_used(session, searched, compared)))

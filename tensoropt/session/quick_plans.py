@@ -17,8 +17,9 @@ import numpy as np
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.point import SAME, Point, unbeaten, with_others
-from tensoropt.planners.quick import HEURISTICS, MOST_PLACINGS, placed_refusal, quick_planners
+from tensoropt.plan.plan_names import HEURISTICS
+from tensoropt.plan.point import SAME, Point, reduce_points, unbeaten, with_others
+from tensoropt.planners.quick import BASELINES, MOST_PLACINGS, placed_refusal, quick_planners
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.results import SimulatedPoint
 from tensoropt.planners.task import PlanningTask
@@ -66,7 +67,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     kernels = task.placed.limits.kernel_notes if task.placed is not None and "placed" in kinds else ()
     notes = [*kernels, *_notes(tried, refusals), *left_out]
     noted = exploration.noted(notes, seconds=seconds, tried=tried)
-    return only_used_spaces(replace(noted, spaces=task.base.spaces, points=points))
+    kept = replace(noted, spaces=task.base.spaces, points=points, others=asking.baselines())
+    return only_used_spaces(kept)
 
 
 def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[str, str]]:
@@ -137,6 +139,13 @@ class _Asking:
             own.append(p.point)
             self.found.setdefault(p.point.identity, p)
         return min(p.point.memory_bytes for p in points)
+
+    def baselines(self) -> tuple[Point, ...]:
+        """Return the plans of those planners that people compare with, though points may beat them: of each
+        planner those that none of its own beats, of the heuristics together."""
+        heuristics = [point for name in HEURISTICS for point in self._points.get(name, ())]
+        others = [self._points.get(name, ()) for name in BASELINES if name not in HEURISTICS]
+        return tuple(point for own in (*others, heuristics) for point in reduce_points(own))
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
         """Return for each planner how many different plans it found, its fastest, or why it has none."""

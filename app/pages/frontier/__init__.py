@@ -8,6 +8,7 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 
 from ...context import Context
+from ...events import BUDGETS
 from ...figures import frontier as drawing
 from ...state import ACROSS, UP
 from ...views.frontier import TITLES
@@ -59,6 +60,7 @@ def layout(context: Context) -> Any:
 def _plot() -> Any:
     chips = [dmc.Chip(text, value=value, size="xs", variant="outline") for value, text in _OPTIONS]
     return parts.panel(
+        *_answer(),
         parts.row(
             dmc.ChipGroup(parts.row(*chips, names="tight"), id="options", multiple=True, value=["marks"]),
             parts.grow(),
@@ -87,6 +89,23 @@ def _plot() -> Any:
     )  # fmt: skip
 
 
+def _answer() -> list[Any]:
+    """Return the answer's sentence, whose budget is a field, and budgets that people have."""
+    budget = dmc.TextInput(
+        id="budget-text", size="xs", w=110, debounce=True, value="", **parts.aria(label="Memory budget")
+    )  # fmt: skip
+    sentence = [
+        "Within", budget, "of ", html.Span(id="answer-devices"), ": ",
+        html.Strong(id="answer-plan"), html.Span(id="answer-costs"),
+    ]  # fmt: skip
+    cards = [parts.button(f"{size} GiB", f"budget-{size}") for size in BUDGETS]
+    return [
+        html.Div(sentence, className="answer", **parts.aria(live="polite")),
+        html.P(id="answer-beside", className="answer-beside"),
+        parts.row(html.Span("Cards of", className="muted small"), *cards, names="tight"),
+    ]
+
+
 def _axis(name: str, direction: str, choices: tuple[str, ...]) -> Any:
     return dmc.Select(
         id=name, size="xs", w=230, allowDeselect=False, value=choices[0],
@@ -95,16 +114,8 @@ def _axis(name: str, direction: str, choices: tuple[str, ...]) -> Any:
     )  # fmt: skip
 
 
-def _limit(name: str, title: str) -> Any:
-    text = dmc.TextInput(
-        id=f"{name}-text",
-        size="xs",
-        placeholder="no limit",
-        debounce=True,
-        value="",
-        **parts.aria(label=title),
-    )
-    head = html.Div([html.Label(title, htmlFor=f"{name}-text"), text], className="limit-head")
+def _limit(name: str, title: str, *texts: Any) -> Any:
+    head = html.Div([html.Label(title, htmlFor=f"{name}-text"), *texts], className="limit-head")
     slider = dmc.Slider(
         id=name, min=0, max=1, value=1, step=0.01, label=None, thumbLabel=title, size="sm",
         updatemode="drag", **parts.aria(label=title),
@@ -113,6 +124,10 @@ def _limit(name: str, title: str) -> Any:
 
 
 def _limits() -> Any:
+    target = dmc.TextInput(
+        id="target-text", size="xs", placeholder="no limit", debounce=True, value="",
+        **parts.aria(label="Time target"),
+    )  # fmt: skip
     fields = (
         ("headroom", "Headroom, %", 104, {"value": "5"}),
         ("price", "Price per device-hour", 150, {"placeholder": "unknown"}),
@@ -121,7 +136,7 @@ def _limits() -> Any:
     )
     return parts.panel(
         _limit("budget", "Memory budget"),
-        _limit("target", "Time target"),
+        _limit("target", "Time target", target),
         parts.row(
             *(
                 parts.number_field(name, title, size="xs", w=width, debounce=True, **more)

@@ -33,13 +33,14 @@ from .. import clusters
 from ..clusters import CLUSTER_FIELDS
 from ..parts import difference_table, empty, note, stored, view_of, visible
 from ..wiring import Callbacks
-from .look import card, look, selection
+from .look import ANSWER, answered, card, look, selection
 
 CALLBACKS = Callbacks()
 
 
 _BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
+    *(f"budget-{size}" for size in events.BUDGETS),
 )  # fmt: skip
 _LIMITS = ("budget", "target")
 _FIELDS = (
@@ -369,6 +370,16 @@ def _body(context: Context, _: Any, kept: Any) -> Any:
         text = empty("This exploration holds no points", "Explore again with a larger budget.")
         return text, visible(False)
     return None, {}
+
+
+@CALLBACKS.answer(sets=[f"{name}.{title}" for name, title in ANSWER], when="pick.data", at_start=True)
+def _answer(context: Context, pick: Any) -> Any:
+    """Write the answer anew; the field in it keeps what is typed."""
+    view = view_of(pick)
+    data = context.frontier(view)
+    if data is None:
+        return [no_update] * len(ANSWER)
+    return [value for properties in answered(data, view).values() for value in properties.values()]
 
 
 @CALLBACKS.answer(

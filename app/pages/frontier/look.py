@@ -17,6 +17,7 @@ from tensoropt.report.beside import miss_sentences
 from ...context import Context
 from ...figures.frontier import frontier_figure
 from ...state import FRAME, View
+from ...views.answer import answer_words
 from ...views.frontier import FrontierData, count_words
 from ...views.point import PROVEN, of_point, point_card
 from ...views.points_table import row_filter
@@ -32,8 +33,24 @@ def look(
         "points-count": {"children": count_words(data, view)},
         "points": {"filterModel": row_filter(view)},
         "card": {"children": card(context, data, view)},
+        **answered(data, view),
         "drawn": {"data": [_frame_of(view), scheme, selection(view)]},
     }
+
+
+ANSWER = (
+    ("budget-text", "placeholder"), ("answer-devices", "children"), ("answer-plan", "children"),
+    ("answer-costs", "children"), ("answer-beside", "children"),
+)  # fmt: skip
+"""The components of the answer, each with the property that holds its words."""
+
+
+def answered(data: FrontierData, view: View) -> dict[str, dict[str, Any]]:
+    """Return component -> its properties: the words of the answer, in the order of :data:`ANSWER`."""
+    words = answer_words(data, view)
+    costs = f", {words.costs}." if words.plan else f"{words.costs}."
+    said = (words.room, words.devices, words.plan, costs, words.beside)
+    return {name: {title: text} for (name, title), text in zip(ANSWER, said, strict=True)}
 
 
 def _frame_of(view: View) -> dict[str, Any]:

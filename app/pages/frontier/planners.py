@@ -1,4 +1,5 @@
-"""The part of the frontier page with published planners: in a table and as marks, run on demand as a job."""
+"""The part of the frontier page with baselines and published planners: in a table and as marks; further ones
+run on demand as a job."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from ...jobs.manager import JobManager
 from ...jobs.record import Job
 from ...jobs.request import planners_from
 from ...state import View
-from ...views.planners import planner_rows, refusals_beside
+from ...views.answer import answer_words
+from ...views.planners import refusals_beside
 from ...views.runs import title_of
 from .. import parts
 from ..parts import view_of
@@ -29,7 +31,7 @@ CALLBACKS = Callbacks()
 
 _USUAL = ("data_parallel", "zero", "megatron")
 """The planners that run unless others are chosen: quick methods that people use by hand."""
-_HEAD = ("planner", "budget", "memory", "time", "over the best known", "points", "search", "")
+_HEAD = ("", "plan", "memory", "time", "against the answer", "")
 
 
 def layout(context: Context) -> Any:
@@ -42,11 +44,11 @@ def layout(context: Context) -> Any:
             names="fields",
         )
     return parts.panel(
-        parts.scrolled("Published planners", id="planner-table"),
+        parts.scrolled("Baselines", id="planner-table"),
         start,
         parts.spoken("beside-said", className="said-below"),
         *parts.stores("beside-job", "beside-told", "planner-shown"),
-        title="Published planners",
+        title="Baselines within the budget",
         names="later",
     )
 
@@ -58,22 +60,33 @@ def layout(context: Context) -> Any:
     at_start=True,
 )
 def _table(context: Context, listed: Any, _: Any, kept: Any, shown: Any) -> Any:
-    """Return the table, made anew if there are other points, or another budget or filter; not for every
-    selection."""
+    """Return the table, made anew if there are other points, another selection, budget or filter."""
     view = view_of(kept)
-    about = [listed, view.exploration, view.budget_bytes, view.mesh, view.micro, view.devices]
+    about = [
+        listed,
+        view.exploration,
+        view.point,
+        view.budget_bytes,
+        view.headroom,
+        view.mesh,
+        view.micro,
+        view.devices,
+    ]
     if about == shown:
         return no_update, no_update
     data = context.frontier(view)
-    rows = planner_rows(data, view) if data is not None else ()
+    rows = answer_words(data, view).baselines if data is not None else ()
     if not rows:
         words = (
             "None was run beside this frontier. Their plans become marks in the plot, evaluated by the "
             "same simulator."
         )
         return parts.hint(words), about
-    cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
-    return parts.plain_table(_HEAD, cells, numbers=range(1, 7)), about
+    cells = [
+        [r.title, r.plan, r.memory, r.time, r.verdict, dcc.Link("compare", href=r.link) if r.link else ""]
+        for r in rows
+    ]
+    return parts.plain_table(_HEAD, cells, numbers=(2, 3)), about
 
 
 @CALLBACKS.answer(

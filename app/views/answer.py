@@ -1,0 +1,88 @@
+"""The answer over the plot, from the points that the plot shows: the fastest plan within the budget, and the
+baselines beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tensoropt.exploration.answer import Answer, answer, devices_words, without_plans
+from tensoropt.plan.plan_names import planner_title
+
+from ..state import View
+from .frontier import FrontierData
+from .units import unit_for
+
+
+@dataclass(frozen=True)
+class BaselineRow:
+    """A baseline in words; figures and the name of the plan are empty if a planner found none.
+
+    Attributes:
+        title: its usual name.
+        plan: the name of its plan.
+        memory, time: its figures, with units.
+        verdict: how much longer its step takes than the answer's, what it needs, or why there is no plan.
+        link: the address at which it is compared with the selected point.
+    """
+
+    title: str
+    plan: str
+    memory: str
+    time: str
+    verdict: str
+    link: str
+
+
+@dataclass(frozen=True)
+class AnswerWords:
+    """The answer in parts, as the page sets them: the budget is a field between the first two.
+
+    Attributes:
+        room: the budget where none is typed: what a device leaves.
+        devices: ``each of 8 H100-80GB``.
+        plan: the plan's name; "" if none fits.
+        costs: its figures, or that none fits.
+        beside: sentences about the baselines and about more memory.
+        baselines: all of them.
+    """
+
+    room: str
+    devices: str
+    plan: str
+    costs: str
+    beside: str
+    baselines: tuple[BaselineRow, ...]
+
+
+def answer_words(data: FrontierData, view: View) -> AnswerWords:
+    """Return the answer to a view: within its budget and headroom, among the points that its filters keep."""
+    found = _answer(data, view)
+    memory, time, usable = data.units.memory.text, data.units.time.text, data.usable_bytes(view)
+    rows = tuple(
+        BaselineRow(
+            base.title,
+            data.exploration.names[base.row],
+            memory(base.point.memory_bytes),
+            time(base.point.time_s),
+            base.verdict(memory),
+            f"?{replace(view, other=base.row).to_query()}" if base.row != view.point else "",
+        )
+        for base in found.baselines
+    )
+    refused = without_plans(data.exploration).items()
+    rows += tuple(BaselineRow(planner_title(name), "", "", "", why, "") for name, why in refused)
+    return AnswerWords(
+        unit_for(usable).text(usable),
+        devices_words(data.exploration),
+        found.name,
+        found.costs(memory, time),
+        " ".join(found.beside(memory)),
+        rows,
+    )
+
+
+def _answer(data: FrontierData, view: View) -> Answer:
+    rows = np.flatnonzero(data.passing(view) & data.on_frontier)
+    return answer(data.exploration, data.limit_bytes(view), rows)

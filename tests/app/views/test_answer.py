@@ -1,0 +1,43 @@
+"""The answer over the plot: from the points that the plot shows, within what the page allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from samples_app import GIB, exploration, point
+from tensoropt_app.state import View
+from tensoropt_app.views.answer import answer_words
+from tensoropt_app.views.frontier import FrontierData
+
+
+def data() -> FrontierData:
+    mark = point(60 * GIB, 0.35, planner="data_parallel", choice=(1, 1, 1, 1))
+    return FrontierData.of(replace(exploration(), others=(mark,)))
+
+
+def test_without_a_budget_headroom_is_left_of_a_device() -> None:
+    words = answer_words(data(), View())
+    assert (words.room, words.devices) == ("76.0 GiB", "each of 8 H100-80GB")
+    assert words.costs == "200 ms a step, 70.0 GiB"
+    assert words.beside == "DDP +75 %. 1.00 GiB more buys nothing."
+
+
+def test_a_baseline_is_compared_by_its_link() -> None:
+    shown = data()
+    (row,) = answer_words(shown, View(exploration="x", point=2, budget_bytes=30 * GIB)).baselines
+    assert (row.title, row.memory, row.verdict) == ("DDP", "60.0 GiB", "does not fit, needs 60.0 GiB")
+    assert View.from_query(row.link).other == len(shown) - 1
+    assert View.from_query(row.link).point == 2
+
+
+def test_filters_that_leave_nothing_leave_no_plan() -> None:
+    words = answer_words(data(), View(mesh="9"))
+    assert (words.plan, words.costs) == ("", "there is no plan")
+
+
+def test_planners_without_a_plan_are_rows_with_their_reason() -> None:
+    shown = data()
+    refused = {"planner": "m_etf", "limit_bytes": None, "notes": ["needs one device"]}
+    found = replace(shown.exploration, comparison=(refused,))
+    *_, last = answer_words(FrontierData.of(found), View()).baselines
+    assert (last.title, last.memory, last.verdict, last.link) == ("m-ETF", "", "needs one device", "")

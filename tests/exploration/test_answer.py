@@ -1,0 +1,83 @@
+"""The answer within a budget: its sentence, its baselines, and what more memory would buy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples_app import GIB, exploration, point
+
+from tensoropt.exploration.answer import answer, without_plans
+from tensoropt.exploration.exploration import Exploration
+
+
+def with_baselines() -> Exploration:
+    """Eight points from 10 to 80 GiB and 800 to 100 ms, with what people do by hand."""
+    marks = (
+        point(60 * GIB, 0.35, planner="data_parallel", choice=(1, 1, 1, 1)),
+        point(24 * GIB, 0.84, planner="megatron", choice=(2, 2, 2, 2)),
+        point(12 * GIB, 1.6, planner="m_etf", choice=(2, 1, 2, 1)),
+        point(22 * GIB, 0.77, planner="m_sct", choice=(1, 2, 2, 1)),
+    )
+    return replace(exploration(), others=marks)
+
+
+def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> None:
+    found = with_baselines()
+    said = answer(found, 30 * GIB).sentence()
+    name = found.names[2]
+    assert said == (
+        f"Within 30 GiB of each of 8 H100-80GB: {name}, 600 ms a step, 30 GiB. DDP (needs 60 GiB) does not "
+        "fit. TP +40 %; placed +28 %. 1 GiB more buys nothing."
+    )
+
+
+def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest() -> None:
+    found = with_baselines()
+    rows = {base.title: base for base in answer(found, 15 * GIB).baselines}
+    assert set(rows) == {"DDP", "TP (Megatron)", "placed (m-ETF)"}
+    assert rows["placed (m-ETF)"].verdict() == "+100 %"
+    assert rows["DDP"].verdict() == "does not fit, needs 60 GiB"
+    rows = {base.title: base for base in answer(found).baselines}
+    assert rows["placed (m-SCT)"].longer == pytest.approx(0.77 / 0.1 - 1)
+
+
+def test_no_plan_fits() -> None:
+    found = answer(with_baselines(), 5 * GIB)
+    assert found.row is None
+    assert "no plan fits; the leanest needs 10 GiB" in found.sentence()
+
+
+def test_with_all_memory_nothing_more_is_promised() -> None:
+    assert answer(with_baselines()).sentence().endswith("No plan is faster, whatever memory it may use.")
+
+
+def test_only_the_points_asked_about_count() -> None:
+    found = with_baselines()
+    assert answer(found, 45 * GIB).row == 3
+    assert answer(found, 45 * GIB, [0, 2, 5]).row == 2
+    empty = answer(found, 45 * GIB, [])
+    assert (empty.row, empty.costs()) == (None, "there is no plan")
+
+
+@given(st.floats(1.0, 100.0), st.lists(st.floats(5.0, 90.0), min_size=1, max_size=12, unique=True))
+def test_as_a_search_through_all_points_finds_it(budget: float, sizes: list[float]) -> None:
+    points = [point(size * GIB, 1.0 / (i + 1)) for i, size in enumerate(sorted(sizes))]
+    found = answer(exploration(points), budget * GIB)
+    fitting = [i for i, p in enumerate(points) if p.memory_bytes <= budget * GIB]
+    assert found.row == (max(fitting) if fitting else None)
+    more = [p.time_s for p in points if p.memory_bytes <= found.budget_bytes + found.more_bytes]
+    if fitting:
+        assert found.gain == pytest.approx(1 - min(more) / points[max(fitting)].time_s)
+        behind = [p.memory_bytes for p in points if p.memory_bytes > budget * GIB]
+        assert found.next_bytes == (min(behind) - budget * GIB if behind else None)
+
+
+def test_planners_without_a_plan_say_why() -> None:
+    found = with_baselines()
+    refused = {"planner": "optcnn", "limit_bytes": None, "notes": ["needs one device", "or two"]}
+    report = {**found.report, "tried": {"zero": {"refusal": "no axis"}, "megatron": {"refusal": "odd"}}}
+    found = replace(found, comparison=(refused,), report=report)
+    assert without_plans(found) == {"zero": "no axis", "optcnn": "needs one device; or two"}

@@ -112,8 +112,8 @@ def test_all_pairs_at_once_cost_what_each_does(mesh, learns):
 
 
 def test_what_a_second_forward_gathers_is_alive_in_all_of_it():
-    """A product and its ReLU, of 8 rows per rank: beside the weight and what is kept the product is alive, also
-    while the ReLU reads no weight."""
+    """A product and its ReLU, of 8 rows per rank: beside the weight and what is kept, the product is
+    alive, also while the ReLU reads no weight."""
     graph, name = problem(three).graph, "p_model_first_weight"
     group = graph.groups[1]
     along = next(s for s in group.strategies if str(s.label) == "d0")

@@ -16,7 +16,7 @@ from tensoropt.cli.arguments import (
     writable_folder,
 )
 from tensoropt.cli.shop import offers_answer
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import write_counts
 
@@ -34,7 +34,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--batch-per-device",
-        type=int,
+        type=WHOLE,
         metavar="N",
         help="weak scaling: the global batch is N for each device, instead of --batch",
     )

@@ -393,7 +393,13 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def explored(
-    question: Any, progress: ProgressDisplay, out: str | None, cluster: Any = None, sibling: Any = None
+    question: Any,
+    progress: ProgressDisplay,
+    out: str | None,
+    cluster: Any = None,
+    sibling: Any = None,
+    *,
+    within: str = "",
 ) -> Any:
     """Return the exploration that answers a question, saved in ``out`` if given; no empty folder is left
     behind.
@@ -401,6 +407,7 @@ def explored(
     Args:
         cluster: a cluster other than the question's.
         sibling: an exploration of the same model on another cluster, whose operators are reused.
+        within: the folder of a sweep, which saves it in a folder of its own.
     """
     from tensoropt.cluster import load_cluster
 
@@ -409,7 +416,8 @@ def explored(
     question = question.on(cluster)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
-        progress.note(question.in_effect(cluster, settings, out))
+        where = f"a folder of {within}" if within else out
+        progress.note(question.in_effect(cluster, settings, where))
         from tensoropt.api import answer  # imports PyTorch: only after the settings in effect are printed
 
         exploration = answer(question, cluster, settings, sibling, progress=progress, note=progress.note)

@@ -108,7 +108,7 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
         def on(cluster: Any, sibling: Any) -> Any:
             # Operators have the batch in their shapes.
             alike = sibling if question.batch_per_device is None else None
-            return explored(question, progress, None, cluster, alike)
+            return explored(question, progress, None, cluster, alike, within=out)
 
         explorations = explore_each(clusters, on, out=folder, progress=progress)
     answer = offers_answer(explorations, {})
@@ -142,7 +142,7 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     with writable_folder(out) as folder:
 
         def at(batch: int) -> Any:
-            return explored(question.at(batch), progress, None)
+            return explored(question.at(batch), progress, None, within=out)
 
         sweep = explore_each(
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress

@@ -241,7 +241,8 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
         "--epsilon",
         "0.1",
     )
-    code, out, _ = run(*arguments, "--batch", "2,4", "--placements", "never", "--out", "batches")
+    code, out, err = run(*arguments, "--batch", "2,4", "--placements", "never", "--out", "batches")
+    assert err.count(", out a folder of batches\n") == 2
     assert code == 0
     assert out.startswith("samples/s")
     assert "Largest batch that was explored: 4" in out

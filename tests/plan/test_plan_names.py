@@ -195,6 +195,8 @@ def test_pipelines_say_their_parts_and_their_schedule() -> None:
     assert plan_names([pipelined("interleaved_1f1b", [stage] * 8)], [of])[0].endswith(
         "PP 4 interleaved 1F1B (8 stages)"
     )
+    partly = stage.model_copy(update={"once": ("up",)})  # of an earlier version, without recipes
+    assert "1 block recomputed (in part)" in plan_names([pipelined("1f1b", [partly] * 4, "h.0")], [of])[0]
     alone = Space(MeshInfo(shape=(2,), names=("stage",)), 2, {}, {}, {}, {})
     single = stage.model_copy(update={"groups": {"up": ("rows",)}, "stored": {"w": ("R",)}})
     assert plan_names([pipelined("gpipe", [single] * 2)], [alone]) == ("2 micro-batches · PP 2 GPipe",)

@@ -126,6 +126,7 @@ _SYMBOLS = (
     "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
     "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",
     "star-square", "star-triangle-up", "star-triangle-down", "diamond-tall", "diamond-wide",
+    "hexagon2", "cross-thin", "x-thin", "asterisk", "hash", "y-up",
 )  # fmt: skip
 """One for each published planner, in the order of their titles."""
 PARTS = (("compute_s", "optimizer", "compute time"), ("communication_s", "kept", "network time"))

@@ -11,11 +11,9 @@ import numpy as np
 
 from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.plan_names import JOIN, planner_title
-from tensoropt.plan.point import Point
 
 from ..state import View
 from .frontier import FrontierData, rate_arrays
-from .units import at_most
 
 SHOWN = (*(KEPT[name] for name in ("memory_bytes", "time_s", "compute_s", "communication_s")), *LISTED)
 """The figures that have a column; its name is their label."""
@@ -38,7 +36,7 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
         "devices": data.devices.astype(float),
         "name": list(names),
         "short": [short[name] for name in names],
-        "gap": [_proof(point) for point in points],
+        "gap": [point.proven.replace("-", "—") for point in points],
         "fits": (data.memory <= data.usable_bytes(view)).astype(float),
         "planner": [planner_title(name) for name in data.planner],
     }
@@ -105,9 +103,3 @@ def short_name(name: str) -> str:
     apart then stands where it is not cut off."""
     parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
     return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name
-
-
-def _proof(point: Point) -> str:
-    if point.gap is None:
-        return "—"
-    return "exact" if point.exact else f"≤ {at_most(point.gap)}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import bound_words as at_most
 from tensoropt.exploration.frontier_table import units_of
 from tensoropt.units import counted as plural
 from tensoropt.units import share_words as percent
 
-__all__ = ["Unit", "Units", "at_most", "digits", "percent", "plural", "signed", "time_unit", "unit_for"]
+__all__ = ["Unit", "Units", "digits", "percent", "plural", "signed", "time_unit", "unit_for"]
 
 
 @dataclass(frozen=True)

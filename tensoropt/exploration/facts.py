@@ -15,7 +15,7 @@ from tensoropt.plan.facts_table import Fact, described
 from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
 from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
-from tensoropt.plan.point import Point
+from tensoropt.plan.point import PROOF, Point
 from tensoropt.plan.space import Space
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import (
@@ -129,22 +129,23 @@ def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[f
     """Say what is proven: the proof concerns the sums that the search uses; of placed plans nothing is."""
     if point.gap is None:
         return "nothing: its planner is a heuristic, or the search was one here"
+    if point.gap > PROOF:
+        return (
+            "nothing worth saying: plans searched with no more memory might be shorter by more than "
+            f"{share_words(PROOF)} by the sums that the search adds up"
+        )
     if point.exact:
         better = "no plan searched is faster with no more memory, nor leaner and no slower"
     else:
         better = (
-            f"it takes at most {bound_words(point.gap)} longer than any plan searched with no more memory"
+            f"it takes at most {share_words(max(point.gap, LEAST_SHARE))} longer than any plan searched with "
+            "no more memory"
         )
     sums = f"{memory(point.additive_memory_bytes)} and {time(point.additive_time_s)} for this one"
     return (
         f"{better}, by the sums that the search adds up ({sums}). The figures above are simulated: peaks and "
         "waits are in them, and nothing is proven of them."
     )
-
-
-def bound_words(share: float) -> str:
-    """Return a bound, for ``within ...``: ``0.001 %`` stands for all smaller ones."""
-    return share_words(max(share, LEAST_SHARE)) if share else "0 %"
 
 
 def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:

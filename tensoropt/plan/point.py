@@ -17,7 +17,7 @@ from tensoropt.plan.kinds import SHARDED, PlanKind
 from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point_records import WITH_INDICES, StagesRecord
 from tensoropt.simulate.recording import is_host_bound
-from tensoropt.units import format_bytes
+from tensoropt.units import LEAST_SHARE, format_bytes, share_words
 
 if TYPE_CHECKING:
     from tensoropt.simulate.collectives import Collective
@@ -151,11 +151,10 @@ class Point(Shown):
 
     @property
     def proven(self) -> str:
-        """What is proven in the additive model: ``exact``, a bound on the gap, or nothing (``-``)."""
-        if self.gap is None:
+        """What is proven in the additive model: ``exact``, ``within 0.1 %``, or nothing of use (``-``)."""
+        if self.gap is None or self.gap > PROOF:
             return "-"
-        share = 100 * self.gap
-        return "exact" if self.exact else f"≤{share:.0f} %" if share >= 100 else f"≤{share:.2g} %"
+        return "exact" if self.exact else f"within {share_words(max(self.gap, LEAST_SHARE))}"
 
     def __repr__(self) -> str:
         return worded(
@@ -227,6 +226,8 @@ def reduce_points(
     return tuple(kept)
 
 
+PROOF = 0.1
+"""The largest gap that is told as a proof; more says nothing about a plan. An assumption."""
 SAME = 1e-9
 """Figures that differ by less, as a share, are one: placed and sharded plans are added up in other orders,
 each sum rounding by some 1e-16 per term."""

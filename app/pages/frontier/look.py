@@ -21,7 +21,7 @@ from ...views.answer import answer_words
 from ...views.frontier import FrontierData, count_words
 from ...views.point import PROVEN, of_point, point_card
 from ...views.points_table import row_filter
-from ..parts import big, facts, hint, note
+from ..parts import big, facts, note
 
 
 def look(
@@ -69,13 +69,18 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
     assert view.point is not None
     verified = context.verified(view)[0]
     content = point_card(data, view, view.point, verified)
+    proven = data.exploration.all_points[view.point].proven
+    why = next((fact.words for fact in content.facts if fact.name == PROVEN), "")
     return [
-        html.H2(content.title, className="panel-title", id="card-title"),
+        html.H2(
+            [content.title, html.Span(proven, className="badge", title=why) if proven != "-" else ""],
+            className="panel-title",
+            id="card-title",
+        ),
         html.P(content.name, className="plan-name"),
         big(content, content.dominant),
         *missed(data, view.point, verified),
         facts(fact for fact in content.facts if fact.name != PROVEN),
-        *(hint(f"Proven: {f.words}") for f in content.facts if f.name == PROVEN),
     ]
 
 

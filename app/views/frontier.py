@@ -133,12 +133,14 @@ class FrontierData:
         return rows
 
     def special(self, view: View) -> dict[str, int]:
-        """Return rows that have a name: ``leanest``, ``knee``, ``fastest`` of those that are allowed; empty
-        if there are none."""
+        """Return rows that have a name: ``leanest`` and ``fastest`` of those that are allowed, ``knee`` of
+        all that are shown; empty if none is allowed."""
         rows = self.allowed(view)
         if not len(rows):
             return {}
-        middle = int(rows[knee(_Points(self.memory[rows], self.time[rows]))])
+        # The knee is one of the frontier as it is shown, whatever limit is set.
+        shown = np.flatnonzero(self.passing(view) & self.on_frontier)
+        middle = int(shown[knee(_Points(self.memory[shown], self.time[shown]))])
         return {"leanest": int(rows[0]), "knee": middle, "fastest": int(rows[-1])}
 
     def picked(self, view: View) -> int | None:

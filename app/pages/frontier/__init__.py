@@ -47,7 +47,12 @@ def layout(context: Context) -> Any:
     ]  # fmt: skip
     return html.Div(
         [
-            parts.heading("Frontier"),
+            html.H1("Frontier", className="page-title"),
+            parts.hint(
+                "Each point is a way to train this model on these devices that no other beats: its memory "
+                "per device against the time of a step. Write the memory that you have; the fastest plan "
+                "within it is chosen."
+            ),
             html.Div(id="frontier-empty"),
             *parts.stores("handled", "filled", "fired"),
             dcc.Store(id="places", data=_PLACES),
@@ -62,7 +67,16 @@ def _plot() -> Any:
     return parts.panel(
         *_answer(),
         parts.row(
-            dmc.ChipGroup(parts.row(*chips, names="tight"), id="options", multiple=True, value=["marks"]),
+            html.Details(
+                [
+                    html.Summary("Plot options"),
+                    dmc.ChipGroup(
+                        parts.row(*chips, names="tight"), id="options", multiple=True, value=["marks"]
+                    ),
+                    parts.row(*(_axis(*axis) for axis in _AXES), names="tight axes"),
+                ],
+                id="plot-options",
+            ),
             parts.grow(),
             html.Span("A click picks to", className="muted small"),
             dmc.SegmentedControl(
@@ -73,7 +87,6 @@ def _plot() -> Any:
             ),
             names="plot-controls",
         ),
-        parts.row(*(_axis(*axis) for axis in _AXES), names="tight axes"),
         html.Div(id="frontier-notes"),
         parts.keyboard_plot(
             parts.plot("graph", 400, doubleClick="reset"),

@@ -43,6 +43,7 @@ def test_an_amount_a_currency_and_axes_in_the_card_the_plot_and_the_link(
         page.press(f"#{name}", "Enter")
     page.wait_for_selector("#card dd:text-matches('109 h, 868 device-hours; costs 2,600 EUR')")
     page.wait_for_selector("#card dd:text-matches('2,560 tokens/s')")
+    page.click("#plot-options summary")
     page.click("#axis-y")
     page.click("[role=option]:has-text('up: tokens/s')")
     page.wait_for_function(f"{UP} === 'throughput, tokens/s'")

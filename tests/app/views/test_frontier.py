@@ -109,6 +109,13 @@ def test_there_is_one_count_of_points_and_they_are_counted_from_one() -> None:
     assert data.special(View(budget_bytes=25 * GIB)) == {"leanest": 0, "knee": 0, "fastest": 1}
 
 
+def test_the_knee_is_that_of_what_is_shown_whatever_the_budget() -> None:
+    times = (9.0, 6.0, 1.0, 0.9, 0.8)
+    data = FrontierData.of(exploration([point((i + 1) * GIB, t) for i, t in enumerate(times)]))
+    assert data.special(View()) == {"leanest": 0, "knee": 2, "fastest": 4}
+    assert data.special(View(budget_bytes=2 * GIB)) == {"leanest": 0, "knee": 2, "fastest": 1}
+
+
 def test_sentences_speak_of_what_the_filters_keep() -> None:
     points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5, space=1)]
     data = FrontierData.of(exploration(points, (space((8,)), space((2, 4)))))

@@ -208,7 +208,7 @@ def on_share(view: View, data: FrontierData, value: Any) -> View:
     Raises:
         NotUnderstoodError: it is not a number, or out of bounds.
     """
-    share = _typed_number(value, "headroom")
+    share = _typed_number(str(value or "").strip().removesuffix("%"), "headroom")
     if share is None:
         return replace(view, headroom=state.DEFAULT_HEADROOM)
     if not 0 <= share <= 90:

@@ -90,10 +90,17 @@ _FLOPS = _Kind(
 )
 
 
+def _with_point(text: str) -> str:
+    """Return a text without commas in its number: ``1,024`` groups thousands, ``4,5`` is a decimal."""
+    if re.match(r"\d{1,3}(,\d{3})+(?![\d,])", text):
+        return text.replace(",", "")
+    return re.sub(r"^(\d+),(\d{1,2})(?![\d,.])", r"\1.\2", text)
+
+
 def _parse(text: str, kind: _Kind) -> float:
     # The two signs for micro, full-width digits and unbreakable blanks are each one thing to a reader.
     plain = "".join(unicodedata.normalize("NFKC", text).replace("\u03bc", "u").split())
-    match = _QUANTITY.match(plain)
+    match = _QUANTITY.match(_with_point(plain))
     unit = "" if match is None else match.group(3)
     unit = unit if kind.cased else unit.lower()
     if match is None or unit not in kind.units:
@@ -137,6 +144,13 @@ def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str)
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Format a count: ``1 point`` or ``2,000 points``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def with_article(name: str) -> str:
+    """Return a device's name behind its article as it is spoken: ``an H100-80GB``, ``a V100``."""
+    spelled = re.match(r"[A-Z]+(?=[\d-]|$)", name)
+    vowel = name[:1] in "AEFHILMNORSX" if spelled else name[:1].lower() in "aeiou"
+    return f"{'an' if vowel or name.startswith('8') else 'a'} {name}"
 
 
 def counted_if_any(count: int, noun: str, words: str = "{}") -> tuple[str, ...]:

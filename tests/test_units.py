@@ -16,6 +16,7 @@ from tensoropt.units import (
     parse_bytes,
     parse_flops,
     parse_seconds,
+    with_article,
 )
 
 
@@ -121,10 +122,31 @@ def test_what_has_another_unit_is_refused_with_those_that_are_known(parse, text:
         parse(text)
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "12 parsecs", "1,5GB", "nan", "inf", "1e", "0x10"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1GiB", "12 parsecs", "1,5,5GB", "1,5.5GB", "nan", "inf", "1e", "0x10"]
+)
 def test_what_is_not_a_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(TensorOptError, match=r"not a size.*for example 24GiB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4,5GiB", 4.5 * 2**30), ("1,024 MiB", 2.0**30), ("1,24MB", 1.24e6), ("12,345,678", 12345678.0)],
+)
+def test_a_comma_groups_thousands_or_is_a_decimal(text: str, expected: float) -> None:
+    assert parse_bytes(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("H100-80GB", "an H100-80GB"), ("A100-80GB", "an A100-80GB"), ("V100-32GB", "a V100-32GB"),
+        ("RTX-4090", "an RTX-4090"), ("MI300X", "an MI300X"), ("GB200", "a GB200"), ("cpu", "a cpu"),
+    ],
+)  # fmt: skip
+def test_articles_are_those_of_the_spoken_name(name: str, words: str) -> None:
+    assert with_article(name) == words
 
 
 @pytest.mark.parametrize("text", ["", "ms", "-1s", "5 GiB"])

@@ -23,6 +23,7 @@ from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.figures import BYTES, KEPT, SECONDS
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
+from tensoropt.units import with_article
 
 from ..state import USUAL_ACROSS, USUAL_UP, View
 from .units import Unit, Units, digits, percent, plural, unit_for
@@ -246,7 +247,7 @@ def limit_sentence(data: FrontierData, view: View) -> str:
         return f"No plan takes at most {time.text(view.target_s)}; the fastest takes {time.text(fastest)}."
     usable = data.usable_bytes(view)
     over = int(np.count_nonzero(data.memory[rows] > usable))
-    room = f"{unit_for(usable).text(usable)} that a {data.device} leaves"
+    room = f"{unit_for(usable).text(usable)} that {with_article(data.device)} leaves"
     if over == len(rows):
         return (
             f"No plan fits the {room} with {percent(view.headroom)} headroom; the smallest needs "

@@ -23,6 +23,7 @@ from tensoropt.report.sheet import batch_words, settings_facts
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.report.table import timing_words
 from tensoropt.simulate.recording import MEMORY_KINDS
+from tensoropt.units import with_article
 
 from ..state import View
 from .frontier import FrontierData, amount_in, price_of, tariff_of
@@ -181,7 +182,7 @@ def _verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple
     device leaves, otherwise the device's memory."""
     unit, usable, capacity = data.units.memory, data.usable_bytes(view), data.capacity_bytes
     of_device = f"{percent(memory_bytes / capacity)} of its {unit_for(capacity).text(capacity)}"
-    budget = view.budget_bytes
+    budget, card = view.budget_bytes, with_article(data.device)
     if memory_bytes > usable:
         room = f"{unit_for(usable).text(usable)} are left after {percent(view.headroom)} headroom"
         over = (
@@ -189,17 +190,17 @@ def _verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple
             if budget is None or memory_bytes <= budget
             else f", and over the budget of {unit.text(budget)}"
         )
-        return False, f"Does not fit a {data.device}: {room}{over}."
+        return False, f"Does not fit {card}: {room}{over}."
     if budget is None:
-        return True, f"Fits a {data.device}: uses {of_device}."
+        return True, f"Fits {card}: uses {of_device}."
     if memory_bytes > budget:
         over = f"Over the budget of {unit.text(budget)} by {unit.text(memory_bytes - budget)}"
-        return False, f"{over}; a {data.device} itself would have room."
+        return False, f"{over}; {card} itself would have room."
     if budget > usable:
         left = f"of which {unit_for(usable).text(usable)} may be used"
         return (
             True,
-            f"Fits a {data.device}: uses {of_device}, {left}: less than the budget of {unit.text(budget)}.",
+            f"Fits {card}: uses {of_device}, {left}: less than the budget of {unit.text(budget)}.",
         )
     share = percent(memory_bytes / budget)
     return True, (

@@ -38,7 +38,14 @@ from tensoropt.report.commands import beside_line, commands_for, run_place
 from tensoropt.report.step_parts import Detail
 from tensoropt.report.table import timing_words
 from tensoropt.report.why import looked_up
-from tensoropt.units import counted, format_bytes, format_number, format_seconds, share_words
+from tensoropt.units import (
+    counted,
+    format_bytes,
+    format_number,
+    format_seconds,
+    share_words,
+    with_article,
+)
 from tensoropt.version import __version__
 
 _ASKED_ABOUT = ("data_parallel", "zero")
@@ -265,9 +272,11 @@ class _Sheet:
         self.model = options.model or exploration.model.source.removeprefix("zoo:") or "model"
         usable = self.cluster.memory_bytes * (1 - options.headroom)
         smallest = min(self.cluster.device_kinds, key=lambda kind: kind.memory_bytes)
-        self.limit_bytes, self.limit = float(usable), f"the memory of a {smallest.name}"
+        self.limit_bytes, self.limit = float(usable), f"the memory of {with_article(smallest.name)}"
         if options.headroom:
-            self.limit = f"what {share_words(options.headroom)} headroom leaves of a {smallest.name}"
+            self.limit = (
+                f"what {share_words(options.headroom)} headroom leaves of {with_article(smallest.name)}"
+            )
         if options.memory_bytes is not None and options.memory_bytes < usable:
             self.limit_bytes, self.limit = options.memory_bytes, "the budget"
 

@@ -131,3 +131,4 @@ def test_numbers_are_taken_as_they_are_typed() -> None:
     assert events.on_price(VIEW, DATA, " 2.5 ").price == 2.5
     assert events.on_price(replace(VIEW, price=3.0), DATA, "").price is None
     assert events.on_share(VIEW, DATA, "12.5").headroom == 0.125
+    assert events.on_share(VIEW, DATA, "5 %").headroom == 0.05

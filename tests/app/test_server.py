@@ -67,7 +67,7 @@ def test_the_decision_sheet_takes_limits_and_price_from_its_address(client: Flas
     # What is no limit is left out, as in the URL of a page.
     plain = client.get("/download/opened-a/decision.html?point=3&budget=x&price=-1&headroom=9")
     assert "no price of a device-hour is known" in plain.text
-    assert "Fits what 5 % headroom leaves of a H100-80GB" in plain.text
+    assert "Fits what 5 % headroom leaves of an H100-80GB" in plain.text
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_sheet_beside_the_csv_or_alone(folder: Path, capsys: pytest.CaptureFix
     assert "tensoropt choose out --memory" in text
     for headroom in ("50%", "40GiB"):
         assert main(["export", "out", "--sheet", "h.html", "--headroom", headroom]) == 0
-        assert "50 % headroom leaves of a H100-80GB of 40 GiB" in (folder / "h.html").read_text()
+        assert "50 % headroom leaves of an H100-80GB of 40 GiB" in (folder / "h.html").read_text()
 
 
 def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(

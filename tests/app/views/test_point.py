@@ -16,7 +16,7 @@ DATA = FrontierData.of(exploration())
 def test_the_card_says_memory_time_and_whether_it_fits() -> None:
     card = point_card(DATA, View(headroom=0.05), 2)
     assert (card.memory, card.time, card.fits) == ("30.0 GiB", "600 ms", True)
-    assert card.verdict == "Fits a H100-80GB: uses 38 % of its 80.0 GiB."
+    assert card.verdict == "Fits an H100-80GB: uses 38 % of its 80.0 GiB."
     over = point_card(DATA, View(headroom=0.05), 7)
     assert not over.fits
     assert "76.0 GiB are left after 5 % headroom" in over.verdict

@@ -15,7 +15,7 @@ from dash import ALL, Patch, ctx, dcc, html, no_update, set_props
 
 from ..context import Context
 from ..jobs.manager import JobManager
-from ..views.jobs import STATE_WORDS, JobCard, StageLine, job_card
+from ..views.jobs import STATE_WORDS, JobCard, StageLine, found_words, job_card
 from .parts import aria, button, copyable, empty, grow, note, row, spoken, stores
 from .wiring import Callbacks
 
@@ -159,7 +159,10 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
     cards = []
     for job in manager.jobs()[:_SHOWN_JOBS]:
         keys = tuple(shown for key, shown in left if key.startswith(f"job-{job.id}"))
-        cards.append((job_card(job, now, keys), manager.log(job.id)))
+        found = ""
+        if len(keys) == 1:
+            found = found_words(context.library.costs_of(context.library.entry(keys[0])))
+        cards.append((job_card(job, now, keys, found), manager.log(job.id)))
     return cards
 
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.exploration.exploration_files import Costs
 from tensoropt.profiling.measure import without_eta
 
 from ..jobs.estimate import Estimate
 from ..jobs.record import Job, Stage
 from ..jobs.refill import can_refill
-from .units import digits, plural
+from .units import digits, plural, time_unit, unit_for
 
 STATE_WORDS = {
     "queued": "waiting for its turn",
@@ -56,9 +57,28 @@ class JobCard:
     can_refill: bool = False
 
 
-def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
-    """Return the card of a job at the moment ``now`` (seconds since the epoch), with the keys of what it
-    left."""
+def found_words(costs: Costs) -> str:
+    """Return ``300 plans, 0.400 to 6.00 MiB, 1.60 to 18.0 ms``; "" for none."""
+    if not len(costs.memory):
+        return ""
+    memory, time_s = unit_for(costs.memory[-1]), time_unit(costs.time[0])
+    ranges = (
+        f"{digits(unit.of(low))} to {unit.text(high)}" if high > low else unit.text(low)
+        for unit, low, high in (
+            (memory, costs.memory[0], costs.memory[-1]),
+            (time_s, costs.time[-1], costs.time[0]),
+        )
+    )
+    return ", ".join((plural(len(costs.memory), "plan"), *ranges))
+
+
+def job_card(job: Job, now: float, results: tuple[str, ...] = (), found: str = "") -> JobCard:
+    """Return the card of a job at the moment ``now`` (seconds since the epoch).
+
+    Args:
+        results: the keys of what it left.
+        found: that in words, if it is one frontier.
+    """
     spent = (job.ended or now) - (job.started or job.ended or now)
     when = time.strftime("%d %b %H:%M", time.localtime(job.created))
     words = STATE_WORDS[job.state]
@@ -70,7 +90,7 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
         id=job.id,
         title=job.title,
         state=job.state,
-        words=f"{words} · {when}",
+        words=" · ".join(filter(None, (words, when, found))),
         stages=tuple(lines),
         error=job.error,
         command="tensoropt " + shlex.join(job.arguments),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tensoropt_app.jobs.record import Job, Stage
-from tensoropt_app.views.jobs import job_card
+from tensoropt_app.views.jobs import found_words, job_card
+
+from tensoropt.exploration.exploration_files import Costs
 
 STAGES = (
     Stage("facts", 12, 12, "about 53 s left, found", 0.0, 4.0),
@@ -29,3 +32,11 @@ def test_what_has_ended_has_nothing_left(state: str) -> None:
     assert not any("left" in line.words for line in lines)
     assert lines[-1].words.startswith("done · 14 s" if state == "done" else f"{state} at 7 of 8 · 14 s")
     assert [line.share for line in lines] == ([1.0] * 3 if state == "done" else [1.0, 3 / 8, 7 / 8])
+
+
+def test_what_a_job_found_is_said_in_a_line() -> None:
+    memory, times = np.array([0.4, 3.0, 6.0]) * 2**20, np.array([18.0, 4.0, 1.6]) * 1e-3
+    found = found_words(Costs(memory, times, np.array([2, 2, 2])))
+    assert found == "3 plans, 0.400 to 6.00 MiB, 1.60 to 18.0 ms"
+    assert found_words(Costs(memory[2:], times[2:], np.array([2]))) == "1 plan, 6.00 MiB, 1.60 ms"
+    assert job_card(replace(JOB, state="done", ended=30.0), 99.0, ("k",), found).words.endswith(found)

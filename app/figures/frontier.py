@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.exploration.facts import listed_facts
-from tensoropt.plan.plan_names import JOIN, PLANNER_TITLES
+from tensoropt.plan.plan_names import JOIN, OTHER_FAMILY, PLANNER_TITLES, family, is_recomputed
 from tensoropt.plan.point import FRONTIER
 
 from ..state import View
@@ -122,6 +122,8 @@ _CAPACITY, _USABLE, BUDGET, TARGET = range(4)
 _IN_VIEW = 2.5
 """The capacity line is in view if it is at most this many times the largest point (log: squared)."""
 THINNED = "Of points closer than a dot's width, only one is drawn; zoom in to see the others."
+_FAMILIES = ("DP", "TP", "CP", "PP", "ZeRO", "placed", OTHER_FAMILY)
+"""The families of plans in the order of their colours."""
 _SYMBOLS = (
     "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
     "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",
@@ -183,7 +185,7 @@ def frontier_figure(
     traces: list[Json] = [
         _band(data, view, on_line, colours),
         _line(data, on_line, data.time, colours.accent, 1.5),
-        _dots(data, fits, colours.accent, size, "fits"),
+        _families(data, fits, colours, size),
         _dots(data, over, colours.faded, size, "does not fit") | {"opacity": 0.6},
         # Lines below the frontier have courses of their own.
         *(
@@ -193,6 +195,7 @@ def frontier_figure(
         _planner_marks(data, view, colours, ends, narrow=narrow),
         # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
+        *_legend(data, fits, colours),
     ]
     return {"data": traces, "layout": frame}
 
@@ -241,6 +244,39 @@ def _marks(data: FrontierData, rows: np.ndarray, mode: str, **more: Any) -> Json
 
 def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: str) -> Json:
     return _marks(data, rows, "markers", name=name, marker={"color": colour, "size": size})
+
+
+def _families(data: FrontierData, rows: np.ndarray, colours: Palette, size: int) -> Json:
+    """Return the points that fit, in the colours of their families; hollow where blocks are recomputed."""
+    names = [data.exploration.names[row] for row in rows]
+    marker = {
+        "color": [family_colour(family(name), colours) for name in names], "size": size,
+        "symbol": ["circle-open" if is_recomputed(name) else "circle" for name in names],
+        "line": {"width": 1.5},
+    }  # fmt: skip
+    return _marks(data, rows, "markers", name="fits", marker=marker)
+
+
+def family_colour(name: str, colours: Palette) -> str:
+    """Return the colour of a family of plans: the same in every exploration."""
+    return colours.series[_FAMILIES.index(name)]
+
+
+def _legend(data: FrontierData, rows: np.ndarray, colours: Palette) -> list[Json]:
+    """Return an entry of the legend for each family of which points fit, and one for recomputed blocks."""
+    names = [data.exploration.names[row] for row in rows]
+    entries = [(each, family_colour(each, colours), "circle") for each in _FAMILIES]
+    there = {family(name) for name in names}
+    if any(map(is_recomputed, names)):
+        entries.append(("blocks recomputed", colours.muted, "circle-open"))
+        there.add("blocks recomputed")
+    return [
+        scatter("markers", [None], [None], name=name) | {
+            "showlegend": True, "marker": {"color": colour, "symbol": symbol, "size": 8}
+        }
+        for name, colour, symbol in entries
+        if name in there
+    ]  # fmt: skip
 
 
 def _tooltip(data: FrontierData, row: int) -> str:
@@ -349,7 +385,14 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         annotations=[
             _capacity_text(data, view, capacity if in_view else None, colours) | {"visible": axes.over_memory}
         ],
-        legend={"x": 1, "xanchor": "right", "y": 1, "bgcolor": "rgba(0,0,0,0)"},
+        legend={
+            "x": 1,
+            "xanchor": "right",
+            "y": 1,
+            "bgcolor": "rgba(0,0,0,0)",
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
         margin={"l": 64, "r": 16, "t": 28, "b": 48},
     )
 

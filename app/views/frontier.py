@@ -21,8 +21,7 @@ from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf,
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.figures import BYTES, KEPT, SECONDS
-from tensoropt.plan.plan_names import planner_title
-from tensoropt.plan.point import FRONTIER
+from tensoropt.plan.plan_names import OWN, planner_title
 from tensoropt.units import with_article
 
 from ..state import USUAL_ACROSS, USUAL_UP, View
@@ -107,7 +106,7 @@ class FrontierData:
     @cached_property
     def by_planners(self) -> np.ndarray:
         """Whether a published planner found each row, as bools."""
-        return np.array([name != FRONTIER for name in self.planner], dtype=bool)
+        return np.array([name not in OWN for name in self.planner], dtype=bool)
 
     def title(self, row: int) -> str:
         """Return ``Point 17 of 201``; for a mark its planner, and which of its plans: ``ZeRO 2 of 5``."""

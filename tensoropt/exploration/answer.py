@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import HEURISTICS, SCHEDULES, planner_title
+from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, planner_title
 from tensoropt.plan.point import FRONTIER, SAME, Point
 from tensoropt.units import format_bytes, format_seconds, share_words
 
@@ -251,7 +251,7 @@ def _smallest_device(findings: Findings) -> float:
 def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:
     """Yield every plan of a planner with the kind of plan that it is."""
     planners = findings.all_points.column("planner")
-    for row in np.flatnonzero(planners != FRONTIER).tolist():
+    for row in np.flatnonzero(~np.isin(planners, OWN)).tolist():
         planner = str(planners[row])
         if planner == "zero":
             stage = re.search(r"ZeRO-(\d)", findings.names[row])

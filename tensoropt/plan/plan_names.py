@@ -91,9 +91,28 @@ PLANNER_TITLES = {
 """The names of planners in a legend; others appear by their own name."""
 HEURISTICS = ("m_topo", "m_etf", "m_sct", "dpos")
 """Planners that put each operator on one device in a single pass, which is quick."""
+OWN = ("frontier", "local_search", "cut_search")
+"""Planners that no one published: their plans are not what others are compared with."""
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
 JOIN = " · "
+
+
+FAMILIES = {"placed": "placed", "PP": "PP", "CP": "CP", "SP": "CP", "TP": "TP", "ZeRO": "ZeRO", "DP": "DP"}
+"""The families of plans by a word of their names; a plan is of the first that its name has."""
+OTHER_FAMILY = "other"
+
+
+def family(name: str) -> str:
+    """Return the family of plans that one belongs to, given its name: ``DP``, ``ZeRO``, ``TP``, ``CP``,
+    ``PP``, ``placed``, or ``other``."""
+    words = {part.replace("-", " ").split(" ", 1)[0] for part in name.split(JOIN)}
+    return next((title for word, title in FAMILIES.items() if word in words), OTHER_FAMILY)
+
+
+def is_recomputed(name: str) -> bool:
+    """Return whether a plan recomputes blocks, given its name."""
+    return " recomputed" in name
 
 
 def planner_title(name: str) -> str:

@@ -75,6 +75,13 @@ def test_as_a_search_through_all_points_finds_it(budget: float, sizes: list[floa
         assert found.next_bytes == (min(behind) - budget * GIB if behind else None)
 
 
+def test_our_own_planners_are_no_baselines() -> None:
+    found = replace(
+        exploration(), others=(point(12 * GIB, 0.7, planner="local_search", choice=(1, 1, 3, 1)),)
+    )
+    assert answer(found).baselines == ()
+
+
 def test_planners_without_a_plan_say_why() -> None:
     found = with_baselines()
     refused = {"planner": "optcnn", "limit_bytes": None, "notes": ["needs one device", "or two"]}

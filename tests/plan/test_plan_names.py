@@ -21,6 +21,8 @@ from tensoropt.plan.plan_names import (
     SEQUENCE,
     TENSOR,
     WHOLE,
+    family,
+    is_recomputed,
     plan_names,
     what_it_does,
 )
@@ -217,3 +219,20 @@ def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
     for i, named in enumerate(found.names):
         assert named in "\n".join(point_lines(FigureRow.of(found, i)))
     assert len(set(found.names)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "recomputed"),
+    [
+        ("DP 8", "DP", False),
+        ("DP 8 · ZeRO-2 · 2 micro-batches", "ZeRO", False),
+        ("DP 2 · ZeRO-3 10/12 · TP 4 + SP · 12/12 blocks recomputed", "TP", True),
+        ("DP 2 · CP 4 (ring) · TP 2", "CP", False),
+        ("DP 4 · TP 2 · 8 micro-batches · PP 2 1F1B", "PP", False),
+        ("placed on 4 devices", "placed", False),
+        ("4 alike", "other", False),
+        ("one device", "other", False),
+    ],
+)
+def test_the_family_of_a_plan_is_in_its_name(name: str, known: str, recomputed: bool) -> None:
+    assert (family(name), is_recomputed(name)) == (known, recomputed)

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple, cast
 from tensoropt.costs.effects import FORWARD_END, Phase, When
 from tensoropt.costs.group_effects import Parts, parts_of
 from tensoropt.costs.tables import leaves_model
-from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Blocks, Region, find_blocks, needs_kept
 
@@ -117,13 +116,6 @@ class StepSchedule:
     def parts(self) -> Mapping[str, Parts]:
         """The parts of each group's forward, by group name."""
         return {group.name: parts_of(group) for group in self.graph.groups}
-
-    @cached_property
-    def given_back(self) -> int:
-        """The position at which backward reaches the first tensor that another stage has made; -1 if there is
-        none."""
-        arrivals = (group.name for group in self.graph.groups if group.anchor.target == ARRIVE)
-        return min((self.position("backward", "compute", name) for name in arrivals), default=-1)
 
     def position(self, phase: Phase, kind: _Kind, group: str, tensor: str = "", part: int = 0) -> int:
         """Return the position of a moment; -1 for one that this step does not have."""

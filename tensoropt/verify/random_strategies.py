@@ -24,11 +24,14 @@ from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import (
     AxisSizes,
     Configuration,
+    batch_strategies,
     enumerate_configurations,
+    fits,
     micro_batch_strategies,
 )
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
 from tensoropt.sharding.regions import Region, find_regions, fitting_once
+from tensoropt.sharding.sequence import sequence_strategies
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import Strategy
 
@@ -43,6 +46,9 @@ _AHEAD_CHANCE = 0.5
 """The probability that a stored parameter that is gathered for each use is gathered ahead of it."""
 _OTHER_REDUCTION_CHANCE = 0.2
 """The probability that the gradient of a whole parameter is reduced at the other time."""
+
+_FOLLOW_CHANCE = 0.8
+"""The probability that a group of a strategy with a theme does as the theme says."""
 
 _WHOLE_CHANCE = 0.4
 """The probability that all of a recomputed block runs again."""
@@ -111,6 +117,30 @@ def random_strategy(
     recomputed = tuple(r for r in regions if rng.random() < recompute)
     once = frozenset[str]().union(*(_random_once(graph, region, rng) for region in recomputed))
     return Strategy(graph, mesh, configurations, hubs, stored, recomputed, once)
+
+
+def random_following(
+    graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], rng: random.Random
+) -> dict[str, Configuration]:
+    """Return configurations of most groups in which each axis follows the batch, the sequence or nothing.
+
+    Groups that are drawn one by one hardly ever follow the sequence together, as context parallelism and its
+    zig-zag order want it.
+    """
+    along = {
+        "batch": batch_strategies(graph, everywhere=False),
+        "sequence": sequence_strategies(graph),
+    }
+    themes = [rng.choice(("batch", "sequence", "")) for _ in mesh[1:]]
+    drawn = {}
+    for group in graph.groups:
+        strategies = (
+            micro[group.name],
+            *(along[t][group.name] if t else rng.choice(group.strategies) for t in themes),
+        )
+        if rng.random() < _FOLLOW_CHANCE and fits(graph.atoms, group, strategies, mesh):
+            drawn[group.name] = Configuration(group, strategies)
+    return drawn
 
 
 def _random_once(graph: GroupGraph, region: Region, rng: random.Random) -> frozenset[str]:

@@ -298,9 +298,9 @@ def _makers_of_keys(graph: GroupGraph) -> frozenset[str]:
 class _Pinning:
     """The configurations and options of each group that a pinned configuration leaves."""
 
-    def __init__(self, problem: Problem, pinned: PinnedConfiguration, mesh: Mesh | None = None):
+    def __init__(self, problem: Problem, pinned: PinnedConfiguration, mesh: Mesh):
         self.problem, self.pinned = problem, pinned
-        self.graph, self.mesh = problem.graph, mesh or pinned.mesh
+        self.graph, self.mesh = problem.graph, mesh
         self.sizes = (pinned.micro_batches, *real_shape(self.mesh))
         self.names = tuple(
             name for name, size in zip(self.mesh.names, self.mesh.shape, strict=True) if size > 1
@@ -490,9 +490,10 @@ def simulate_pinned_pipeline(
             or the part that is not understood.
     """
     _check_pinned(problem, costs, pinned)
-    pinning, cutter = _Pinning(problem, pinned), Cutter(problem.graph)
+    place, cutter = _with_copies(pinned.mesh, problem.graph), Cutter(problem.graph)
+    pinning = _Pinning(problem, pinned, place)
     mesh = Mesh(
-        shape=(pinned.places, *(size for size in pinned.mesh.shape if size > 1)),
+        shape=(pinned.places, *(size for size in place.shape if size > 1)),
         names=(STAGE_AXIS, *pinning.names),
     )
 
@@ -511,10 +512,8 @@ def simulate_pinned_pipeline(
     frontiers = PlaceFrontiers(search, costs)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
     # al., SC 2021, section 4.1), which is searched beside sending the whole from each.
-    ways: dict[str, tuple[str, ...]] = {
-        "context": ("second",),
-        "tensor": ("second",) if pinned.sequence_parallel else ("whole", "second"),
-    }
+    inside = ("second",) if pinned.sequence_parallel else ("whole", "second")
+    ways = {"context": ("second",), "tensor": inside, _COPIES: inside}
     try:
         composer = Composer(
             frontiers,

@@ -23,7 +23,7 @@ from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError, suggest
-from tensoropt.evaluation.evaluate import Evaluator, space_of
+from tensoropt.evaluation.evaluate import Evaluation, Evaluator, space_of
 from tensoropt.evaluation.problem import Problem
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.families.routed_experts import DISPATCH, EXPERTS
@@ -73,7 +73,9 @@ class PinnedConfiguration:
         context: context-parallel degree: ranks, inside the data-parallel ones, that split each sequence.
         stage: ZeRO's stage: 0 keeps everything whole, 1 shards the state, 2 gradients too, 3 parameters too.
         shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards, each
-        together with its context-parallel ranks; None for all of them. sequence_parallel: whether activations
+        together with its context-parallel ranks; None for all of them. root_once: whether stage 3 gathers
+        parameters outside the repeated blocks once per step, as PyTorch's FSDP leaves those of its root
+        module unsharded from forward to the end of backward. sequence_parallel: whether activations
         between tensor-parallel products may be split along the sequence. micro_batches: micro-batches per
         step. recompute: whether every repeated block runs again in backward, or the recipe by which a part of
         each does (:data:`tensoropt.sharding.recipes.RECIPES`). places: parts of the devices that follow one
@@ -93,6 +95,7 @@ class PinnedConfiguration:
     context: int = 1
     stage: int = _WHOLE_STAGE
     shard_group: int | None = None
+    root_once: bool = False
     sequence_parallel: bool = False
     micro_batches: int = 1
     recompute: bool | str = False
@@ -171,12 +174,14 @@ class PinnedPoint:
 
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
+        evaluation: its step, as the simulator has it.
         tables: the tables of the pinned configurations alone.
         choice: the index of each variable's configuration in the tables.
         notes: remarks on settings that could not be pinned as requested.
     """
 
     point: Point
+    evaluation: Evaluation
     tables: CostTables
     choice: Mapping[str, int]
     notes: tuple[str, ...] = ()
@@ -223,7 +228,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     memory, compute, communication = tables.breakdown(*chosen)
     (evaluation,) = Evaluator(tables, overlap_of(cluster, mesh, beside=costs.beside))([chosen])
     point = evaluation.point(0, names, 0, additive=(memory, compute + communication), planner="pinned")
-    return PinnedPoint(point, tables, chosen[0], tuple(pinning.notes))
+    return PinnedPoint(point, evaluation, tables, chosen[0], tuple(pinning.notes))
 
 
 def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
@@ -314,6 +319,11 @@ class _Pinning:
         for region in find_regions(problem.graph) if pinned.recipe != NOTHING else ():
             once = groups_run_once(problem.graph, region, pinned.recipe) or frozenset()
             self.once.update((name, name in once) for name in region.groups)
+        self.inside_blocks = frozenset(
+            name
+            for region in (find_regions(problem.graph) if pinned.root_once else ())
+            for name in region.groups
+        )
         self.notes: list[str] = []
         if self.stage == 1 and pinned.micro_batches == 1:
             # costs.parameters.unsharded_options: stage 1 is no option there.
@@ -415,17 +425,18 @@ class _Pinning:
     def allowed(self, variable: VariableTable, index: int) -> np.ndarray | None:
         """Return the options that the ZeRO stage and recomputation leave."""
         if variable.key.kind == "parameter":
-            masks = self._stored([(layout,) for layout in variable.layouts])
+            masks = self._stored([(layout,) for layout in variable.layouts], of_root=True)
             return masks[[index]]
         if variable.key.kind != "group":
             return None
-        once = self.once.get(str(variable.key))
+        once = self.once.get(name := str(variable.key))
         if once is not None and variable.again and variable.again[index] is once:
             return NO_OPTION
-        return self._stored(variable.options[index])
+        return self._stored(variable.options[index], of_root=name not in self.inside_blocks)
 
-    def _stored(self, options: object) -> np.ndarray:
+    def _stored(self, options: object, *, of_root: bool) -> np.ndarray:
         """Return a mask over the ways to store a group's parameters."""
+        stage = 2 if self.pinned.root_once and of_root and self.stage == 3 else self.stage
         ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
         unsharded = ("tensor", _COPIES)
         axes = list(enumerate(self.names, 1))
@@ -435,7 +446,7 @@ class _Pinning:
         # Parameters that cannot be sharded at all are stored whole in every stage.
         best = (sharded == sharded.min()) & (shards == (shards[sharded == sharded.min()]).max())
         once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
-        reduce: Reduce | None = STAGES.get(self.stage)
+        reduce: Reduce | None = STAGES.get(stage)
         fitting = best & np.array([reductions == ({reduce} if reduce else set()) for reductions in once])
         # As in PyTorch's FSDP and DeepSpeed, what is gathered for each use is gathered ahead of it.
         ahead = fitting & np.array([any(Storage.of(stored).gathered_ahead for stored in way) for way in ways])

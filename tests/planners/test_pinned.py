@@ -63,6 +63,14 @@ def test_stages_shard_more_and_more():
     assert sent(three, "all_gather") > 2 * sent(two, "all_gather") > 0
 
 
+def test_a_root_is_gathered_once_beside_blocks_that_are_gathered_for_each_use():
+    three, root = (pinned(data=4, stage=3, root_once=once) for once in (False, True))
+    # The tied table is read in forward and at the end; its copy lasts.
+    assert 0 < sent(root, "all_gather") < sent(three, "all_gather")
+    assert root.point.memory[0] > three.point.memory[0]
+    assert root.point.memory_bytes < pinned(data=4, stage=2).point.memory_bytes
+
+
 def test_more_tensor_parallel_ranks_than_key_heads_share_them():
     """Two key heads of two query heads each on four ranks, beside two data-parallel ones."""
     pytest.importorskip("transformers")

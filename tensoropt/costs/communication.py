@@ -5,13 +5,15 @@ point-to-point fits (``fitted``), the same formula with data-sheet figures (``da
 
 The formulas, for p ranks, n bytes, latency α per hop and bandwidth β of the slowest link of the ring
 (Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005;
-the ring's α is the mean over its hops, as in NCCL's tuning model):
+the ring's α is the mean over its hops, as in NCCL's tuning model, but the largest for messages to the next
+rank, each of which is waited for):
 
     all_reduce       min(2(p-1)·α + 2(p-1)/p · n/β,  2⌈log2 p⌉·α + 2n/β)      ring, pipelined tree
     all_gather       (p-1)·α + (p-1)/p · n/β              n: gathered output of one rank
     reduce_scatter   (p-1)·α + (p-1)/p · n/β              n: input of one rank
     all_to_all       (p-1)·α + the busiest level's bytes over its bandwidth   n: input of one rank
     broadcast        ⌈log2 p⌉·α + n/β
+    ring_send        α + n/β                              n: what each rank sends to the next one
 
 All groups of one set of axes communicate at the same time; groups that leave a node share its cards.
 """
@@ -28,7 +30,7 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
 from tensoropt.errors import MeasurementError
-from tensoropt.ops.calls import BY_VALUES
+from tensoropt.ops.calls import BY_VALUES, RING_SEND
 from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.link_timing import COLLECTIVES
 from tensoropt.profiling.links import LinkFits
@@ -39,6 +41,8 @@ from tensoropt.types import DATA_SHEET, FITTED, MEASURED
 _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
 _MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings; the GPUs of one machine
 
+_PRICED = (*COLLECTIVES, RING_SEND)
+"""The kinds that have a price; messages of a ring are not measured, only those of pairs of ranks."""
 _Prediction = Callable[[float], float]
 _SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=((0.0,),))
 
@@ -50,12 +54,14 @@ class _GroupLink:
     Attributes:
         size: ranks per group.
         hop_s: mean latency of a hop.
+        slowest_hop_s: the largest latency of a hop.
         seconds_per_byte: of the slowest link, including the effect of sharing it.
         exchange_seconds_per_byte: of an all-to-all, per byte of one rank's input.
     """
 
     size: int
     hop_s: float
+    slowest_hop_s: float
     seconds_per_byte: float
     exchange_seconds_per_byte: float
 
@@ -99,7 +105,7 @@ class CommunicationModel:
         Args:
             kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),
                 ``reduce_scatter`` and ``all_to_all`` (of one rank's input; ``all_to_all_v``: of the busiest
-                one's), ``broadcast``.
+                one's), ``broadcast``, ``ring_send`` (of one message).
             axes: mesh axes; no axes, axes of size 1 and 0 bytes all cost nothing.
 
         Raises:
@@ -158,8 +164,8 @@ class CommunicationModel:
     def _make(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
         # It is waited for until the busiest rank is done, as if all of them sent as much.
         kind = "all_to_all" if kind == BY_VALUES else kind
-        if kind not in COLLECTIVES:
-            raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
+        if kind not in _PRICED:
+            raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(_PRICED)}")
         # Axes of size 1 change no group: without them, more measurements match.
         axes = tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
         if not axes:
@@ -217,7 +223,9 @@ def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
             return lambda n: launch_s + (ranks - 1) * hop + n * link.exchange_seconds_per_byte
         case "broadcast":
             return lambda n: launch_s + depth * hop + n * per_byte
-    raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
+        case "ring_send":
+            return lambda n: launch_s + link.slowest_hop_s + n * per_byte
+    raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(_PRICED)}")
 
 
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
@@ -230,6 +238,7 @@ def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
     return _GroupLink(
         size=len(groups[0]),
         hop_s=max(link.hop_s for link in links),
+        slowest_hop_s=max(link.slowest_hop_s for link in links),
         seconds_per_byte=max(link.seconds_per_byte for link in links),
         exchange_seconds_per_byte=max(link.exchange_seconds_per_byte for link in links),
     )
@@ -282,6 +291,7 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
     return _GroupLink(
         size=size,
         hop_s=sum(link.latency_s for link in hops) / size,
+        slowest_hop_s=max(link.latency_s for link in hops),
         seconds_per_byte=1 / bandwidth,
         exchange_seconds_per_byte=exchange,
     )

@@ -5,15 +5,14 @@ point-to-point fits (``fitted``), the same formula with data-sheet figures (``da
 
 The formulas, for p ranks, n bytes, latency α per hop and bandwidth β of the slowest link of the ring
 (Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005;
-the ring's α is the mean over its hops, as in NCCL's tuning model, but the largest for messages to the next
-rank, each of which is waited for):
+the ring's α is the mean over its hops, as in NCCL's tuning model):
 
     all_reduce       min(2(p-1)·α + 2(p-1)/p · n/β,  2⌈log2 p⌉·α + 2n/β)      ring, pipelined tree
     all_gather       (p-1)·α + (p-1)/p · n/β              n: gathered output of one rank
     reduce_scatter   (p-1)·α + (p-1)/p · n/β              n: input of one rank
     all_to_all       (p-1)·α + the busiest level's bytes over its bandwidth   n: input of one rank
     broadcast        ⌈log2 p⌉·α + n/β
-    ring_send        α + n/β                              n: what each rank sends to the next one
+    ring_send        α + n/β, of the slowest hop          n: what each rank sends to the next one
 
 All groups of one set of axes communicate at the same time; groups that leave a node share its cards.
 """
@@ -56,6 +55,8 @@ class _GroupLink:
         hop_s: mean latency of a hop.
         slowest_hop_s: the largest latency of a hop.
         seconds_per_byte: of the slowest link, including the effect of sharing it.
+        hop_seconds_per_byte: of the slowest hop, if each rank sends to the next one: a message does not leave
+            a node by several cards, as collectives do that make as many rings.
         exchange_seconds_per_byte: of an all-to-all, per byte of one rank's input.
     """
 
@@ -63,6 +64,7 @@ class _GroupLink:
     hop_s: float
     slowest_hop_s: float
     seconds_per_byte: float
+    hop_seconds_per_byte: float
     exchange_seconds_per_byte: float
 
 
@@ -224,7 +226,7 @@ def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
         case "broadcast":
             return lambda n: launch_s + depth * hop + n * per_byte
         case "ring_send":
-            return lambda n: launch_s + link.slowest_hop_s + n * per_byte
+            return lambda n: launch_s + link.slowest_hop_s + n * link.hop_seconds_per_byte
     raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(_PRICED)}")
 
 
@@ -240,6 +242,7 @@ def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
         hop_s=max(link.hop_s for link in links),
         slowest_hop_s=max(link.slowest_hop_s for link in links),
         seconds_per_byte=max(link.seconds_per_byte for link in links),
+        hop_seconds_per_byte=max(link.hop_seconds_per_byte for link in links),
         exchange_seconds_per_byte=max(link.exchange_seconds_per_byte for link in links),
     )
 
@@ -264,7 +267,8 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
     size = len(group)
     # A group's ranks are ascending and levels are row-major, so the natural ring crosses each outer link as
     # rarely as possible.
-    hops = [cluster.link(a, b) for a, b in zip(group, (*group[1:], group[0]), strict=True)]
+    hops = tuple(zip(group, (*group[1:], group[0]), strict=True))
+    latencies = [cluster.link(a, b).latency_s for a, b in hops]
     bandwidth, exchange = math.inf, 0.0
     outer = cluster.device_count
     for depth, level in enumerate(cluster.levels):
@@ -290,11 +294,31 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
         outer = block
     return _GroupLink(
         size=size,
-        hop_s=sum(link.latency_s for link in hops) / size,
-        slowest_hop_s=max(link.latency_s for link in hops),
+        hop_s=sum(latencies) / size,
+        slowest_hop_s=max(latencies),
         seconds_per_byte=1 / bandwidth,
+        hop_seconds_per_byte=1 / _slowest_hop(cluster, hops, leaving),
         exchange_seconds_per_byte=exchange,
     )
+
+
+def _slowest_hop(
+    cluster: Cluster, hops: Sequence[tuple[int, int]], leaving: Counter[tuple[int, int]]
+) -> float:
+    """Return the bandwidth, in bytes/s, of the slowest message if each hop has one."""
+    rates, outer = [], cluster.device_count
+    for depth, level in enumerate(cluster.levels):
+        block = outer // level.size
+        for a, b in hops:
+            if a // outer != b // outer or a // block == b // block:
+                continue  # inside one child, or between those of an outer level
+            link, share = cluster.link(a, b), 1.0
+            if (min(a, b), max(a, b)) not in cluster.pairs:
+                # Each group that leaves the child has one message that does.
+                share = min(level.link_count / leaving[depth, a // block], 1.0)
+            rates.append(link.bandwidth_bytes_per_s * share)
+        outer = block
+    return min(rates)
 
 
 def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:

@@ -28,6 +28,7 @@ from tensoropt.evaluation.problem import Problem
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.families.routed_experts import DISPATCH, EXPERTS
 from tensoropt.ops.layouts import Layout
+from tensoropt.ops.ring_attention import RING
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Composer, Crossings, Cut
 from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
@@ -71,6 +72,7 @@ class PinnedConfiguration:
         data: data-parallel degree, over all nodes.
         tensor: tensor-parallel degree, Megatron's; innermost.
         context: context-parallel degree: ranks, inside the data-parallel ones, that split each sequence.
+        ring: keys and values go around the context-parallel ranks; otherwise they are gathered.
         stage: ZeRO's stage: 0 keeps everything whole, 1 shards the state, 2 gradients too, 3 parameters too.
         shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards, each
         together with its context-parallel ranks; None for all of them. root_once: whether stage 3 gathers
@@ -93,6 +95,7 @@ class PinnedConfiguration:
     data: int = 1
     tensor: int = 1
     context: int = 1
+    ring: bool = False
     stage: int = _WHOLE_STAGE
     shard_group: int | None = None
     root_once: bool = False
@@ -383,11 +386,18 @@ class _Pinning:
         Raises:
             UnsuitableError: no attention of the model can follow the sequence.
         """
-        labels = {name: s.label for name, s in sequence_strategies(self.graph).items()}
-        if not any(label.loop == QUERIES for label in labels.values()):
+        ring = self.pinned.ring
+        labels = {name: s.label for name, s in sequence_strategies(self.graph, ring=ring).items()}
+        if not any(label.loop in (QUERIES, RING) for label in labels.values()):
             raise UnsuitableError(
                 f"context {self.pinned.context} splits the queries of attention, and this model has no "
                 "scaled_dot_product_attention whose queries follow the inputs' second dim; pin context=1"
+            )
+        if ring and not any(label.loop == RING for label in labels.values()):
+            raise UnsuitableError(
+                "a ring sends keys and values around that are as many as the queries, and this model has no "
+                "scaled_dot_product_attention with such ones, without dropout and without a mask that "
+                "learns; pin ring=False"
             )
         return {
             group.name: frozenset(

@@ -26,6 +26,9 @@ from tensoropt.costs.effects import (
     BACK_NEXT,
     BEGIN,
     BEGIN_BEFORE,
+    COMPUTE,
+    COMPUTE_AGAIN,
+    COMPUTE_BACK,
     FIRST_BEFORE,
     FIRST_BEGIN,
     GATHER,
@@ -231,7 +234,11 @@ class StepSends:
         return moments.sent(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK)))
 
     def _compute(self, node: Compute) -> _Sent:
-        sent = self._operators[node.op.name].sent(INNER, INNER_AGAIN, INNER_BACK)
+        inside = self._operators[node.op.name]
+        sent = inside.sent(INNER, INNER_AGAIN, INNER_BACK)
+        # Those that are under way while it computes, and the last one, are alike.
+        beside = inside.sent(COMPUTE, COMPUTE_AGAIN, COMPUTE_BACK)
+        sent = _Sent(beside.forward + sent.forward, beside.again + sent.again, beside.back + sent.back)
         if node.product is not None:
             # The gradient of its input is reduced before its weight's is computed.
             reduced = self.tensor(node.product.read).at(reader(0, USED_BACK))

@@ -187,7 +187,13 @@ class ToyCommunication:
     def source(self, kind: str, axes: Sequence[int]) -> str:
         return "fitted"
 
-    WEIGHTS: ClassVar = {"all_reduce": 2.0, "all_gather": 3.0, "reduce_scatter": 5.0, "all_to_all": 7.0}
+    WEIGHTS: ClassVar = {
+        "all_reduce": 2.0,
+        "all_gather": 3.0,
+        "reduce_scatter": 5.0,
+        "all_to_all": 7.0,
+        "ring_send": 13.0,
+    }
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
         assert axes

@@ -169,6 +169,8 @@ def test_split_sequences_are_named_after_their_attention() -> None:
     assert whole == "DP 4 · SP 2"
     alone = of_block(("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1"), batch="none")
     assert alone == "CP 4×2 (TP 1/4)"
+    around = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1"))
+    assert around == "DP 4 · CP 2 (ring)"
 
 
 def test_sequence_parallel_regions_are_named_beside_tensor_parallelism() -> None:

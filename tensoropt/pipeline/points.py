@@ -62,6 +62,7 @@ def plan_part(
                 stored={name: tuple(layout) for name, layout in data["stored"].items()},
                 recomputed=tuple(data["recomputed"]),
                 once=tuple(data.get("once", ())),
+                gathered_again=tuple(data.get("gathered_again", ())),
             )
         )
         recomputed += data["recomputed"]

@@ -56,9 +56,13 @@ class StagesRecord:
 
     @property
     def recomputing(self) -> tuple[str, ...]:
-        """How many blocks are recomputed, in words."""
+        """How many blocks are recomputed, and how many inputs gathered again, in words."""
         partly = ", in part" if any(stage.once for stage in self.info.stages) else ""
-        return counted_if_any(len(self.recomputed), "block", f"{{}} recomputed{partly}")
+        gathered = sum(len(stage.gathered_again) for stage in self.info.stages)
+        return (
+            *counted_if_any(len(self.recomputed), "block", f"{{}} recomputed{partly}"),
+            *counted_if_any(gathered, "input", "{} gathered again"),
+        )
 
     @property
     def split_words(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""The output of a command: its answer on stdout, progress (a bar or plain lines) on stderr."""
+"""A command's options, and its output: the answer on stdout, progress (a bar or plain lines) on stderr."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -10,13 +11,44 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TextIO, TypeVar
+
+from tensoropt.errors import TensorOptError
+from tensoropt.units import read_number, read_whole
+
+_Value = TypeVar("_Value")
 
 _BAR_CELLS = 24
 _REDRAW_S = 0.1
 _LINE_EVERY_S = 10.0
 """The interval of a long stage's lines in a log: it neither floods nor looks dead."""
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser that refuses a command line in one sentence, not with a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise TensorOptError with argparse's message, and a remedy where it has none."""
+        said = message.removeprefix("argument ")
+        remedied = "; " in said or "(choose from " in said
+        raise TensorOptError(said if remedied else f"{said}; {self.prog} --help shows what it takes")
+
+
+def option_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """Return a function of `tensoropt.units` as the ``type`` of an option, which errors then name."""
+
+    def convert(text: str) -> _Value:
+        try:
+            return read(text)
+        except TensorOptError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+WHOLE, NUMBER = option_type(read_whole), option_type(read_number)
+"""The ``type`` of options that are numbers."""
 
 
 class ProgressDisplay:

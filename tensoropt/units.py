@@ -5,6 +5,7 @@ Code uses bytes, seconds, FLOP and bytes per second only; GiB and ms occur only 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import unicodedata
@@ -210,10 +211,10 @@ def read_number(text: str) -> float:
 
 def read_whole(text: str) -> int:
     """Return the whole number in a text."""
-    number = read_number(text)
-    if number % 1:
-        raise TensorOptError(f"'{text[:40]}' is not a whole number")
-    return int(number)
+    with contextlib.suppress(TensorOptError):
+        if not (number := read_number(text)) % 1:
+            return int(number)
+    raise TensorOptError(f"'{text[:40]}' is not a whole number; write for example 8")
 
 
 def read_counts(text: str) -> str | tuple[int, ...]:

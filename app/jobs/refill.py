@@ -6,8 +6,6 @@ Everything that the form has no field for is reported, never dropped silently.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -66,17 +64,15 @@ def question_of_words(words: Sequence[str]) -> Question:
     if not words or words[0] not in _VERBS:
         raise RequestError("the form starts explorations; start this job again where its result is shown")
     try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            question: Question = question_option(parser().parse_args(list(words)))
+        question: Question = question_option(parser().parse_args(list(words)))
         if isinstance(question.cluster, str) and Path(question.cluster).is_file():
             # The file may go with the job that it lies beside.
             question = question.model_copy(update={"cluster": load_cluster(question.cluster).to_dict()})
         return question.model_copy(update={"constraints_file": ""})
-    except SystemExit:
-        reason = (said.getvalue().strip().splitlines()[-1:] or ["its arguments are not understood"])[0]
     except TensorOptError as error:
-        reason = str(error)
-    raise RequestError(f"this was made by another version ({reason[:200]}); fill the form by hand")
+        raise RequestError(
+            f"this was made by another version ({str(error)[:200]}); fill the form by hand"
+        ) from None
 
 
 def refill(question: Question, uploads: Uploads) -> Refill:

@@ -53,8 +53,6 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
     except TensorOptError as error:
         print(f"error: {error}")
         return "failed", sentence(error)
-    except SystemExit:
-        return "failed", "the command line did not understand its arguments; the log has its message"
     except MemoryError:
         return "failed", "this machine has no memory left; use a smaller batch"
     except Exception as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay, option_type
 from tensoropt.errors import TensorOptError
 from tensoropt.question.settings import Setting, settings_fields
 from tensoropt.units import parse_bytes, parse_count, parse_seconds, read_number, read_whole
@@ -214,7 +214,7 @@ def add_point(which: Any, default: str = "; default: the fastest", *, memory: bo
         memory: whether a budget alone also selects a point.
     """
     which.add_argument(
-        "--point", type=int, metavar="N",
+        "--point", type=WHOLE, metavar="N",
         help=f"the point's number, from 1; plans of other planners follow the frontier's{default}",
     )  # fmt: skip
     if memory:
@@ -278,10 +278,6 @@ def writable_folder(path: str) -> Iterator[Path]:
         raise
 
 
-_NUMBERS: dict[Any, type] = {read_number: float, read_whole: int}
-"""The types that the parser itself converts to, by the setting's reader."""
-
-
 def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
     """Add the model, the cluster and all settings.
 
@@ -298,12 +294,12 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
     )
     verb.add_argument(
         "--sequence",
-        type=int,
+        type=WHOLE,
         metavar="N",
         help="tokens of a sequence, for language models; default: the model's",
     )
     verb.add_argument(
-        "--seed", type=int, default=0, help="for weights and random walks; default: %(default)s"
+        "--seed", type=WHOLE, default=0, help="for weights and random walks; default: %(default)s"
     )
     verb.add_argument(
         "--anew",
@@ -327,8 +323,8 @@ def _flag(setting: Setting) -> dict[str, Any]:
     arguments: dict[str, Any] = {"default": setting.default, "help": f"{setting.help}{shown}"}
     if setting.choices:
         return {**arguments, "choices": setting.choices}
-    number = _NUMBERS.get(setting.read)
-    return {**arguments, **({"type": number} if number else {}), "metavar": setting.metavar}
+    number = {"type": option_type(setting.read)} if setting.read in (read_number, read_whole) else {}
+    return {**arguments, **number, "metavar": setting.metavar}
 
 
 def _settings_option(options: argparse.Namespace) -> Any:
@@ -397,7 +393,13 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def explored(
-    question: Any, progress: ProgressDisplay, out: str | None, cluster: Any = None, sibling: Any = None
+    question: Any,
+    progress: ProgressDisplay,
+    out: str | None,
+    cluster: Any = None,
+    sibling: Any = None,
+    *,
+    within: str = "",
 ) -> Any:
     """Return the exploration that answers a question, saved in ``out`` if given; no empty folder is left
     behind.
@@ -405,6 +407,7 @@ def explored(
     Args:
         cluster: a cluster other than the question's.
         sibling: an exploration of the same model on another cluster, whose operators are reused.
+        within: the folder of a sweep, which saves it in a folder of its own.
     """
     from tensoropt.cluster import load_cluster
 
@@ -413,7 +416,8 @@ def explored(
     question = question.on(cluster)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
-        progress.note(question.in_effect(cluster, settings, out))
+        where = f"a folder of {within}" if within else out
+        progress.note(question.in_effect(cluster, settings, where))
         from tensoropt.api import answer  # imports PyTorch: only after the settings in effect are printed
 
         exploration = answer(question, cluster, settings, sibling, progress=progress, note=progress.note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tensoropt.cli.arguments import Answer, Verb
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -14,7 +14,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "dir", nargs="?", metavar="DIR", help="a folder given to explore --out, or one that holds several"
     )
     verb.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
-    verb.add_argument("--port", type=int, default=8050, help="0 for any free one; default: %(default)s")
+    verb.add_argument("--port", type=WHOLE, default=8050, help="0 for any free one; default: %(default)s")
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tensoropt.cli.arguments import Answer, Verb, writable_folder
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
 
 
@@ -14,7 +14,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--out", default="out/demo", metavar="DIR", help="default: %(default)s")
     verb.add_argument("--model", default="zoo:gpt2-demo", help="default: %(default)s")
     verb.add_argument("--cluster", default="cpu", help="default: %(default)s")
-    verb.add_argument("--steps", type=int, default=4, help="training steps to run; default: %(default)s")
+    verb.add_argument("--steps", type=WHOLE, default=4, help="training steps to run; default: %(default)s")
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:

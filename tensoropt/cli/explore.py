@@ -16,7 +16,7 @@ from tensoropt.cli.arguments import (
     writable_folder,
 )
 from tensoropt.cli.shop import offers_answer
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import write_counts
 
@@ -34,7 +34,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--batch-per-device",
-        type=int,
+        type=WHOLE,
         metavar="N",
         help="weak scaling: the global batch is N for each device, instead of --batch",
     )
@@ -108,7 +108,7 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
         def on(cluster: Any, sibling: Any) -> Any:
             # Operators have the batch in their shapes.
             alike = sibling if question.batch_per_device is None else None
-            return explored(question, progress, None, cluster, alike)
+            return explored(question, progress, None, cluster, alike, within=out)
 
         explorations = explore_each(clusters, on, out=folder, progress=progress)
     answer = offers_answer(explorations, {})
@@ -142,7 +142,7 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     with writable_folder(out) as folder:
 
         def at(batch: int) -> Any:
-            return explored(question.at(batch), progress, None)
+            return explored(question.at(batch), progress, None, within=out)
 
         sweep = explore_each(
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress

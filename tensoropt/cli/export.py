@@ -16,7 +16,7 @@ from tensoropt.cli.arguments import (
     point_option,
     tariff_option,
 )
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import counted, parse_bytes
 
@@ -36,7 +36,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--sheet", metavar="FILE.html", help="one page to print: why a point was chosen, and over what"
     )
     sheet.add_argument(
-        "--point", type=int, metavar="N", help="its number, from 1; default: the fastest that fits --memory"
+        "--point", type=WHOLE, metavar="N", help="its number, from 1; default: the fastest that fits --memory"
     )
     sheet.add_argument(
         "--memory", metavar="24GiB", help="the budget per device; default: the device's memory"

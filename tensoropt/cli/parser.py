@@ -32,7 +32,7 @@ from tensoropt.cli import (
     why,
 )
 from tensoropt.cli.arguments import Verb
-from tensoropt.console import ProgressDisplay, json_text, reserved_stdout
+from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
 
 _IN_ORDER = (
@@ -46,10 +46,10 @@ _EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = OptionParser(add_help=False)
     common.add_argument("--json", action="store_true", help="write the result as JSON to stdout")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    top = argparse.ArgumentParser(
+    top = OptionParser(
         prog="tensoropt",
         description="Every worthwhile way to spread a model over a cluster, and running the one you pick.",
         epilog="tensoropt VERB --help explains a verb.",
@@ -66,7 +66,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; by default that of this process."""
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        options = parser().parse_args(words)
+    except TensorOptError as error:
+        asked = argparse.Namespace(json="--json" in words, debug="--debug" in words)
+        return _failed(asked, ProgressDisplay(), sentence(error), _EXIT_INPUT)
     with reserved_stdout(for_good=arguments is None) as answers:
         return _run(options, ProgressDisplay(answers=answers))
 

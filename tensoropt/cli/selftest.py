@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tensoropt.cli.arguments import Answer, Verb
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import NUMBER, ProgressDisplay
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="run only these checks (every report lists their names)",
     )
     verb.add_argument(
-        "--minutes", type=float, default=10.0, metavar="N",
+        "--minutes", type=NUMBER, default=10.0, metavar="N",
         help="minutes that all checks may take; what does not fit is left out, and the report says so; "
         "default: %(default)g",
     )  # fmt: skip

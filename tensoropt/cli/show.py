@@ -14,7 +14,7 @@ from tensoropt.cli.arguments import (
     point_option,
     rated_point,
 )
-from tensoropt.console import ProgressDisplay
+from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import parse_seconds
 
@@ -49,7 +49,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="of a placed plan also the step without its order, every device taking what is ready first",
     )
     verb.add_argument(
-        "--top", type=int, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
+        "--top", type=WHOLE, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
     )
     add_amount(verb)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, Answer, Verb, add_onnx, dims_option
-from tensoropt.console import ProgressDisplay, columns
+from tensoropt.console import WHOLE, ProgressDisplay, columns
 from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes, format_seconds
 
@@ -21,16 +21,18 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
     )
     verb.add_argument("--cluster", help="with --random, default cpu:2: " + CLUSTER_HELP)
-    verb.add_argument("--random", type=int, metavar="N", help="verify N random legal strategies of MODEL")
+    verb.add_argument("--random", type=WHOLE, metavar="N", help="verify N random legal strategies of MODEL")
     verb.add_argument(
         "--placed", action="store_true",
         help="with --random: random placements, every operator or piece of one on one device",
     )  # fmt: skip
     verb.add_argument(
-        "--pipeline", type=int, metavar="P", help="with --random: pipelines of P parts of the devices"
+        "--pipeline", type=WHOLE, metavar="P", help="with --random: pipelines of P parts of the devices"
     )
-    verb.add_argument("--seed", type=int, default=0, help="for weights and strategies; default: %(default)s")
-    verb.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
+    verb.add_argument(
+        "--seed", type=WHOLE, default=0, help="for weights and strategies; default: %(default)s"
+    )
+    verb.add_argument("--batch", type=WHOLE, metavar="N", help="with --random: global batch of a zoo model")
     verb.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
     )

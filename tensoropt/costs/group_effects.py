@@ -170,7 +170,9 @@ class GroupEffects:
         stays = allocations(*(use.gathered("again") for use in anew)) if again else ()
         if again:
             found += [replace(gather, when=GATHER_AGAIN)] if arriving else []
-            found += _forward(parts, keeps=True, again=True, stays=stays)
+            found += _forward(
+                self._parts(choice, gathered, staying=needed), keeps=True, again=True, stays=stays
+            )
         elif needed:
             found.append(Effect(GATHER_BACK, workspace_bytes=needed + self._buffer_bytes(anew)))
 
@@ -290,8 +292,13 @@ class GroupEffects:
                 most = max(most, self.moves.resharding_bytes(use.forward, use.name) + narrow - use.bytes)
         return most
 
-    def _parts(self, choice: Choice, gathered: int) -> list[_ForwardPart]:
-        """Return the parts of the group's forward; ``gathered`` bytes are alive while parameters are read."""
+    def _parts(self, choice: Choice, gathered: int, *, staying: int = 0) -> list[_ForwardPart]:
+        """Return the parts of the group's forward.
+
+        Args:
+            gathered: the bytes of gathered parameters that are alive while parameters are read.
+            staying: those of them that are alive throughout.
+        """
         facts = choice.facts
         calls = facts.calls or (  # for a record that does not list them separately
             (facts.kept_bytes, facts.kept_bytes + facts.forward_peak_bytes, False),
@@ -303,7 +310,7 @@ class GroupEffects:
             # cut.
             if facts.calls and cut.of(position) == len(parts):
                 parts.append(_ForwardPart(parts[-1].kept, 0))
-            most = max(parts[-1].most, peak + (gathered if reads else 0))
+            most = max(parts[-1].most, peak + (gathered if reads else staying))
             parts[-1] = _ForwardPart(kept if self.training else 0, most)
         return parts
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tensoropt.errors import PlanError
+from tensoropt.ops.layouts import flat_index
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
 
 CHUNK = 1 << 18
@@ -367,10 +368,7 @@ class Runtime:
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
         """Return this rank's index within the flattened group of ``axes``, the first axis outermost."""
-        index = 0
-        for axis in axes:
-            index = index * self.mesh[axis] + self.place[axis]
-        return index
+        return flat_index(self.mesh, self.place, axes)
 
     def parts(self, axes: tuple[int, ...]) -> int:
         """Return the number of shards into which ``axes`` cut an atom."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from tensoropt.cluster import named_kind
-from tensoropt.console import json_text, reserved_stdout
+from tensoropt.console import NUMBER, WHOLE, OptionParser, json_text, reserved_stdout
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import ModelSpec
 from tensoropt.engine.runtime import leave_job
@@ -73,7 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Without arguments it takes those of this process, and reserves the standard output for itself.
     """
-    options = _parser().parse_args(arguments)
+    try:
+        options = _parser().parse_args(arguments)
+    except TensorOptError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     with reserved_stdout(for_good=arguments is None) as answers:
         return _run(options, answers)
 
@@ -179,17 +183,20 @@ def out_of_memory(error: Exception, rank: int) -> str | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="torchrun --nproc-per-node N -m tensoropt.execute", description="Run a plan for some steps."
     )
     parser.add_argument("plan", help="plan file (JSON)")
-    parser.add_argument("--steps", type=int, default=10, help="training steps (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: %(default)s)")
+    parser.add_argument("--steps", type=WHOLE, default=10, help="training steps (default: %(default)s)")
+    parser.add_argument("--lr", type=NUMBER, default=1e-3, help="learning rate (default: %(default)s)")
     parser.add_argument(
         "--json", metavar="FILE", help="write losses and times to FILE; a loss that is not finite is null"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, help="seconds to wait for another rank (default: %(default)s)"
+        "--timeout",
+        type=NUMBER,
+        default=300.0,
+        help="seconds to wait for another rank (default: %(default)s)",
     )
     parser.add_argument(
         "--cpu", action="store_true", help="run a plan for GPUs on CPU ranks; its prediction is not for them"

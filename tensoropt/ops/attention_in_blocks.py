@@ -22,7 +22,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from tensoropt.ops.calls import OperatorShard
 from tensoropt.ops.index_space import Operand
 from tensoropt.ops.kernels import ShardContext
-from tensoropt.ops.layouts import chunk
+from tensoropt.ops.layouts import chunk, flat_index
 
 BLOCKS_FORM = "kernels.causal_attention_in_blocks"
 """The kernel that replaces causal attention if its queries are split."""
@@ -69,9 +69,7 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
         elif shard.coordinate is None:
             pieces.append(QueryPiece(step, stride, size - step, 0, ()))
         else:
-            index = 0
-            for a in axes:
-                index = index * shard.mesh[a] + shard.coordinate[a]
+            index = flat_index(shard.mesh, shard.coordinate, axes)
             pieces.append(QueryPiece(chunk(size, parts, index)[1], stride, 0, step, axes))
     return tuple(pieces)
 

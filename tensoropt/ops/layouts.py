@@ -82,6 +82,14 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     return start, min(step, size - start)
 
 
+def flat_index(mesh: Sequence[int], coordinate: Sequence[int], axes: Sequence[int]) -> int:
+    """Return a rank's index within the flattened group of ``axes``, the first axis outermost."""
+    index = 0
+    for axis in axes:
+        index = index * mesh[axis] + coordinate[axis]
+    return index
+
+
 def local_atoms(
     atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
 ) -> Atoms:

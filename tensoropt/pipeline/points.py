@@ -27,9 +27,10 @@ from tensoropt.plan.plan import (
     check_plan,
 )
 from tensoropt.plan.point import Point, stages_point
-from tensoropt.plan.point_records import StagesRecord
+from tensoropt.plan.point_records import FULL, IN_PART, StagesRecord
 from tensoropt.plan.space import Space
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.recipes import recipe_name
 from tensoropt.simulate.collectives import sent_bytes
 from tensoropt.types import SOURCES
 
@@ -51,7 +52,7 @@ def plan_part(
     begins = ["", *(strategy.graph.groups[cut].name for cut in strategy.cuts)]
     operators: dict[str, OperatorPlan] = {}
     parameters: dict[str, ParameterPlan] = {}
-    stages, recomputed = [], []
+    stages, recipes = [], dict[str, str]()
     for begin, of_stage in zip(begins, strategy.stages, strict=True):
         data = of_stage.to_data()
         stages.append(
@@ -65,7 +66,8 @@ def plan_part(
                 gathered_again=tuple(data.get("gathered_again", ())),
             )
         )
-        recomputed += data["recomputed"]
+        for region in of_stage.recomputed:
+            recipes[region.name] = recipe_name(of_stage.graph, region, of_stage.once) or IN_PART
         for group in of_stage.graph.groups:
             if not is_crossing(group):
                 micro, *labels = data["groups"][group.name]
@@ -82,7 +84,8 @@ def plan_part(
         peak_bytes=peak_bytes,
         kinds=kinds,
     )
-    return StagesRecord(info, operators, parameters, tuple(dict.fromkeys(recomputed)))
+    partly = {block: recipe for block, recipe in recipes.items() if recipe != FULL}
+    return StagesRecord(info, operators, parameters, tuple(recipes), recipes=partly)
 
 
 def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:

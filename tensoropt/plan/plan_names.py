@@ -30,7 +30,7 @@ import numpy as np
 
 from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point import Point, by_strategy
-from tensoropt.plan.point_records import StagesRecord
+from tensoropt.plan.point_records import FULL, IN_PART, StagesRecord, by_recipes
 from tensoropt.plan.space import Space
 from tensoropt.units import counted_if_any
 
@@ -90,8 +90,6 @@ PLANNER_TITLES = {
 _STAGE_OF = {"held/P": 1, "held": 2}
 """ZeRO's stage by what a stored layout says on the micro-batch axis; else 3."""
 JOIN = " · "
-FULL = "full"
-"""The way of recomputing a block of which nothing runs once."""
 
 
 def planner_title(name: str) -> str:
@@ -250,22 +248,15 @@ def _recomputed(once: Mapping[str, str], space: Space) -> Iterator[str]:
     ways = Counter(
         _recipe(flags, space.recipes.get(name, {})) for name, flags in once.items() if "0" in flags
     )
-    if not ways:
-        return
-    blocks = f"{ways.total()}/{len(once)} blocks recomputed"
-    if set(ways) == {FULL}:
-        yield blocks
-    elif len(ways) == 1:
-        yield f"{blocks} ({next(iter(ways))})"
-    else:
-        yield f"{blocks} ({', '.join(f'{count} {way}' for way, count in ways.most_common())})"
+    if ways:
+        yield f"{ways.total()}/{len(once)} blocks recomputed{by_recipes(ways)}"
 
 
 def _recipe(once: str, recipes: Mapping[str, str]) -> str:
     """Return what runs again of a block."""
     if "1" not in once:
         return FULL
-    return next((name for name, flags in recipes.items() if flags == once), "in part")
+    return next((name for name, flags in recipes.items() if flags == once), IN_PART)
 
 
 def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,18 @@ from tensoropt.plan.kinds import PlanKind
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, placing_words, plan_kind
 from tensoropt.units import counted_if_any
 
+FULL, IN_PART = "full", "in part"
+"""The recipe of a block that runs again as a whole, and the word for what no recipe describes."""
+
+
+def by_recipes(ways: Counter[str]) -> str:
+    """Return how many blocks each recipe recomputes, in brackets; nothing if all are, wholly."""
+    if not set(ways) - {FULL}:
+        return ""
+    if len(ways) == 1:
+        return f" ({next(iter(ways))})"
+    return f" ({', '.join(f'{count} {way}' for way, count in ways.most_common())})"
+
 
 @dataclass(frozen=True)
 class StagesRecord:
@@ -26,6 +39,8 @@ class StagesRecord:
         operators, parameters: of all stages; what several stages have is listed as in the first of them.
         recomputed: the recomputed blocks of all stages.
         notes: its planner's remarks.
+        recipes: by which recipe blocks are recomputed that are not wholly; in records of an earlier version
+            none.
     """
 
     stages: StagesInfo | None = None
@@ -33,6 +48,7 @@ class StagesRecord:
     parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
     recomputed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    recipes: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def info(self) -> StagesInfo:
@@ -56,11 +72,12 @@ class StagesRecord:
 
     @property
     def recomputing(self) -> tuple[str, ...]:
-        """How many blocks are recomputed, and how many inputs gathered again, in words."""
-        partly = ", in part" if any(stage.once for stage in self.info.stages) else ""
+        """How many blocks are recomputed, by which recipes, and how many inputs gathered again, in words."""
+        otherwise = IN_PART if not self.recipes and any(stage.once for stage in self.info.stages) else FULL
+        ways = Counter(self.recipes.get(block, otherwise) for block in self.recomputed)
         gathered = sum(len(stage.gathered_again) for stage in self.info.stages)
         return (
-            *counted_if_any(len(self.recomputed), "block", f"{{}} recomputed{partly}"),
+            *counted_if_any(len(self.recomputed), "block", f"{{}} recomputed{by_recipes(ways)}"),
             *counted_if_any(gathered, "input", "{} gathered again"),
         )
 

@@ -20,8 +20,9 @@ from tensoropt.planners.tables import TableSpace
 if TYPE_CHECKING:
     from tensoropt.planners.pipelined.common.task import PipelineTask
 
-_FINDING = ("search", "judge", "pipelines", "placements")
-"""The stages of an exploration that find plans and simulate them; a planner's seconds are of both, too."""
+_FINDING = ("search", "judge", "pipelines", "planners", "placements")
+"""The stages of an exploration that find plans and simulate them; a planner's seconds are of both, too. In
+explorations of an earlier version planners are called placements."""
 
 
 @dataclass(frozen=True)

@@ -379,7 +379,8 @@ class Settings:
         int | float,
         AfterValidator(_imbalance),
         Setting(
-            "rows of experts that the busiest rank computes, over the mean: a router's choice is not known",
+            "rows of experts that the busiest rank computes, over the mean, and at most all of them: a "
+            "router's choice is not known",
             "Expert imbalance", STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip

@@ -31,8 +31,8 @@ from tensoropt.sharding.constraints import LackingDevicesError
 
 _LESS = 0.95
 """The share of the leanest point's memory within which heuristics run, too; an assumption."""
-_STAGE = "placements"
-"""The name of this stage's seconds in a report."""
+_STAGE = "planners"
+"""The name of this stage in progress, and of its seconds in a report."""
 
 
 def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:

@@ -191,7 +191,7 @@ def run_report(
             *local_notes(costs.cluster),
             *unusual_figures(costs.cluster),
             *graph.notes,
-            *_expected_rows(graph),
+            *expected_rows(graph, costs.cluster.device_count),
             *_lost(problem.graph.atoms),
             *costs.notes(),
             *process_notes(costs.cluster, graph, counted=costs.settings.process_memory),
@@ -211,14 +211,23 @@ def run_report(
     }
 
 
-def _expected_rows(graph: OperatorGraph) -> Iterator[str]:
-    """Yield what is expected of the routers of a graph, in words."""
-    if any(op.target == EXPERTS for op in graph.operators):
-        share = f"{graph.expert_imbalance:g} times as many rows as the mean"
-        yield (
-            "which experts a router chooses is not known: where experts are split, the busiest rank is "
-            f"expected to compute {share} (--expert-imbalance)"
-        )
+def expected_rows(graph: OperatorGraph, devices: int) -> Iterator[str]:
+    """Yield what is expected of the routers of a graph on so many devices, in words."""
+    if not any(op.target == EXPERTS for op in graph.operators):
+        return
+    asked = graph.expert_imbalance
+    if asked == 1:
+        share = "as many rows as the mean"
+    elif asked < devices:
+        fewer = f", or all of them on fewer than {asked:g} ranks" if asked > 2 else ""
+        share = f"{asked:g} times as many rows as the mean{fewer}"
+    else:
+        # The busiest of n ranks computes at most all rows, n times the mean.
+        share = "all rows"
+    yield (
+        "which experts a router chooses is not known: where experts are split, the busiest rank is expected "
+        f"to compute {share} (--expert-imbalance {asked:g})"
+    )
 
 
 def unusual_figures(cluster: Cluster) -> Iterator[str]:

@@ -25,7 +25,7 @@ within its group runs as often as the product, so that a recipe keeps what both 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -124,6 +124,17 @@ def recipes_of(graph: GroupGraph, region: Region) -> dict[str, frozenset[str]]:
     """Return the groups of a block that run once, by each recipe that says something of the block."""
     found = {recipe: groups_run_once(graph, region, recipe) for recipe in RECIPES}
     return {recipe: once for recipe, once in found.items() if once is not None}
+
+
+def recipe_name(graph: GroupGraph, region: Region, once: Collection[str]) -> str | None:
+    """Return the recipe by which a recomputed block, whose groups in ``once`` run once, runs again; None
+    if there is none."""
+    # What would run again for nobody runs once or not, by whoever wrote the plan.
+    kept = {name for name in region.groups if name in once or name in region.rest}
+    if kept == set(region.rest):
+        return FULL
+    found = recipes_of(graph, region).items()
+    return next((recipe for recipe, own in found if own.union(region.rest) == kept), None)
 
 
 def _members(graph: GroupGraph, region: Region) -> list[_Member]:

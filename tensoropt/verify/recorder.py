@@ -315,6 +315,9 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         run = _run_on_copies if is_collective(func, args) else _run
         result = run(func, args, kwargs or {})
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            # What it waits for, in the same storage; PyTorch's kernel for fake tensors makes another one.
+            return args[0]
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and not self._is_foreign(func, value):
                 self._see(value, counted=True)

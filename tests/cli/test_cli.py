@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tensoropt import __version__
-from tensoropt.cli.parser import main
+from tensoropt.cli.parser import main, parser
 from tensoropt.ranks.pool import RankPool
 from tests.lent_ranks import lend_ranks
 
@@ -240,7 +241,8 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
         "--epsilon",
         "0.1",
     )
-    code, out, _ = run(*arguments, "--batch", "2,4", "--placements", "never", "--out", "batches")
+    code, out, err = run(*arguments, "--batch", "2,4", "--placements", "never", "--out", "batches")
+    assert err.count(", out a folder of batches\n") == 2
     assert code == 0
     assert out.startswith("samples/s")
     assert "Largest batch that was explored: 4" in out
@@ -557,7 +559,28 @@ def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case
 def test_unknown_words_are_refused_by_the_parser(run: Any, arguments: tuple[str, ...]) -> None:
     code, _, err = run(*arguments)
     assert code == 2
-    assert "usage: tensoropt" in err
+    assert err.startswith("tensoropt: error: ")
+    assert err.count("\n") == 1  # and no page of usage
+    assert any(remedy in err for remedy in ("choose from", "--help", "write for example"))
+
+
+def _numbers() -> Iterator[tuple[str, str]]:
+    (verbs,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for verb, options in verbs.choices.items():
+        for option in options._actions:
+            if option.type is not None:
+                yield verb, option.option_strings[0]
+
+
+@pytest.mark.parametrize(("verb", "option"), list(_numbers()))
+def test_what_is_no_number_is_refused_in_one_line(run: Any, verb: str, option: str) -> None:
+    code, out, err = run(verb, option, "abc", "--json")
+    assert code == 2
+    says = f"{option}: 'abc' is not a "
+    assert err.startswith(f"tensoropt: error: {says}")
+    assert "; write for example 8" in err
+    assert err.count("\n") == 1
+    assert json.loads(out)["error"].startswith(says)
 
 
 def test_errors_as_json_and_with_a_traceback(run: Any) -> None:

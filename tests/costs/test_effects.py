@@ -10,12 +10,33 @@ import itertools
 import numpy as np
 import pytest
 
-from tensoropt.costs.effects import READ, READ_BACK, Effects, MoveEffects, WorkingSets, additive, working_sets
+from tensoropt.costs.effects import (
+    READ,
+    READ_BACK,
+    Effects,
+    MoveEffects,
+    WorkingSets,
+    additive,
+    working_sets,
+)
+from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.profiling.overheads import Overheads
+from tensoropt.profiling.workload import workload
 from tensoropt.search import track_frontier
-from tests.costs.models import ToyCommunication, ToyCompute, gates, gpt2, problem, tables_of
+from tensoropt.sharding.configurations import Configuration
+from tests.costs.models import (
+    ToyCommunication,
+    ToyCompute,
+    facts_of,
+    gates,
+    gpt2,
+    problem,
+    tables_of,
+    three,
+)
+from tests.simulate.test_simulator import Hand, PerByte
 
 COPY = 1e9
 
@@ -88,3 +109,18 @@ def test_all_pairs_at_once_cost_what_each_does(mesh, learns):
         passed += there.passing.device_s > 0
     assert np.any(forward_s > 0)
     assert bool(passed) == learns == bool(np.any(back_s))
+
+
+def test_what_a_second_forward_gathers_is_alive_in_all_of_it():
+    """A product and its ReLU, of 8 rows per rank: beside the weight and what is kept, the product is
+    alive, also while the ReLU reads no weight."""
+    graph, name = problem(three).graph, "p_model_first_weight"
+    group = graph.groups[1]
+    along = next(s for s in group.strategies if str(s.label) == "d0")
+    configuration = Configuration(group, (group.unsplit, along))
+    work = workload(graph, configuration, (1, 2))
+    effects = GroupEffects(Prices(graph, (1, 2), Hand(), PerByte(0.0), "sgd"))
+    choice = Choice(configuration, work, facts_of(work), {name: (-1, 0)}, again=True)
+    weight, rows = 24 * 32 * 4, 8 * 32 * 4
+    again = [e for e in effects.group(choice).effects if e.when.phase == "again" and e.begins]
+    assert [(e.begins[0].bytes, e.workspace_bytes) for e in again] == [(weight, rows), (rows, rows)]

@@ -190,6 +190,16 @@ def test_bad_plans_are_one_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [("--steps", "2.5"), ("--lr", "fast"), ("--fly",)])
+def test_bad_options_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert main([str(write_plan(tmp_path / "plan.json")), *words]) == 2
+    error = capsys.readouterr().err
+    assert words[0] in error
+    assert error.count("\n") == 1
+
+
 def test_wrong_number_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(write_plan(tmp_path / "plan.json"))]) == 2
     assert "the plan is for 2 devices, but this job has 1 rank; start it with" in capsys.readouterr().err

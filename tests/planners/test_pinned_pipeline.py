@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.problem import prepare
+from tensoropt.plan.point_records import record_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedConfiguration, PinnedPipelinePoint, simulate_pinned_pipeline
 from tensoropt.profiling.store import ProfileStore
@@ -21,16 +23,17 @@ SETTINGS = Settings(dtype="bfloat16", measure="never", recompute="never")
 
 
 @cache
-def model():
-    built = zoo.build("gpt-mini", batch=BATCH, device="meta")
+def model(name: str = "gpt-mini"):
+    built = zoo.build(name, batch=BATCH, device="meta")
     return prepare(capture(built.model, built.args, built.kwargs, dtype=SETTINGS.dtype))
 
 
 @cache
-def pinned(**chosen) -> PinnedPipelinePoint:
+def pinned(name: str = "gpt-mini", **chosen) -> PinnedPipelinePoint:
     configuration = PinnedConfiguration(**chosen)
-    costs = CostSource(load_cluster(f"dgx-a100[{configuration.devices}]"), ProfileStore(":memory:"), SETTINGS)
-    return simulate_pinned_pipeline(model(), SETTINGS, costs, configuration)
+    settings = replace(SETTINGS, recompute="auto") if configuration.recompute else SETTINGS
+    costs = CostSource(load_cluster(f"dgx-a100[{configuration.devices}]"), ProfileStore(":memory:"), settings)
+    return simulate_pinned_pipeline(model(name), settings, costs, configuration)
 
 
 def test_stages_schedule_and_micro_batches_are_those_asked_for():
@@ -80,6 +83,15 @@ def test_stages_take_as_long_as_their_hosts_to_issue_them():
         times = [1, count - 2, 1]
         whole = float((parts.forward_s[0] + parts.backward_s[0]) @ times + parts.end_s[0])
         assert whole == pytest.approx(float(metrics.host_s[0]), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"), [("full", "2 blocks recomputed"), ("products", "2 blocks recomputed (products)")]
+)
+def test_a_pipeline_is_named_by_the_recipe_of_its_blocks(recipe: str, said: str) -> None:
+    record = pinned(places=2, micro_batches=4, recompute=recipe).point.record
+    assert said in record.split_words
+    assert record_of({"record": record.to_data()}) == record
 
 
 def test_cuts_that_the_model_does_not_have_are_refused():

@@ -223,7 +223,7 @@ assert fields["patience"] == "7"
 request = request_from(fields, {})
 assert request.question == question
 assert request.title == "mlp on dgx-h100 · patience 7"
-assert "not a number" in faults({**fields, "patience": "long"})["patience"]
+assert "not a whole number" in faults({**fields, "patience": "long"})["patience"]
 """
 
 

@@ -205,7 +205,7 @@ def test_recosting_and_comparing_keep_them(found: Exploration, store: ProfileSto
     last = beside.points[-1]
     assert (row["points"], row["time_s"], row["gap"]) == (len(beside.points), last.time_s, 0.0)
     seconds = beside.report["seconds"]
-    assert row["search_s"] == pytest.approx(seconds["search"] + seconds["judge"] + seconds["placements"])
+    assert row["search_s"] == pytest.approx(seconds["search"] + seconds["judge"] + seconds["planners"])
 
 
 # -- what may not ---------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from torch import nn
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import InfeasibleError, UnsupportedError
+from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.profiling.fact_finding import find_facts_of_all
-from tensoropt.session.run_report import failures_named, implausible, unusual_figures
+from tensoropt.session.run_report import expected_rows, failures_named, implausible, unusual_figures
 
 
 class Net(nn.Module):
@@ -96,3 +97,20 @@ def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted() -> None:
     assert note.startswith("no plan fits a device: the leanest needs 83.8 GiB, and a device has 80 GiB")
     (note,) = implausible(cluster, points(1e9, 6_224_548.0))
     assert note.startswith("the fastest step takes 1,729.0 hours")
+
+
+@pytest.mark.parametrize(
+    ("imbalance", "share"),
+    [
+        (1.0, "as many rows as the mean (--expert-imbalance 1)"),
+        (1.5, "1.5 times as many rows as the mean (--expert-imbalance 1.5)"),
+        (3.0, "3 times as many rows as the mean, or all of them on fewer than 3 ranks"),
+        (4.0, "all rows (--expert-imbalance 4)"),
+        (100.0, "all rows (--expert-imbalance 100)"),
+    ],
+)
+def test_no_rank_computes_more_than_all_rows_of_experts(imbalance: float, share: str) -> None:
+    layer = SimpleNamespace(target=EXPERTS)
+    (note,) = expected_rows(SimpleNamespace(operators=[layer], expert_imbalance=imbalance), 4)
+    assert f"the busiest rank is expected to compute {share}" in note
+    assert not list(expected_rows(SimpleNamespace(operators=[], expert_imbalance=imbalance), 4))

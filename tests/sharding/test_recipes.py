@@ -11,7 +11,7 @@ from tensoropt.capture import capture
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.constraints import ConstraintError, constraints_from_dict, match
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.recipes import RECIPES, groups_run_once, recipes_of
+from tensoropt.sharding.recipes import RECIPES, groups_run_once, recipe_name, recipes_of
 from tensoropt.sharding.regions import find_regions
 
 
@@ -82,6 +82,15 @@ def test_recipes_run_again_what_they_say(graph: GroupGraph) -> None:
     activations = modules_run_again(graph, "norms and activations")
     assert activations >= NORMS
     assert not activations & PRODUCTS
+
+
+def test_what_runs_again_has_the_name_of_its_recipe(graph: GroupGraph) -> None:
+    region = find_regions(graph)[1]
+    for recipe, once in recipes_of(graph, region).items():
+        for own in (once, once | set(region.rest)):
+            assert recipes_of(graph, region)[recipe_name(graph, region, own) or ""] == once, recipe
+    alone = [name for name in region.groups if graph.group_of[name].anchor.module == "layers.1.up"]
+    assert recipe_name(graph, region, alone) is None
 
 
 def test_a_block_without_attention_has_no_core() -> None:

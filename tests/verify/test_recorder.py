@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tensoropt.engine.gathering import gather, wait
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.ranks.pool import RankPool
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
-from tensoropt.verify.fake_ranks import issued, step_on
+from tensoropt.verify.fake_ranks import fake_job, issued, step_on
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import (
     MemoryTracker,
@@ -173,6 +175,16 @@ def test_comparison_names_what_differs() -> None:
         "all_reduce of 8 bytes over axes [1]: predicted 2, issued 1"
     ]
     assert len(compare_collectives([row], [row | {"axes": [2]}])) == 2
+
+
+def test_what_a_fake_rank_waits_for_is_counted_once() -> None:
+    with fake_job(0, 2), FakeTensorMode(), MemoryTracker() as tracker:
+        group = dist.group.WORLD
+        assert group is not None
+        (arrived,) = map(wait, gather([torch.zeros(512)], group))
+        own, whole = 512 * 4, 2 * 512 * 4
+        assert arrived.nbytes == whole
+        assert tracker.peak_bytes == own + whole
 
 
 def test_memory_that_no_operator_made_is_not_counted() -> None:

@@ -38,8 +38,11 @@ def test_an_unknown_option_lists_those_that_there_are(name: str, overrides: dict
         ("mlp?", r"'' is no OPTION=VALUE. 'mlp' has: features=256"),
         ("mlp?features", "'features' is no OPTION=VALUE"),
         ("mlp?features=2&features=4", "the option 'features' twice"),
-        ("mlp?features=2.5", "features: '2.5' is not a whole number; its default is 256"),
-        ("mlp?features=wide", "features: 'wide' is not a number"),
+        (
+            "mlp?features=2.5",
+            "features: '2.5' is not a whole number; write for example 8; its default is 256",
+        ),
+        ("mlp?features=wide", "features: 'wide' is not a whole number"),
         ("mlp?features=0", "'mlp': features=0 has to be at least 1; its default is 256"),
         ("moe-mini?slack=0", "slack=0.0 has to be above 0; its default is 1.25"),
         ("moe-mini?slack=inf", "slack"),

@@ -18,7 +18,7 @@ from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, Samples
 from tensoropt.ops.families.pointwise import broadcast
 from tensoropt.ops.index_space import Builder, Operand
 from tensoropt.ops.kernels import ShardContext
-from tensoropt.ops.layouts import chunk
+from tensoropt.ops.layouts import chunk, flat_index
 from tensoropt.ops.overloads import resolve_overload
 
 # -- index spaces ---------------------------------------------------------------------------------
@@ -74,10 +74,7 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
         step = -(-size // parts)
         local = step
         if axes and shard.coordinate is not None:
-            index = 0
-            for a in axes:
-                index = index * shard.mesh[a] + shard.coordinate[a]
-            local = chunk(size, parts, index)[1]
+            local = chunk(size, parts, flat_index(shard.mesh, shard.coordinate, axes))[1]
         zigzag = (parts,) if axes and shard.zigzag and shard.coordinate is not None else ()
         zigzag = zigzag if (operand.tensor, position) in shard.atoms.zigzag else ()
         pieces.append((local, stride, step, axes, *zigzag))

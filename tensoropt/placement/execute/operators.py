@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tensoropt.engine.runtime import Runtime
-from tensoropt.ops.layouts import PARTIAL, Atoms, chunk, local_shape
+from tensoropt.ops.layouts import PARTIAL, Atoms, chunk, flat_index, local_shape
 from tensoropt.placement.graph import PlacedOperator
 
 
@@ -144,10 +144,7 @@ class Piece:
         return self.runtime.step
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        index = 0
-        for axis in axes:
-            index = index * self.mesh[axis] + self.place[axis]
-        return index
+        return flat_index(self.mesh, self.place, axes)
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
         assert self.mesh[1] == 1 or 1 not in axes, "a piece that reduces with others is never made"

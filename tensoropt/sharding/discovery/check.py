@@ -30,7 +30,7 @@ from tensoropt.graph import FLOATING, Operator, OperatorGraph
 from tensoropt.ops.calls import BY_VALUES, MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
 from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.kernels import SingleDevice
-from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, layout_names
+from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, flat_index, layout_names
 from tensoropt.ops.localise import draws_numbers, localise
 from tensoropt.ops.registry import bind, samples_of, spec_of
 from tensoropt.sharding.reshard.steps import forward_placements, gradient_placements
@@ -247,10 +247,7 @@ class _ThreadedRanks:
 
         def coordinate(self, axes: tuple[int, ...]) -> int:
             """Return this rank's index within the flattened group of ``axes``, the first axis outermost."""
-            index = 0
-            for axis in axes:
-                index = index * self.ranks.mesh[axis] + self.at[axis]
-            return index
+            return flat_index(self.ranks.mesh, self.at, axes)
 
         def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
             """Return ``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""

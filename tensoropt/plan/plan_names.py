@@ -16,6 +16,7 @@ their share, so that two plans that differ in a few operators have two names.
 - *EP*: experts are split into so many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
+- *inputs gathered again*: copies of activations that backward gathers a second time instead of keeping them
 - *blocks recomputed*: wholly, by a recipe (:mod:`tensoropt.sharding.recipes`), or *in part*
 """
 
@@ -32,6 +33,7 @@ from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import FULL, IN_PART, StagesRecord, by_recipes
 from tensoropt.plan.space import Space
+from tensoropt.units import counted_if_any
 
 DATA, TENSOR, SEQUENCE, OTHER, WHOLE, ADDED = range(6)
 """What an operator does on one mesh axis; *added*: it computes the same on all ranks, whose gradients add up,
@@ -232,7 +234,9 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
             known[key] = JOIN.join(_axes_and_storage(shape, counts[i], stored[i]))
         once = {region: flags[i].tobytes().decode() for region, flags in written.items()}
         of_point = [int(parts[i]) for parts in experts]
-        words = (known[key], *_experts(of_point, len(experts)), *_recomputed(once, space), *_micro(space))
+        gathered = counted_if_any(int(options[i, len(space.variables) :].sum()), "input", "{} gathered again")
+        again = *_recomputed(once, space), *gathered
+        words = (known[key], *_experts(of_point, len(experts)), *again, *_micro(space))
         yield JOIN.join(words)
 
 

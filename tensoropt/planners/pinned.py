@@ -80,10 +80,12 @@ class PinnedConfiguration:
         module unsharded from forward to the end of backward. sequence_parallel: whether activations
         between tensor-parallel products may be split along the sequence. micro_batches: micro-batches per
         step. recompute: whether every repeated block runs again in backward, or the recipe by which a part of
-        each does (:data:`tensoropt.sharding.recipes.RECIPES`). places: parts of the devices that follow one
-        another in a pipeline, outermost; 1 for none. stages_per_place: the number of the pipeline's stages at
-        each place. schedule: the pipeline's schedule, one of
-        :data:`tensoropt.pipeline.strategy.SCHEDULES`.
+        each does (:data:`tensoropt.sharding.recipes.RECIPES`).
+        gathered_inputs: whether backward gathers the inputs of products again instead of keeping them, as
+            Megatron's sequence parallelism does.
+        places: parts of the devices that follow one another in a pipeline, outermost; 1 for none.
+        stages_per_place: the number of the pipeline's stages at each place.
+        schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
         experts: the number of data-parallel ranks over which experts are split, rows being sent to them; 1
             for none, else the ranks that share shards, or all of ``data``.
 
@@ -102,6 +104,7 @@ class PinnedConfiguration:
     sequence_parallel: bool = False
     micro_batches: int = 1
     recompute: bool | str = False
+    gathered_inputs: bool = False
     places: int = 1
     stages_per_place: int = 1
     schedule: str = "1f1b"
@@ -357,7 +360,8 @@ class _Pinning:
                     f"{self.mesh.label} ({', '.join(self.names)}), whose micro-batches are "
                     f"{self.sizes[0]}; pin degrees that divide its sizes"
                 )
-        return Restriction(kept=kept)
+        gathered = dict.fromkeys((group.name for group in self.graph.groups), self.pinned.gathered_inputs)
+        return Restriction(kept=kept, gathered_again=gathered)
 
     def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
         """Return the labels that may be split on each mesh axis, by group."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from tensoropt.cluster import Cluster, Mesh
@@ -54,6 +55,8 @@ _WHOLE_CHANCE = 0.4
 """The probability that all of a recomputed block runs again."""
 _ONCE_CHANCE = 0.5
 """The probability that a group of another one runs once."""
+_GATHERED_AGAIN_CHANCE = 0.5
+"""The probability that backward gathers a copy again that it could keep."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
@@ -116,7 +119,9 @@ def random_strategy(
     regions = find_regions(graph)
     recomputed = tuple(r for r in regions if rng.random() < recompute)
     once = frozenset[str]().union(*(_random_once(graph, region, rng) for region in recomputed))
-    return Strategy(graph, mesh, configurations, hubs, stored, recomputed, once)
+    drawn = Strategy(graph, mesh, configurations, hubs, stored, recomputed, once)
+    gathered = (name for name in sorted(drawn.gatherable) if rng.random() < _GATHERED_AGAIN_CHANCE)
+    return replace(drawn, gathered_again=frozenset(gathered))
 
 
 def random_following(

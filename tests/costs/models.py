@@ -239,4 +239,5 @@ def tables_of(
     overheads = Overheads(copy_s_per_byte=1 / copy, again_s=AGAIN_S)
     costs = ToyCompute(), ToyCommunication()
     prices = Prices(prepared.graph, mesh, *costs, optimizer, overheads, beside=beside)
-    return TableBuilder(prepared.graph, prepared.micro, templates, prices, regions, arrays=arrays).build()
+    builder = TableBuilder(prepared.graph, prepared.micro, templates, prices, regions, restriction, arrays)
+    return builder.build()

@@ -119,6 +119,13 @@ def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
     assert says(1, 1, 0, 1, 0, 1) == "3/3 blocks recomputed (2 products, 1 full)"
 
 
+def test_inputs_gathered_again_are_counted() -> None:
+    of = space({"a": group([["rows"]], [[[]]])}, (8,), moves=("x", "y"), micro_batches=4)
+    assert name(of, (0,), (0, 0, 0)) == "DP 8 · 4 micro-batches"
+    assert name(of, (0,), (0, 1, 0)) == "DP 8 · 1 input gathered again · 4 micro-batches"
+    assert name(of, (0,), (0, 1, 1)) == "DP 8 · 2 inputs gathered again · 4 micro-batches"
+
+
 def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
     layouts = [["R/P", "R/P"], ["held", "S(0)"], ["R/P", "S(0)"]]
     of = space({"g": group([["rows"]], [[[]]])}, (8,), shared={"tied": layouts}, micro_batches=1)

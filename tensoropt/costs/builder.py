@@ -73,7 +73,12 @@ class TableBuilder:
         # Edges come after the variables' configurations and before the hubs' variables: the states that a hub
         # can have follow from its neighbours' readings, which EdgeBuilder derives from these configurations.
         self.edges = EdgeBuilder(
-            self.effects, self.templates, self.configurations, self.region_of, self.arrays
+            self.effects,
+            self.templates,
+            self.configurations,
+            self.region_of,
+            self.arrays,
+            self.restriction.gathered_again,
         )
         variables = [self._group(g) for g in self.graph.groups]
         variables += [self._hub(name) for name in self.graph.hubs]
@@ -89,6 +94,7 @@ class TableBuilder:
             micro=self.micro,
             prices=self.prices,
             regions=self.regions,
+            moves=self.edges.optional(edges),
         )
 
     # -- variables --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ the ring's α is the mean over its hops, as in NCCL's tuning model):
     reduce_scatter   (p-1)·α + (p-1)/p · n/β              n: input of one rank
     all_to_all       (p-1)·α + the busiest level's bytes over its bandwidth   n: input of one rank
     broadcast        ⌈log2 p⌉·α + n/β
+    ring_send        α + n/β, of the slowest hop          n: what each rank sends to the next one
 
 All groups of one set of axes communicate at the same time; groups that leave a node share its cards.
 """
@@ -28,7 +29,7 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
 from tensoropt.errors import MeasurementError
-from tensoropt.ops.calls import BY_VALUES
+from tensoropt.ops.calls import BY_VALUES, RING_SEND
 from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.link_timing import COLLECTIVES
 from tensoropt.profiling.links import LinkFits
@@ -39,6 +40,8 @@ from tensoropt.types import DATA_SHEET, FITTED, MEASURED
 _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
 _MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings; the GPUs of one machine
 
+_PRICED = (*COLLECTIVES, RING_SEND)
+"""The kinds that have a price; messages of a ring are not measured, only those of pairs of ranks."""
 _Prediction = Callable[[float], float]
 _SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=((0.0,),))
 
@@ -50,13 +53,18 @@ class _GroupLink:
     Attributes:
         size: ranks per group.
         hop_s: mean latency of a hop.
+        slowest_hop_s: the largest latency of a hop.
         seconds_per_byte: of the slowest link, including the effect of sharing it.
+        hop_seconds_per_byte: of the slowest hop, if each rank sends to the next one: a message does not leave
+            a node by several cards, as collectives do that make as many rings.
         exchange_seconds_per_byte: of an all-to-all, per byte of one rank's input.
     """
 
     size: int
     hop_s: float
+    slowest_hop_s: float
     seconds_per_byte: float
+    hop_seconds_per_byte: float
     exchange_seconds_per_byte: float
 
 
@@ -99,7 +107,7 @@ class CommunicationModel:
         Args:
             kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),
                 ``reduce_scatter`` and ``all_to_all`` (of one rank's input; ``all_to_all_v``: of the busiest
-                one's), ``broadcast``.
+                one's), ``broadcast``, ``ring_send`` (of one message).
             axes: mesh axes; no axes, axes of size 1 and 0 bytes all cost nothing.
 
         Raises:
@@ -158,8 +166,8 @@ class CommunicationModel:
     def _make(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
         # It is waited for until the busiest rank is done, as if all of them sent as much.
         kind = "all_to_all" if kind == BY_VALUES else kind
-        if kind not in COLLECTIVES:
-            raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
+        if kind not in _PRICED:
+            raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(_PRICED)}")
         # Axes of size 1 change no group: without them, more measurements match.
         axes = tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
         if not axes:
@@ -217,7 +225,9 @@ def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
             return lambda n: launch_s + (ranks - 1) * hop + n * link.exchange_seconds_per_byte
         case "broadcast":
             return lambda n: launch_s + depth * hop + n * per_byte
-    raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
+        case "ring_send":
+            return lambda n: launch_s + link.slowest_hop_s + n * link.hop_seconds_per_byte
+    raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(_PRICED)}")
 
 
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
@@ -230,7 +240,9 @@ def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
     return _GroupLink(
         size=len(groups[0]),
         hop_s=max(link.hop_s for link in links),
+        slowest_hop_s=max(link.slowest_hop_s for link in links),
         seconds_per_byte=max(link.seconds_per_byte for link in links),
+        hop_seconds_per_byte=max(link.hop_seconds_per_byte for link in links),
         exchange_seconds_per_byte=max(link.exchange_seconds_per_byte for link in links),
     )
 
@@ -255,7 +267,8 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
     size = len(group)
     # A group's ranks are ascending and levels are row-major, so the natural ring crosses each outer link as
     # rarely as possible.
-    hops = [cluster.link(a, b) for a, b in zip(group, (*group[1:], group[0]), strict=True)]
+    hops = tuple(zip(group, (*group[1:], group[0]), strict=True))
+    latencies = [cluster.link(a, b).latency_s for a, b in hops]
     bandwidth, exchange = math.inf, 0.0
     outer = cluster.device_count
     for depth, level in enumerate(cluster.levels):
@@ -281,10 +294,31 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
         outer = block
     return _GroupLink(
         size=size,
-        hop_s=sum(link.latency_s for link in hops) / size,
+        hop_s=sum(latencies) / size,
+        slowest_hop_s=max(latencies),
         seconds_per_byte=1 / bandwidth,
+        hop_seconds_per_byte=1 / _slowest_hop(cluster, hops, leaving),
         exchange_seconds_per_byte=exchange,
     )
+
+
+def _slowest_hop(
+    cluster: Cluster, hops: Sequence[tuple[int, int]], leaving: Counter[tuple[int, int]]
+) -> float:
+    """Return the bandwidth, in bytes/s, of the slowest message if each hop has one."""
+    rates, outer = [], cluster.device_count
+    for depth, level in enumerate(cluster.levels):
+        block = outer // level.size
+        for a, b in hops:
+            if a // outer != b // outer or a // block == b // block:
+                continue  # inside one child, or between those of an outer level
+            link, share = cluster.link(a, b), 1.0
+            if (min(a, b), max(a, b)) not in cluster.pairs:
+                # Each group that leaves the child has one message that does.
+                share = min(level.link_count / leaving[depth, a // block], 1.0)
+            rates.append(link.bandwidth_bytes_per_s * share)
+        outer = block
+    return min(rates)
 
 
 def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:

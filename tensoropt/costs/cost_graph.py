@@ -6,7 +6,9 @@ are such a graph, together with what its choices mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -70,6 +72,12 @@ class EdgeTable:
     table: Floats
     rows: Indices
     cols: Indices
+
+
+def edge_keys(edges: Iterable[EdgeTable]) -> list[tuple[Any, Any, int]]:
+    """Return the names of edges: (source, target, n-th edge between them)."""
+    numbers: dict[object, itertools.count[int]] = defaultdict(itertools.count)
+    return [(edge.a, edge.b, next(numbers[edge.a, edge.b])) for edge in edges]
 
 
 Allowed = Callable[[VariableTable, int], NDArray[np.bool_] | None]

@@ -7,6 +7,10 @@ once takes what its backward needs of it from the second forward, moved a second
 tensor costs follows from the two groups at its ends, and any part of a region can run again
 (:mod:`tensoropt.sharding.regions`).
 
+The edge from a tensor's maker, to its only reader or to its hub, has two options where a copy is kept that it
+makes: that copy is kept, or it is gathered again from what the maker left
+(:mod:`tensoropt.sharding.gathered_again`). No other variable sees which of them is taken.
+
 Arrays of cost tables are kept between runs under everything they depend on. Tables of one mesh at the same
 prices are one value of the profile store, in which an array is looked up by a hash of everything that its
 numbers follow from. Another allowed gap therefore reuses all of its tables, and a model with one changed
@@ -20,11 +24,12 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensoropt.costs.cost_graph import EdgeTable, VariableTable
+from tensoropt.costs.cost_graph import EdgeTable, VariableTable, edge_keys
 from tensoropt.costs.effects import Keeps, Reading, WeightProduct, additive, kept_for
 from tensoropt.costs.group_effects import GroupEffects, parts_of
 from tensoropt.costs.parameter_effects import Use
@@ -32,9 +37,10 @@ from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import Template
 from tensoropt.costs.variables import Variable
 from tensoropt.errors import TensorOptError
-from tensoropt.ops.layouts import Layout
+from tensoropt.ops.layouts import PARTIAL, Layout
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.gathered_again import gatherable
 from tensoropt.sharding.groups import Group, products_beside, takes_over_hub
 from tensoropt.sharding.regions import Region, left_as_views
 from tensoropt.sharding.reshard.steps import forward_placements
@@ -91,10 +97,14 @@ class _Within(NamedTuple):
     Attributes:
         inside: the tensor is made in the reader's region.
         viewed: results of the reader may be views of the tensor.
+        gatherable: the tensor may be gathered again in backward.
+        pinned: whether it is, if that is pinned.
     """
 
     inside: bool = False
     viewed: bool = False
+    gatherable: bool = False
+    pinned: bool | None = None
 
 
 def _hash(text: str) -> str:
@@ -114,6 +124,8 @@ class EdgeBuilder:
         configurations: by group name, in the order of the group's template.
         region_of: by group name, the region that may recompute the group.
         arrays: arrays of this mesh at these prices that were built earlier.
+        gathered_again: by group name, whether what it reads is gathered again in backward, where that is
+            pinned.
     """
 
     def __init__(
@@ -123,6 +135,7 @@ class EdgeBuilder:
         configurations: Mapping[str, Sequence[Configuration]],
         region_of: Mapping[str, Region],
         arrays: TableArrays,
+        gathered_again: Mapping[str, bool] = MappingProxyType({}),
     ):
         self.graph = effects.graph
         self.moves, self.parameters, self.prices = effects.moves, effects.parameters, effects.prices
@@ -132,6 +145,8 @@ class EdgeBuilder:
         self.arrays = arrays
         self.tensors = effects.moves.tensors
         self._tables: dict[object, np.ndarray] = {}
+        self._with_options: dict[str, EdgeTable] = {}
+        self._gatherable, self._pinned = gatherable(self.graph), gathered_again
         # If nothing overlaps, a reduction costs its full time, whatever product it is issued with.
         self.products = products_beside(self.graph) if effects.prices.beside else {}
 
@@ -149,6 +164,11 @@ class EdgeBuilder:
         for name in self.graph.hubs:
             yield self._hub_producer(name)
 
+    def optional(self, edges: Sequence[EdgeTable]) -> dict[str, tuple[Variable, Variable, int]]:
+        """Return, for each tensor that may be gathered again, the name of its edge among those built."""
+        keys = {id(edge): key for edge, key in zip(edges, edge_keys(edges), strict=True)}
+        return {name: keys[id(edge)] for name, edge in self._with_options.items()}
+
     # -- ends -------------------------------------------------------------------------------------
 
     def _producer(self, name: str) -> Group:
@@ -163,7 +183,13 @@ class EdgeBuilder:
         return region is not None and region is self.region_of.get(self._producer(name).name)
 
     def _within(self, name: str, reader: Group) -> _Within:
-        return _Within(self._inside(name, reader), name in left_as_views(reader))
+        within = self._from_maker(name) if name not in self.graph.hubs else _Within()
+        return within._replace(inside=self._inside(name, reader), viewed=name in left_as_views(reader))
+
+    def _from_maker(self, name: str) -> _Within:
+        pins = (self._pinned.get(group.name) for group in self._readers(name)) if self._pinned else ()
+        pinned = next((pin for pin in pins if pin is not None), None)
+        return _Within(gatherable=name in self._gatherable, pinned=pinned)
 
     def _passes(self, group: Group) -> tuple[bool, ...]:
         return (False, True) if group.name in self.region_of else (False,)
@@ -295,13 +321,16 @@ class EdgeBuilder:
             self._tables[key] = self.arrays.once(
                 lambda: repr((shared, key)), lambda: costs(tuple(rows), tuple(cols))
             )
-        return EdgeTable(
+        table = EdgeTable(
             a.key,
             b.key,
             self._tables[key],
             np.array([rows[k] for k in left], dtype=np.int64),
             np.array([cols[k] for k in right], dtype=np.int64),
         )
+        if table.table.ndim > 3:
+            self._with_options[name] = table
+        return table
 
     def _moving_s(
         self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
@@ -321,6 +350,33 @@ class EdgeBuilder:
     def _bytes(self, name: str, ends: Sequence[Reading]) -> np.ndarray:
         return np.array([self.moves.bytes(name, end.layout) for end in ends], dtype=np.float64)
 
+    def _gathered(self, name: str, sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray:
+        """Return whether an edge makes more of a tensor than there was, and adds nothing up (sources,
+        targets); as :func:`~tensoropt.sharding.gathered_again.is_gathered`, for all pairs."""
+        sums = np.array([PARTIAL in end.layout for end in sources], dtype=bool)
+        return (self._bytes(name, targets) > self._bytes(name, sources)[:, None]) & ~sums[:, None]
+
+    def _with_option(
+        self, cells: np.ndarray, memory: np.ndarray, time_s: np.ndarray, may: np.ndarray, within: _Within
+    ) -> np.ndarray:
+        """Return (sources, targets, options, 2) the cells of an edge, with the option to gather the tensor
+        again where that saves memory; the cells themselves if it nowhere does.
+
+        Args:
+            cells: (sources, targets, 2) those of keeping the copy.
+            memory: (sources, 1) what is kept if it is gathered again.
+            time_s: (sources, targets) the seconds of that.
+            may: (sources, targets) whether the copy that the edge makes is what is kept.
+        """
+        memory = np.broadcast_to(memory, time_s.shape)
+        may = may & (memory < cells[..., 0]) & np.isfinite(cells[..., 0])
+        if not within.gatherable or within.pinned is False or not may.any():
+            return cells
+        again = np.where(may[..., None], np.stack([memory, time_s], axis=-1), np.inf)
+        if within.pinned:
+            cells = np.where(may[..., None], np.inf, cells)
+        return np.stack([cells, again], axis=2)
+
     def _direct(self, name: str, reader: Group) -> EdgeTable:
         """Return the edge of a tensor with one reader: resharding, and what is kept of the tensor if its
         producer keeps nothing.
@@ -336,7 +392,15 @@ class EdgeBuilder:
             memory = np.where(source, self._bytes(name, writes)[:, None], memory)
             again = _taken_again(writes, reads, within)
             apart = _apart(writes, reads, within)
-            return _cells(memory * self.prices.in_flight, self._moving_s(name, writes, reads, again), apart)
+            once_s = self._moving_s(name, writes, reads, again)
+            cells = _cells(memory * self.prices.in_flight, once_s, apart)
+            if not within.gatherable:
+                return cells
+            may = (keeps == Keeps.COPY.value) & ~_flags(writes, "again")[:, None]
+            may &= self._gathered(name, writes, reads)
+            left = np.where(_flags(writes, "kept"), 0.0, self._bytes(name, writes))[:, None]
+            twice_s = self._moving_s(name, writes, reads, np.ones_like(again))
+            return self._with_option(cells, left * self.prices.in_flight, twice_s, may, within)
 
         producer = self.variables[self._producer(name).name]
         ends = (
@@ -350,7 +414,7 @@ class EdgeBuilder:
         kept, its bytes.
         """
         hub, producer = self.variables[Variable.of_hub(name)], self._producer(name)
-        inside = any(hub.again)
+        inside, within = any(hub.again), self._from_maker(name)
 
         def costs(writes: Sequence[Reading], hubs: Sequence[Reading]) -> np.ndarray:
             # From R to R/P nothing moves forward, so the hub is the storage that its producer keeps.
@@ -359,14 +423,21 @@ class EdgeBuilder:
             again = _flags(writes, "again")[:, None]
             # The hub is made again with its producer, whoever reads it.
             apart = again != _flags(hubs, "again") if inside else False
-            return _cells(memory * self.prices.in_flight, self._moving_s(name, writes, hubs, again), apart)
+            once_s = self._moving_s(name, writes, hubs, again)
+            cells = _cells(memory * self.prices.in_flight, once_s, apart)
+            if not within.gatherable:
+                return cells
+            may = self._gathered(name, writes, hubs) & _flags(hubs, "kept") & ~again
+            left = np.where(_flags(writes, "kept"), 0.0, self._bytes(name, writes))[:, None]
+            twice_s = self._moving_s(name, writes, hubs, np.ones_like(may))
+            return self._with_option(cells, left * self.prices.in_flight, twice_s, may, within)
 
         hubs = [
             replace(end, product=product)
             for end, product in zip(_hub_ends(hub), self._hub_products(name, hub), strict=True)
         ]
         ends = ((self.variables[producer.name], self._writes(producer, name)), (hub, hubs))
-        return self._table(name, ends, _Within(inside), costs)
+        return self._table(name, ends, within._replace(inside=inside), costs)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
         """Return the edge to a hub's reader: if its backward needs the hub itself, or its second forward

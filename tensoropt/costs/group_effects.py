@@ -6,7 +6,7 @@ A group's forward is cut into parts at the operators that are first and last to 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from tensoropt.costs.effects import (
 )
 from tensoropt.costs.parameter_effects import ParameterEffects, StoredUse, Use
 from tensoropt.costs.prices import Prices, Queues
+from tensoropt.ops.calls import InnerCollective
 from tensoropt.ops.layouts import Layout
 from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
@@ -218,17 +219,46 @@ class GroupEffects:
             found.append(Effects(tuple(moves.moved(when, name, before, after) for when in done)))
         # The resolved partial sum is an edge inside the group, which backward passes as well; a kernel's
         # collectives state in which direction they are issued.
-        for op in configuration.group.operators:
+        for position, op in enumerate(configuration.group.operators):
             call = localise(configuration.placed(op.name, self.graph.atoms, moves.mesh, None))
             sends = [
                 Effect(when, source=moves.overheads_source, sends=(send,), moves=True)
                 for c in call.collectives
                 for when in whens
-                if c.backward is (when is INNER_BACK)
+                if c.backward is (when is INNER_BACK) and not c.beside
                 if (send := self.prices.send(c.kind, c.axes, c.bytes))
             ]
-            found.append(Effects(tuple(sends)))
+            beside = [c for c in call.collectives if c.beside]
+            found.append(Effects((*sends, *self._beside_work(choice, position, beside))))
         return found
+
+    def _beside_work(
+        self, choice: Choice, position: int, collectives: Sequence[InnerCollective]
+    ) -> Iterator[Effect]:
+        """Yield what a kernel sends while it computes, for each time that it runs.
+
+        Args:
+            position: that of its operator in the group.
+            collectives: those that are under way beside a share of its work.
+        """
+        works = choice.facts.work_of_calls
+        flops = sum(work.forward_flops for work in works)
+        # The group's seconds are not known call by call; backward has the same shares as forward.
+        share = works[position].forward_flops / flops if flops else 1.0
+        for computed in self.computed(choice).effects if collectives else ():
+            backward = computed.when is COMPUTE_BACK
+            found = [c for c in collectives if c.backward is backward]
+            priced = (self.prices.send(c.kind, c.axes, c.bytes) for c in found)
+            sends = tuple(send for send in priced if send is not None)
+            if sends:
+                work_s = computed.local_s * share * found[0].beside
+                yield Effect(
+                    computed.when,
+                    source=self.moves.overheads_source,
+                    sends=sends,
+                    beside_work_s=work_s,
+                    moves=True,
+                )
 
     def _copy(self, use: StoredUse) -> Effects:
         """Return the effects of a parameter's unsharded copy, if the copy belongs to this group alone."""

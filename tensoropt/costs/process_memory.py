@@ -48,7 +48,8 @@ class Communicator(NamedTuple):
 
     Attributes:
         ring, tree: bytes of all channels to a ring's neighbours, and to a tree's, which sums use as well.
-        peer: bytes of the channels to one other rank; an all-to-all sends to each of them.
+        peer: bytes of the channels to one other rank; an all-to-all sends to each of them, a ring of messages
+            to one and from one.
     """
 
     ring: float
@@ -60,12 +61,14 @@ class Communicator(NamedTuple):
         kinds.
         """
         # Here, as saved points are shown without PyTorch.
-        from tensoropt.ops.calls import BY_VALUES
+        from tensoropt.ops.calls import BY_VALUES, RING_SEND
 
         pairwise = {"all_to_all", BY_VALUES}
-        found = self.ring if set(kinds) - pairwise else 0.0
+        found = self.ring if set(kinds) - pairwise - {RING_SEND} else 0.0
         found += self.tree if "all_reduce" in kinds else 0.0
-        return found + (self.peer * (ranks - 1) if pairwise.intersection(kinds) else 0.0)
+        # A rank's messages in a ring go to one neighbour and come from another one.
+        peers = min(ranks - 1, 2) if RING_SEND in kinds else 0
+        return found + self.peer * (ranks - 1 if pairwise.intersection(kinds) else peers)
 
 
 class Sending(NamedTuple):

@@ -159,6 +159,7 @@ class Restriction:
         combined: per group, the positions of those axis strategies that its configurations may combine;
             groups that are not named may combine all.
         again: per group of a pinned block, whether it runs again in backward.
+        gathered_again: per group, whether backward gathers what it reads again, where that can be chosen.
     """
 
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -167,6 +168,7 @@ class Restriction:
     words: Mapping[str, str] = field(default_factory=dict)
     combined: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     again: Mapping[str, bool] = field(default_factory=dict)
+    gathered_again: Mapping[str, bool] = field(default_factory=dict)
 
     def stores(self, parameter: str, layout: Layout) -> bool:
         """Return whether a parameter may be stored in this layout."""
@@ -180,8 +182,8 @@ class Restriction:
         # None for groups without storage pins, so that they share a template with groups that no constraint
         # names.
         about = self.kept.get(group.name), self.combined.get(group.name), stored if any(stored) else None
-        again = self.again.get(group.name)
-        return about if again is None else (*about, again)
+        pinned = self.again.get(group.name), self.gathered_again.get(group.name)
+        return about if pinned == (None, None) else (*about, *pinned)
 
 
 FREE = Restriction()
@@ -359,7 +361,12 @@ class _Narrowing:
                     self._try(entry, partial(self._join, groups))
         together = tuple(tuple(sorted(c)) for c in nx.connected_components(self.state.together))
         return Restriction(
-            self.state.left, self.state.stored, together, self.state.words, again=self.matched.again
+            self.state.left,
+            self.state.stored,
+            together,
+            self.state.words,
+            again=self.matched.again,
+            gathered_again=self.matched.gathered_again,
         )
 
     def _try(self, entry: _Constraint, narrow: Callable[[], None]) -> None:

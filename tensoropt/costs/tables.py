@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tensoropt.costs.cost_graph import CostGraph
+from tensoropt.costs.cost_graph import CostGraph, edge_keys
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.variables import Variable
@@ -60,7 +60,13 @@ class Template:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CostTables(CostGraph):
-    """The cost graph of one mesh and micro-batch count, with what its choices mean."""
+    """The cost graph of one mesh and micro-batch count, with what its choices mean.
+
+    Attributes:
+        moves: for each tensor that may be gathered again in backward, the edge whose option says whether it
+            is (0: its copy is kept, 1: it is gathered again), as searches name it: (source, target, n-th edge
+            between them).
+    """
 
     graph: GroupGraph
     mesh: AxisSizes
@@ -68,6 +74,7 @@ class CostTables(CostGraph):
     micro: Mapping[str, AxisStrategy]
     prices: Prices
     regions: tuple[Region, ...] = ()
+    moves: Mapping[str, tuple[Variable, Variable, int]] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -126,7 +133,19 @@ class CostTables(CostGraph):
         again = {name for r in self.regions for name in r.groups if self.of[name].again[choice[name]]}
         recomputed = tuple(r for r in self.regions if not again.isdisjoint(r.groups))
         once = frozenset(name for r in recomputed for name in r.groups if name not in again)
-        return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed, once)
+        gathered = frozenset(name for name in self.moves if self.gathered_again(name, options))
+        return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed, once, gathered)
+
+    def gathered_again(self, name: str, options: Mapping[object, int]) -> int:
+        """Return 1 if a tensor is gathered again by these options, else 0."""
+        # A search names the edge's option by the edge, everything else by the tensor.
+        return options.get(Variable.of_move(name), options.get(self.moves[name], 0))
+
+    @cached_property
+    def without_moves(self) -> CostTables:
+        """The same tables, in which nothing is gathered again."""
+        edges = [replace(e, table=e.table[:, :, 0]) if e.table.ndim > 3 else e for e in self.edges]
+        return replace(self, edges=edges, moves={})
 
     def breakdown(
         self, choice: Mapping[str, int], options: Mapping[object, int]
@@ -138,8 +157,11 @@ class CostTables(CostGraph):
             memory += float(v.memory[i][o])
             compute += float(v.compute[i][o])
             communication += float(v.communication[i][o])
-        for e in self.edges:
+        tensor_of = {edge: name for name, edge in self.moves.items()}
+        for e, key in zip(self.edges, edge_keys(self.edges), strict=True):
             cost = e.table[e.rows[choice[e.a]], e.cols[choice[e.b]]]
+            if e.table.ndim > 3:
+                cost = cost[self.gathered_again(tensor_of[key], options)]
             memory += float(cost[0])
             communication += float(cost[1])
         return memory, compute, communication

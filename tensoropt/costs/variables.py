@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-_VariableKind = Literal["group", "hub", "parameter"]
+_VariableKind = Literal["group", "hub", "parameter", "move"]
 
 
 class Variable(str):
     """One variable of the search: that of a group, of a hub (a tensor with several readers) or of a shared
-    parameter.
+    parameter; or the option of an edge, whether its tensor is gathered again in backward.
 
     It is the text by which searches, their results and saved explorations name it: a group's name as it is,
-    ``hub:TENSOR`` and ``parameter:TENSOR``. Its meaning is read from its attributes, never parsed from the
-    text.
+    ``hub:TENSOR``, ``parameter:TENSOR`` and ``move:TENSOR``. Its meaning is read from its attributes, never
+    parsed from the text.
 
     Attributes:
         kind: the kind of variable.
@@ -49,6 +49,11 @@ class Variable(str):
     def of_parameter(cls, tensor: str) -> Variable:
         """Return the variable of a parameter that several groups share."""
         return cls("parameter", tensor)
+
+    @classmethod
+    def of_move(cls, tensor: str) -> Variable:
+        """Return what names the option of the edge from a tensor's maker: 1 if its copy is gathered again."""
+        return cls("move", tensor)
 
 
 def variables(groups: Iterable[str], hubs: Iterable[str], shared: Iterable[str]) -> tuple[Variable, ...]:

@@ -36,6 +36,8 @@ def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> _Pair:
         moved = redistribute(runtime, spec, x)
         return moved, moved
     pair: _Pair = _Bring.apply(x, runtime, spec)
+    if spec.made_again:
+        runtime.gathered(pair[0], x, spec)
     return pair
 
 

@@ -125,6 +125,7 @@ def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | Non
         behind=edge.behind,
         readers=len(steps.readers),
         zigzag=steps.zigzag,
+        gathered_again=steps.gathered_again,
     )
 
 

@@ -23,7 +23,7 @@ from torch import fx
 from tensoropt.engine.beside_weights import bring, linear_beside
 from tensoropt.engine.gathering import begin_block, begin_block_backward, edge_spec
 from tensoropt.engine.partly_recomputed import NodeRuns
-from tensoropt.engine.recompute import extract_regions, keep_gathered
+from tensoropt.engine.recompute import extract_regions, gather_again, keep_gathered
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import OperatorGraph, map_refs
 from tensoropt.ops.calls import LocalCall, literal
@@ -39,6 +39,7 @@ from tensoropt.sharding.program import (
     Detach,
     EdgeSteps,
     ForwardProgram,
+    GatherAgain,
     KeepViews,
     Move,
     Node,
@@ -178,6 +179,8 @@ class Interpretation:
                 return self._compute(node, reads)
             case Compute():
                 return self._linear_beside(node, reads)
+            case GatherAgain():
+                return self.function(gather_again, "gather_again", reads.values(), self.runtime)
             case KeepViews():
                 return self.function(keep_gathered, "keep_gathered", reads.values(), self.runtime)
             case BeginBlock():

@@ -208,10 +208,12 @@ class _Given:
         claims: what autograd keeps of the operators that read it and run again, of each the first tensor.
     """
 
-    __slots__ = ("__weakref__", "claims", "learns", "value", "version")
+    __slots__ = ("__weakref__", "_unpack", "claims", "learns", "value", "version")
 
-    def __init__(self, value: torch.Tensor):
-        self.value, self.learns, self.version = value.detach(), value.requires_grad, value._version
+    def __init__(self, value: torch.Tensor, saving: SavingHooks):
+        kept = saving.pack(value)
+        self.value = kept.detach() if isinstance(kept, torch.Tensor) else kept
+        self.learns, self.version, self._unpack = value.requires_grad, value._version, saving.unpack
         self.claims: list[weakref.ref[_Saved]] = []
 
     def take(self) -> torch.Tensor:
@@ -220,8 +222,9 @@ class _Given:
         Raises:
             RuntimeError: it has since been changed in place.
         """
-        _check_version(self.value, self.version)
-        return self.value.detach().requires_grad_(self.learns)
+        if isinstance(self.value, torch.Tensor):
+            _check_version(self.value, self.version)
+        return self._unpack(self.value).detach().requires_grad_(self.learns)
 
 
 def _check_version(value: torch.Tensor, version: int) -> None:
@@ -298,7 +301,7 @@ class _Call:
             self._views[name] = lies
         else:
             # Whether anything claims it is known only when the second forward runs.
-            self._kept.append(box := _Given(value))
+            self._kept.append(box := _Given(value, self._region.saving))
             self._given[name] = weakref.ref(box)
 
     def end(self, number: int, args: Sequence[Any], made: Any) -> None:

@@ -5,7 +5,9 @@ reshardings and gathers, just before its own backward (:mod:`tensoropt.sharding.
 its end, so that every rank issues the collectives that the plan counts. Of a region of which only a part runs
 again, :mod:`tensoropt.engine.partly_recomputed` has the second forward.
 
-Autograd does not keep gathered or cast parameters: backward makes them anew (ZeRO, stage 3).
+Autograd does not keep gathered or cast parameters: backward makes them anew (ZeRO, stage 3). Nor does it keep
+copies of activations that the strategy gathers again: in their place it keeps what they were made from
+(:mod:`tensoropt.sharding.gathered_again`).
 
 Rajbhandari et al., SC 2020, section 5: parameters are gathered for a layer's forward, dropped, and gathered
 once more for its backward.
@@ -13,6 +15,7 @@ once more for its backward.
 
 from __future__ import annotations
 
+import functools
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,6 +44,81 @@ class _Note(NamedTuple):
     offset: int | torch.SymInt
 
 
+class _Copy:
+    """A copy of an activation that backward makes again, once for all that need it.
+
+    The storage of the copy refers to it while there is one, and what autograd keeps in its place does.
+
+    Attributes:
+        saved: something has been kept in its place since an operator was last marked (:func:`gather_again`).
+        again: the copy that backward has made.
+    """
+
+    __slots__ = ("__weakref__", "_micro_batch", "_source", "_spec", "_version", "again", "saved")
+
+    def __init__(self, source: torch.Tensor, spec: EdgeSpec, micro_batch: int):
+        self._source, self._spec, self._micro_batch = source.detach(), spec, micro_batch
+        self._version = source._version
+        self.saved = False
+        self.again: torch.Tensor | None = None
+
+    def make(self, runtime: Runtime) -> torch.Tensor:
+        """Return the copy, made again if backward has not done so yet.
+
+        Raises:
+            RuntimeError: what it is made from has since been changed in place.
+        """
+        if self.again is None:
+            if self._source._version != self._version:
+                raise RuntimeError(
+                    f"{self._spec.name}, which backward gathers again, has been modified by an inplace "
+                    f"operation: it is at version {self._source._version}, expected {self._version}; change "
+                    "a copy of it"
+                )
+            # The group's shards are those of the micro-batch that forward ran.
+            runtime.micro_batch = self._micro_batch
+            with torch.no_grad():
+                self.again = travel(runtime, self._source, self._spec)
+        return self.again
+
+
+class _CopyNote(NamedTuple):
+    """What autograd saves in place of a view of such a copy."""
+
+    copy: _Copy
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int | torch.SymInt
+
+
+def _copy_in(value: torch.Tensor) -> _Copy | None:
+    """Return the copy in whose storage a tensor lies."""
+    # An attribute of the storage, which lives as long as the memory does, whichever tensors lie in it.
+    copy: _Copy | None = getattr(value.untyped_storage(), "gathered_again", None)
+    return copy
+
+
+def gather_again(runtime: Runtime, made: torch.Tensor, *copies: torch.Tensor) -> None:
+    """Node of the lowered graph: let backward make copies again when it comes to the operator that made
+    ``made``, if this kept anything of them.
+
+    Otherwise it would do so when a kernel asks for a copy, and each kernel asks for its operands in an order
+    of its own.
+    """
+    if torch.compiler.is_compiling() or made.grad_fn is None:
+        return
+    for value in copies:
+        copy = _copy_in(value)
+        if copy is not None and copy.saved:
+            copy.saved = False
+            made.grad_fn.register_prehook(functools.partial(_make, weakref.ref(copy), runtime))
+
+
+def _make(copy: weakref.ref[_Copy], runtime: Runtime, _: Any) -> None:
+    if (there := copy()) is not None:
+        there.make(runtime)
+
+
 def keep_gathered(runtime: Runtime, gathered: torch.Tensor) -> None:
     """Node of the lowered graph: see :meth:`RegatheredParameters.keep`."""
     if not torch.compiler.is_compiling():
@@ -48,7 +126,8 @@ def keep_gathered(runtime: Runtime, gathered: torch.Tensor) -> None:
 
 
 class RegatheredParameters:
-    """Saved-tensor hooks that replace each gathered or cast parameter that autograd would save by a note.
+    """Saved-tensor hooks that replace each gathered or cast parameter, and each copy of an activation that is
+    gathered again, that autograd would save by a note.
 
     Backward unpacks the note by casting the stored shard and issuing the edge's gather once more.
     """
@@ -61,6 +140,11 @@ class RegatheredParameters:
 
     def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
         """Remember that ``gathered`` was made from ``shard`` along an edge."""
+        if spec.gathered_again:
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                copy = _Copy(shard, spec, self.runtime.micro_batch)
+                gathered.untyped_storage().gathered_again = copy  # type: ignore[attr-defined]
+            return
         key, readers = gathered.untyped_storage()._cdata, [weakref.ref(gathered)]
         noted = self._known.get(key)
         # Groups that read one gathered parameter have separate tensors with the same storage.
@@ -86,8 +170,11 @@ class RegatheredParameters:
         hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
         return hooks
 
-    def pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
-        """Return what autograd keeps in place of a tensor: a note in place of a gathered parameter."""
+    def pack(self, value: torch.Tensor) -> torch.Tensor | _Note | _CopyNote:
+        """Return what autograd keeps in place of a tensor: a note in place of what was gathered."""
+        if (copy := _copy_in(value)) is not None:
+            copy.saved = True
+            return _CopyNote(copy, tuple(value.shape), value.stride(), value.storage_offset())
         noted = self._known.get(value.untyped_storage()._cdata) if self._known else None
         # A stored parameter that is used whole shares the storage of what was "gathered": it exists anyway.
         if noted is None or isinstance(value, torch.nn.Parameter):
@@ -103,10 +190,12 @@ class RegatheredParameters:
         lies = tuple(value.shape), value.stride(), value.storage_offset()
         return _Note(shard, spec, runtime.ahead, runtime.micro_batch, *lies)
 
-    def unpack(self, packed: torch.Tensor | _Note) -> torch.Tensor:
+    def unpack(self, packed: torch.Tensor | _Note | _CopyNote) -> torch.Tensor:
         """Return the tensor that :meth:`pack` kept or noted."""
         if isinstance(packed, torch.Tensor):
             return packed
+        if isinstance(packed, _CopyNote):
+            return packed.copy.make(self.runtime).as_strided(packed.shape, packed.stride, packed.offset)
         # The gather's group and shard are those of the micro-batch that forward ran.
         self.runtime.micro_batch = packed.micro_batch
         with torch.no_grad():

@@ -31,6 +31,8 @@ CHUNK = 1 << 18
 """Words that are hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
 _FIRST, _EVERY = 3, 1000
 """The calls in which inputs are compared: so many at first, then one in so many."""
+RING_TAG = 1
+"""Marks the messages of rings, which a recorder tells by it from those between the stages of a pipeline."""
 _STEP = 6364136223846793005  # Knuth's multiplier of a linear congruence modulo 2^64 (MMIX)
 
 
@@ -412,6 +414,30 @@ class Runtime:
         sizes = [None if part is None else list(part) for part in (received, sent)]
         dist.all_to_all_single(result, value.contiguous(), sizes[0], sizes[1], group=group)
         return result
+
+    def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+        """Begin to send ``value`` to the next rank over ``axes``; return a function that waits for, and
+        returns, what the previous one sends: a copy if no other takes part.
+        """
+        group = self.group(axes)
+        if group is None:
+            copy = value.clone()
+            return lambda: copy
+        sent = value.cpu() if through_host(self.device) else value
+        received, place, size = torch.empty_like(sent), self.coordinate(axes), self.parts(axes)
+        # Together, as NCCL would carry out one after the other: every rank would send, and none receive.
+        messages = [
+            dist.P2POp(dist.isend, sent, group=group, tag=RING_TAG, group_peer=(place + 1) % size),
+            dist.P2POp(dist.irecv, received, group=group, tag=RING_TAG, group_peer=(place - 1) % size),
+        ]
+        under_way = dist.batch_isend_irecv(messages)
+
+        def arrive() -> torch.Tensor:
+            for message in under_way:
+                message.wait()
+            return received.to(value.device)
+
+        return arrive
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return a count over the whole batch; with micro-batches it was taken beforehand (``counts``)."""

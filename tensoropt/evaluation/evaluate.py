@@ -87,6 +87,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
             }
             for region in tables.regions
         },
+        moves=tuple(tables.moves),
     )
 
 
@@ -128,7 +129,10 @@ class Evaluation:
             allocator=self.allocator(row) if allocator is None else allocator,
             space=number,
             choice=tuple(int(self.choices[n][row]) for n in names),
-            options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in names),
+            options=tuple(
+                int(self.options[n][row]) if n in self.options else 0
+                for n in (*names, *map(Variable.of_move, space.moves))
+            ),
             collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(self.collectives(row).items())),
             sources=shares,
             planner=planner,

@@ -11,20 +11,17 @@ are published so, and could not be compared with half of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 
 from tensoropt.capture import Capture
 from tensoropt.costs.compute import class_of, number_format
-from tensoropt.costs.tables import CostTables, Template, make_templates
+from tensoropt.costs.tables import Template, make_templates
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
 from tensoropt.ops.calls import CostClass, LocalCall
 from tensoropt.ops.families.attention import ATTENTION
-from tensoropt.ops.index_space import LoopDim
-from tensoropt.ops.layouts import chunk
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.question.settings import Settings
@@ -33,7 +30,6 @@ from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import (
     MicroBatchRefused,
     batch_placements,
-    batch_strategies,
     micro_batch_strategies,
 )
 from tensoropt.sharding.discovery.discover import Kept
@@ -41,9 +37,7 @@ from tensoropt.sharding.groups import (
     PASSED_ON,
     WHOLE,
     AxisStrategy,
-    Group,
     GroupGraph,
-    batch_inputs,
     group_operators,
 )
 from tensoropt.sharding.regions import Region, find_regions
@@ -165,107 +159,6 @@ def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[f
         split += flops if len(loops) >= 2 else 0.0
     # A model without FLOP has nothing that could not be split.
     return (ruled / total, split / total) if total else (1.0, 1.0)
-
-
-def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
-    """Return notes on what every searched mesh leaves whole because it divides none of its sizes, with the
-    sizes that would be divided: groups with a rule, the batch, and the heads of attention.
-
-    One sentence per kind of operator and sizes, the longest loop nests first; meshes of one device say
-    nothing and are passed over.
-
-    Args:
-        but: groups to pass over, since constraints decide about them.
-    """
-    split: dict[str, set[str]] = {}
-    axes: set[int] = set()
-    graph: GroupGraph | None = None
-    for one in tables:
-        if prod(one.mesh[1:]) == 1:
-            continue
-        graph = one.graph
-        axes.update(size for size in one.mesh[1:] if size > 1)
-        for group in graph.groups:
-            labels = (
-                group.strategies[i].label for choice in one.templates[group.name].choices for i in choice
-            )
-            split.setdefault(group.name, set()).update(label.dim for label in labels if label.splits)
-    if graph is None:
-        return ()
-    left: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = {}
-    for group in graph.groups:
-        sizes = tuple(_sizes(graph, group))
-        if sizes and group.name not in but and not split[group.name]:
-            left.setdefault((group.anchor.target, sizes), []).append(group.name)
-    ordered = sorted(left.items(), key=lambda item: -prod(size for _, size in item[0][1]))
-    return (
-        *_counts_left_whole(graph, split, min(axes), but),
-        *(_sentence(target, sizes, names, min(axes)) for (target, sizes), names in ordered),
-    )
-
-
-def _counts_left_whole(
-    graph: GroupGraph, split: Mapping[str, set[str]], axis: int, but: Container[str]
-) -> Iterator[str]:
-    """Yield a sentence on the batch, and one on the heads of attention, if they could be split and are not.
-
-    Args:
-        split: the loops that searched meshes split, by group.
-        axis: the smallest axis of these meshes.
-    """
-    following = batch_strategies(graph, everywhere=False)
-    samples = {graph.atoms.graph.tensors[name].shape[0] for name in batch_inputs(graph.atoms.graph)}
-    batch, heads = dict[str, LoopDim](), dict[str, LoopDim]()
-    for group in graph.groups:
-        dims = {dim.name: dim for dim in graph.atoms.spaces[group.name].dims}
-        follows = following.get(group.name)
-        if follows is not None and follows.label.splits and dims[follows.label.dim].size in samples:
-            batch[group.name] = dims[follows.label.dim]
-        if group.anchor.target == ATTENTION and "heads" in dims and "group" not in dims:
-            heads[group.name] = dims["heads"]
-    for what, loops in (("batch", batch), ("attention heads", heads)):
-        whole = [
-            loop.size for name, loop in loops.items() if name not in but and loop.name not in split[name]
-        ]
-        if whole and len(whole) == len(loops):
-            better = _near_in_parts(whole[0], axis)
-            yield f"{what} left whole: no searched mesh splits {whole[0]}; an axis of {axis} cuts {better}"
-
-
-def _near(size: int, parts: int) -> str:
-    """Return the nearest sizes that are divisible by the number of parts, in words."""
-    below = size // parts * parts
-    return f"{below} or {below + parts}" if below else str(parts)
-
-
-def _near_in_parts(size: int, parts: int) -> str:
-    """Return the nearest sizes that can be cut into parts of which none is empty, in words."""
-
-    def cuts(whole: int) -> bool:
-        return chunk(whole, parts, parts - 1)[1] > 0
-
-    below = next((whole for whole in range(size - 1, 0, -1) if cuts(whole)), None)
-    above = next(whole for whole in range(size + 1, size + 2 * parts) if cuts(whole))
-    return f"{above}" if below is None else f"{below} or {above}"
-
-
-def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
-    """Yield the loop dims that a group could split, with their sizes; a dim of size 1 is none."""
-    loops = {s.label.dim for s in group.strategies if s.label.splits}
-    for dim in graph.atoms.spaces[group.name].dims:
-        if dim.name in loops and dim.size > 1:
-            yield dim.name, dim.size
-
-
-def _sentence(target: str, sizes: tuple[tuple[str, int], ...], names: list[str], axis: int) -> str:
-    kind = target.removeprefix("aten.").partition(".")[0]
-    shown = ", ".join(f"{name} {size}" for name, size in sizes)
-    others = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
-    better = ", ".join(f"{name} {_near(size, axis)}" for name, size in sizes)
-    return (
-        f"kept whole, since no searched mesh divides its sizes: {kind} {names[0]} ({shown}){others}; "
-        f"an axis of {axis} divides {better}"
-    )
 
 
 _GRADIENTS_OF_A_PRODUCT = 2.0

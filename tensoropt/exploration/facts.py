@@ -235,6 +235,9 @@ def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
         Fact("operators", ", ".join((*operators, *placing_words(plan.operators, plan.info)))),
         Fact("parameters", f"{len(plan.parameters)} tensors"),
         Fact("recomputed", _recomputed_words(plan)),
+        Fact(
+            "gathered again in backward", "".join(counted_if_any(len(plan.all_gathered_again), "input", "{}"))
+        ),
         Fact("sends", f"{COUNT.words(sends)} per step and rank" if sends else ""),
     ]
     return f"Plan of {plan.model.source or 'a model'} by {plan.planner}", [row for row in rows if row.words]

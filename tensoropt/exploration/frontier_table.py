@@ -18,7 +18,7 @@ from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import UNSPLIT
 from tensoropt.plan.point_table import PointTable
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.units import counted_if_any, format_bytes, format_seconds
 
 SHOWN = 20
 """Rows of a printed frontier: a screenful."""
@@ -73,6 +73,7 @@ def split_words(findings: Findings, index: int) -> str:
         partly = len(space.partly(point.choice))
         in_part = f" ({partly} in part)" if partly else ""
         parts.append(f"{again}/{len(set(space.regions.values()))} recomputed{in_part}")
+    parts += counted_if_any(len(space.gathered_again(point.options)), "input", "{} gathered again")
     return ", ".join(parts)
 
 

@@ -1,4 +1,5 @@
-"""Causal attention of a part of the queries: blocks of keys, one kernel each, merged by their log-sum-exps.
+"""Causal attention of a part of the queries: blocks of keys, one kernel each, merged by their log-sum-exps;
+the kernels of a block, which a ring's blocks have too (:mod:`tensoropt.ops.ring_attention`).
 
 A query sees the keys up to its own position. A run of queries ``[a, b)`` therefore sees the keys ``[0, a)``
 whole and the keys ``[a, b)`` causally: two blocks, for each of which a device's fused kernel exists. The
@@ -10,7 +11,7 @@ which it computes the block's weights again; the gradients are exact (Liu et al.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ BLOCKS_FORM = "kernels.causal_attention_in_blocks"
 """The kernel that replaces causal attention if its queries are split."""
 
 _aten: Any = torch.ops.aten
-_Block = tuple[torch.Tensor, torch.Tensor]
+Block = tuple[torch.Tensor, torch.Tensor]
 """Output ``[..., heads, queries, d]`` and log-sum-exp ``[..., heads, queries]`` of queries over some keys."""
 
 
@@ -90,33 +91,39 @@ class _Run(NamedTuple):
     keys: tuple[_Keys, ...]
 
 
-def _runs(context: ShardContext, pieces: Sequence[QueryPiece], keys: int) -> tuple[_Run, ...]:
-    """Return the runs of queries that a rank has."""
+class Stretch(NamedTuple):
+    """Local rows from ``first`` on, ``length`` of them, whose positions follow one another from
+    ``position``."""
+
+    first: int
+    position: int
+    length: int
+
+
+def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stretch]:
+    """Return the stretches of queries that a rank has, in the order of its rows."""
     starts = [p.start + (context.coordinate(p.axes) * p.step if p.axes else 0) for p in pieces]
     outer, *inner = pieces
     if outer.mirror is None:
-        return tuple(_contiguous_runs(0, pieces, starts, keys))
+        return list(_contiguous(0, pieces, starts))
     # Only the outermost atom comes in zig-zag order.
     half = [outer._replace(size=outer.size // 2), *inner]
     behind = half[0].size * prod(piece.size for piece in inner)
     ends = [outer.mirror - starts[0], *starts[1:]]
-    return (*_contiguous_runs(0, half, starts, keys), *_contiguous_runs(behind, half, ends, keys))
+    return [*_contiguous(0, half, starts), *_contiguous(behind, half, ends)]
 
 
-def _contiguous_runs(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int], keys: int) -> list[_Run]:
-    """Return the runs of the local queries from ``row`` on, which begin at ``starts``."""
+def _contiguous(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int]) -> Iterator[Stretch]:
+    """Yield the stretches of the local queries from ``row`` on, which begin at ``starts``."""
     # Positions follow one another within the innermost pieces that are whole, and one piece outside them.
     inner = len(pieces) - 1
     while inner > 0 and not starts[inner] and pieces[inner].size == _extent(pieces, inner):
         inner -= 1
     length = prod(p.size for p in pieces[inner:])
-    runs: list[_Run] = []
     for outer in product(*(range(p.size) for p in pieces[:inner])):
         place = sum((starts[j] + i) * pieces[j].stride for j, i in enumerate(outer))
-        position = place + starts[inner] * pieces[inner].stride
-        runs += _seen(row, position, length, keys)
+        yield Stretch(row, place + starts[inner] * pieces[inner].stride, length)
         row += length
-    return runs
 
 
 def _extent(pieces: Sequence[QueryPiece], place: int) -> int:
@@ -124,16 +131,18 @@ def _extent(pieces: Sequence[QueryPiece], place: int) -> int:
     return pieces[place - 1].stride // pieces[place].stride
 
 
-def _seen(first: int, position: int, length: int, keys: int) -> list[_Run]:
-    """Return the runs of queries from ``position`` on; those behind the last key see all keys."""
-    growing = min(max(keys - position, 0), length)
+def _runs(context: ShardContext, pieces: Sequence[QueryPiece], keys: int) -> tuple[_Run, ...]:
+    """Return the runs of queries that a rank has; those behind the last key see all keys."""
     runs = []
-    if growing:
-        before = (_Keys(0, position, causal=False),) if position else ()
-        runs.append(_Run(first, first + growing, (*before, _Keys(position, position + growing, causal=True))))
-    if growing < length:
-        runs.append(_Run(first + growing, first + length, (_Keys(0, keys, causal=False),)))
-    return runs
+    for first, position, length in stretches(context, pieces):
+        growing = min(max(keys - position, 0), length)
+        if growing:
+            before = (_Keys(0, position, causal=False),) if position else ()
+            own = _Keys(position, position + growing, causal=True)
+            runs.append(_Run(first, first + growing, (*before, own)))
+        if growing < length:
+            runs.append(_Run(first + growing, first + length, (_Keys(0, keys, causal=False),)))
+    return tuple(runs)
 
 
 def causal_attention_in_blocks(
@@ -168,9 +177,9 @@ class _AttentionInBlocks(torch.autograd.Function):
         states: list[torch.Tensor] = []
         merged = []
         for run in runs:
-            found: _Block | None = None
+            found: Block | None = None
             for keys in run.keys:
-                block, state = _FORWARD[kernel](*_cut(q, k, v, run, keys), keys.causal, scale)
+                block, state = FORWARD[kernel](*_cut(q, k, v, run, keys), None, keys.causal, scale)
                 states += state
                 found = block if found is None else _merged(found, block)
             assert found is not None
@@ -191,8 +200,14 @@ class _AttentionInBlocks(torch.autograd.Function):
             merged = out[..., rows, :], lse[..., rows].contiguous()
             for keys in run.keys:
                 columns = slice(keys.first, keys.end)
-                parts = _BACKWARD[ctx.kernel](
-                    grad[..., rows, :], *_cut(q, k, v, run, keys), *merged, keys.causal, ctx.scale, state
+                parts = BACKWARD[ctx.kernel](
+                    grad[..., rows, :],
+                    *_cut(q, k, v, run, keys),
+                    *merged,
+                    None,
+                    keys.causal,
+                    ctx.scale,
+                    state,
                 )
                 of_q[..., rows, :] += parts[0]
                 of_k[..., columns, :] += parts[1]
@@ -208,7 +223,7 @@ def _cut(
     return q[..., run.first : run.end, :], k[..., of_keys, :], v[..., of_keys, :]
 
 
-def _merged(one: _Block, other: _Block) -> _Block:
+def _merged(one: Block, other: Block) -> Block:
     """Return the attention of the same queries over the keys of both blocks."""
     lse = torch.logaddexp(one[1], other[1])
     # In the precision of the log-sum-exps, at least float32.
@@ -216,7 +231,7 @@ def _merged(one: _Block, other: _Block) -> _Block:
     return out.add_(more).to(one[0].dtype), lse
 
 
-def _joined(blocks: Sequence[_Block], q: torch.Tensor, v: torch.Tensor) -> _Block:
+def _joined(blocks: Sequence[Block], q: torch.Tensor, v: torch.Tensor) -> Block:
     """Return the blocks of several runs one behind the other, in the memory order of fused kernels, whose
     results have the heads inside the queries."""
     if len(blocks) == 1:
@@ -229,19 +244,29 @@ def _joined(blocks: Sequence[_Block], q: torch.Tensor, v: torch.Tensor) -> _Bloc
 
 # -- kernels of one block ---------------------------------------------------------------------------
 
+_Mask = torch.Tensor | None
+"""What is added to the scores of a block, in the queries' type or a wider one; its shape broadcasts to
+theirs."""
 _CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "products"
 
 
-def block_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device_type: str | None = None) -> str:
+def block_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    device_type: str | None = None,
+    *,
+    masked: bool = False,
+) -> str:
     """Return the kernel of one block: PyTorch's flash kernel of the device, or products where that takes no
-    such tensors (on CUDA it takes 16 bits, heads of up to 256 numbers, in eights).
+    such tensors (on CUDA it takes 16 bits, heads of up to 256 numbers, in eights, and no mask).
 
     Args:
         device_type: the device on which it runs, if it is not that of the tensors (fake ones stand for those
             of a GPU).
     """
     if has_torch_function((q, k, v)):
-        kernel: str = handle_torch_function(block_kernel, (q, k, v), q, k, v, device_type)
+        kernel: str = handle_torch_function(block_kernel, (q, k, v), q, k, v, device_type, masked=masked)
         return kernel
     size = q.shape[-1]
     alike = q.dim() == 4 and size == v.shape[-1] and q.dtype == k.dtype == v.dtype
@@ -251,13 +276,18 @@ def block_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device_type:
     if device_type == "cpu":
         return _CPU_FLASH
     fits = q.dtype in (torch.float16, torch.bfloat16) and size <= 256 and size % 8 == 0
-    return _CUDA_FLASH if device_type == "cuda" and fits else _BY_PRODUCTS
+    return _CUDA_FLASH if device_type == "cuda" and fits and not masked else _BY_PRODUCTS
 
 
 def _flash_on_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
-) -> tuple[_Block, Sequence[torch.Tensor]]:
-    return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale), ()
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: _Mask, causal: bool, scale: float
+) -> tuple[Block, Sequence[torch.Tensor]]:
+    flash = _aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = flash(q, k, v, 0.0, causal, attn_mask=_for_flash(mask, q, k), scale=scale)
+    if mask is not None:
+        # The kernel says 0 for a query that sees no key of the block.
+        lse = lse.masked_fill((mask == float("-inf")).all(-1), float("-inf"))
+    return (out, lse), ()
 
 
 def _flash_on_cpu_backward(
@@ -267,18 +297,29 @@ def _flash_on_cpu_backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    mask: _Mask,
     causal: bool,
     scale: float,
     _: Any,
 ) -> Sequence[torch.Tensor]:
     backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
-    gradients: Sequence[torch.Tensor] = backward(grad, q, k, v, out, lse, 0.0, causal, scale=scale)
+    mask = _for_flash(mask, q, k)
+    gradients: Sequence[torch.Tensor] = backward(
+        grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
+    )
     return gradients
 
 
+def _for_flash(mask: _Mask, q: torch.Tensor, k: torch.Tensor) -> _Mask:
+    """Return the mask as a tensor of four dims, of which the last two are those of the scores."""
+    if mask is None:
+        return None
+    return mask.view((1,) * (4 - mask.dim()) + mask.shape).expand(-1, -1, q.shape[-2], k.shape[-2])
+
+
 def _flash_on_cuda(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
-) -> tuple[_Block, Sequence[torch.Tensor]]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: _Mask, causal: bool, scale: float
+) -> tuple[Block, Sequence[torch.Tensor]]:
     out, lse, *_, seed, offset, _ = _aten._scaled_dot_product_flash_attention(
         q, k, v, 0.0, causal, scale=scale
     )
@@ -293,6 +334,7 @@ def _flash_on_cuda_backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    mask: _Mask,
     causal: bool,
     scale: float,
     states: Any,
@@ -305,14 +347,21 @@ def _flash_on_cuda_backward(
     return gradients
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+def _scores(q: torch.Tensor, k: torch.Tensor, mask: _Mask, causal: bool, scale: float) -> torch.Tensor:
     """Return the scores, in at least float32."""
     scores = (q * scale) @ _for_heads(k, q).transpose(-2, -1)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if mask is not None:
+        scores = scores + mask
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(hidden, float("-inf"))
     return scores
+
+
+def finite(lse: torch.Tensor) -> torch.Tensor:
+    """Return log-sum-exps with 0 for queries that see nothing: what is hidden minus that has weight 0."""
+    return lse.masked_fill(lse == float("-inf"), 0.0)
 
 
 def _for_heads(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -322,11 +371,11 @@ def _for_heads(keys: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _by_products(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
-) -> tuple[_Block, Sequence[torch.Tensor]]:
-    scores = _scores(q, k, causal, scale)
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: _Mask, causal: bool, scale: float
+) -> tuple[Block, Sequence[torch.Tensor]]:
+    scores = _scores(q, k, mask, causal, scale)
     lse = scores.logsumexp(-1)
-    weights = (scores - lse.unsqueeze(-1)).exp_().to(v.dtype)
+    weights = (scores - (lse if mask is None else finite(lse)).unsqueeze(-1)).exp_().to(v.dtype)
     return (weights @ _for_heads(v, q), lse), ()
 
 
@@ -337,11 +386,12 @@ def _by_products_backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    mask: _Mask,
     causal: bool,
     scale: float,
     _: Any,
 ) -> Sequence[torch.Tensor]:
-    weights = (_scores(q, k, causal, scale) - lse.unsqueeze(-1)).exp_()
+    weights = (_scores(q, k, mask, causal, scale) - lse.unsqueeze(-1)).exp_()
     of_v = weights.to(v.dtype).transpose(-2, -1) @ grad
     of_weights = (grad @ _for_heads(v, q).transpose(-2, -1)).to(weights.dtype)
     # The derivative of softmax; rows of the merged weights sum to one, those of a block's to less.
@@ -359,8 +409,8 @@ def _summed(gradient: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return gradient.unflatten(-3, (heads, -1)).sum(-3)
 
 
-_FORWARD = {_CPU_FLASH: _flash_on_cpu, _CUDA_FLASH: _flash_on_cuda, _BY_PRODUCTS: _by_products}
-_BACKWARD = {
+FORWARD = {_CPU_FLASH: _flash_on_cpu, _CUDA_FLASH: _flash_on_cuda, _BY_PRODUCTS: _by_products}
+BACKWARD = {
     _CPU_FLASH: _flash_on_cpu_backward,
     _CUDA_FLASH: _flash_on_cuda_backward,
     _BY_PRODUCTS: _by_products_backward,

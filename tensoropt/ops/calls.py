@@ -41,18 +41,27 @@ _KERNEL_NAMESPACES = frozenset({"kernels", "loss_kernels", "expert_kernels"})
 
 BY_VALUES = "all_to_all_v"
 """The kind of an all-to-all whose sizes depend on values (MPI's name): its bytes are an expectation."""
+RING_SEND = "ring_send"
+"""The kind of messages that every rank of a group sends to the next one, and the last one to the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class InnerCollective:
     """A collective issued inside a kernel; ``count``: it sums a number that can be known before the step
-    runs. The bytes of one of the kind :data:`BY_VALUES` are those of the busiest rank."""
+    runs. The bytes of one of the kind :data:`BY_VALUES` are those of the busiest rank, those of a
+    :data:`RING_SEND` those of one message.
+
+    Attributes:
+        beside: the share of the kernel's work in the same direction beside which this collective, together
+            with the others that have a share, is under way; 0 if the kernel waits for it.
+    """
 
     kind: str
     axes: tuple[int, ...]
     bytes: int
     backward: bool = False
     count: bool = False
+    beside: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class LoopDim:
             equal work.
         along: the loops, of different operands, that an axis cuts at once; it is no loop of its own then. The
             operator's ``local`` itself exchanges what the parts of one need of the parts of the other.
+        aligned: whether these loops run over the same positions, so that a part has the same ones of each.
+            Only the first of them may be cut by itself, if any.
         small_parts: whether it may be cut into unequal shards however small, because its elements are
             samples, positions or heads, of which a shard can have one more than another.
     """
@@ -49,7 +51,13 @@ class LoopDim:
     uneven: bool = False
     growing: bool = False
     along: tuple[int, ...] = ()
+    aligned: bool = False
     small_parts: bool = False
+
+    def cut_together(self, dims: Sequence[LoopDim]) -> bool:
+        """Return whether an axis may cut the loops that this one stands for, given all loops."""
+        cut = [dims[loop].splittable for loop in self.along]
+        return cut[0] if self.aligned else all(cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +214,16 @@ class Builder:
         self._loops.append(dim)
         return len(self._loops) - 1
 
-    def together(self, name: str, loops: Sequence[int]) -> None:
-        """Add a way to cut several loops of different operands at once, along one axis."""
+    def together(self, name: str, loops: Sequence[int], *, aligned: bool = False) -> None:
+        """Add a way to cut several loops of different operands at once, along one axis.
+
+        Args:
+            aligned: they run over the same positions; the first of them says whether they can be cut.
+        """
         # Of its size only the loops' own count, which `fits` in configurations.py divides.
         sizes = [self._loops[loop].size for loop in loops]
-        splittable = all(self._loops[loop].splittable for loop in loops)
-        self._loops.append(LoopDim(name, min(sizes), splittable, along=tuple(loops)))
+        dim = LoopDim(name, min(sizes), along=tuple(loops), aligned=aligned)
+        self._loops.append(replace(dim, splittable=dim.cut_together(self._loops)))
 
     def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
         """Add one loop per dim of a shape: ``d0``, ``d1``, ..."""

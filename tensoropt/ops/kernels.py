@@ -6,6 +6,7 @@ The module also defines the information that a kernel has about where it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -56,9 +57,20 @@ class ShardContext(Protocol):
         """
         ...
 
+    def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+        """Begin to send ``value`` to the next rank of the group of ``axes``, the last one's to the first;
+        return a function that waits for what the rank before this one sends, of the same shape, and returns
+        it. Until it is called ``value`` must not change; not differentiable.
+        """
+        ...
+
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return a count summed over ``axes``, including all micro-batches."""
         ...
+
+
+def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
+    return received
 
 
 class SingleDevice:
@@ -92,6 +104,11 @@ class SingleDevice:
     ) -> torch.Tensor:
         """Return a copy of ``value``, as if the others sent what this rank sends."""
         return value.clone()
+
+    def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+        """Return a function that returns a copy of ``value``, as if the others sent what this rank sends. It
+        holds ``value``, which a rank would still be sending."""
+        return partial(_received, value.clone(), value)
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return ``value``, because the whole batch is on this rank."""

@@ -44,7 +44,7 @@ from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.recording import MEMORY_KINDS, Owned
 from tensoropt.simulate.simulator import StepSimulator
-from tensoropt.simulate.step import lower
+from tensoropt.simulate.step import PACKED, lower
 
 
 class Receipt(NamedTuple):
@@ -732,11 +732,7 @@ class _TransientMemory:
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
         # Some gradients of what arrived may share a storage, which is then sent several times.
         self._back = {
-            n: min(
-                arriving_bytes(strategy, n, learning=True),
-                float(stages[n].metrics.parts.given_back_bytes[0]),
-            )
-            for n in self.at_place
+            n: min(arriving_bytes(strategy, n, learning=True), _given_back(stages[n])) for n in self.at_place
         }
         # A stage at this place passes them on as they are.
         self._coming_back = {
@@ -869,6 +865,22 @@ def _kept_given(evaluation: Evaluation) -> int:
         named.bytes
         for named, first, last, *_ in lower(batch).lifetimes()
         if named.tensor in arriving and first <= end < last
+    )
+
+
+def _given_back(evaluation: Evaluation) -> int:
+    """Return the bytes of the gradients of what another stage gave a stage, evaluated alone, when all exist;
+    those of several tensors may share one storage."""
+    batch = evaluation.batch
+    position = batch.schedule.position
+    groups = [group.name for group in batch.graph.groups if group.anchor.target == ARRIVE]
+    all_made = min((position("backward", "compute", name) for name in groups), default=-1)
+    # Gradients of parameters may be on their way to their shards then.
+    others = {PACKED}.union(tensor.name for tensor in batch.graph.atoms.graph.parameters)
+    return sum(
+        named.bytes
+        for named, first, last, *_ in lower(batch).lifetimes()
+        if named.kind != "kept" and first <= all_made < last and named.tensor not in others
     )
 
 

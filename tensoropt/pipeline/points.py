@@ -63,6 +63,7 @@ def plan_part(
                 stored={name: tuple(layout) for name, layout in data["stored"].items()},
                 recomputed=tuple(data["recomputed"]),
                 once=tuple(data.get("once", ())),
+                gathered_again=tuple(data.get("gathered_again", ())),
             )
         )
         for region in of_stage.recomputed:

@@ -413,10 +413,15 @@ def _renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
             (Variable.of_group, [g.name for g in old.groups], [g.name for g in new.groups]),
             (Variable.of_hub, old.hubs, new.hubs),
             (Variable.of_parameter, old.shared, new.shared),
+            (Variable.of_move, _written(old), _written(new)),
         )
         for a, b in zip(ours, theirs, strict=True)
     ]
     return dict(pairs)
+
+
+def _written(graph: GroupGraph) -> list[str]:
+    return [name for group in graph.groups for name in group.writes]
 
 
 def _under_names(
@@ -435,6 +440,10 @@ def _under_names(
         templates={names[Variable.of_group(n)]: template for n, template in tables.templates.items()},
         micro=part.micro(micro),
         regions=tuple(group_of[names[Variable.of_group(r.groups[0])]] for r in tables.regions),
+        moves={
+            names[Variable.of_move(n)].name: (names[a], names[b], nth)
+            for n, (a, b, nth) in tables.moves.items()
+        },
     )
 
 

@@ -69,6 +69,8 @@ def _said(fields: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield _recomputed(block)
     for group in fields.get("once", ()):
         yield _once(group)
+    for name in fields.get("gathered_again", ()):
+        yield _gathered_again(name)
     stages = fields["stages"]
     for name, own in plan_kind(stages).key.items():
         data = stages.model_dump(mode="json", include=set(own))
@@ -93,6 +95,10 @@ def _recomputed(block: str) -> tuple[Any, ...]:
 
 def _once(group: str) -> tuple[Any, ...]:
     return "once", group
+
+
+def _gathered_again(tensor: str) -> tuple[Any, ...]:
+    return "gathered again", tensor
 
 
 def _hash(piece: object) -> int:
@@ -129,6 +135,8 @@ def _sharded(space: Space, choice: np.ndarray, options: np.ndarray) -> np.ndarra
     tensors += [_hashes(_parameter(name, one) for one in layouts) for name, layouts in space.shared.items()]
     for place, hashes_of in enumerate(tensors, len(space.groups)):
         keys ^= hashes_of[choice[:, place]]
+    for place, name in enumerate(space.moves, len(space.variables)):
+        keys ^= np.where(options[:, place] > 0, np.uint64(_hash(_gathered_again(name))), np.uint64(0))
     for name, recomputed in again.items():
         keys ^= np.where(recomputed, np.uint64(_hash(_recomputed(name))), np.uint64(0))
     for name, twice in runs_again.items():

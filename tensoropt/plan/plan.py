@@ -307,17 +307,22 @@ class TransferPlan(_Strict):
     backward: bool = False
 
 
+_LEFT_OUT = ("once", "gathered_again")
+
+
 class _Recomputing(_Strict):
     """What runs again in backward.
 
     ``recomputed`` names repeated blocks whose forward, or a part of it, runs again; ``once`` the operator
-    groups of these blocks that run once, and is left out of files where there are none.
+    groups of these blocks that run once; ``gathered_again`` the tensors whose gathered copies are gathered
+    again instead of kept (:mod:`tensoropt.sharding.gathered_again`). The last two are left out of files where
+    there are none.
     """
 
     @model_serializer(mode="wrap")
     def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = write(self)
-        return {name: value for name, value in data.items() if name != "once" or value}
+        return {name: value for name, value in data.items() if name not in _LEFT_OUT or value}
 
 
 class StagePlan(_Recomputing):
@@ -334,6 +339,7 @@ class StagePlan(_Recomputing):
     stored: dict[str, tuple[str, ...]]
     recomputed: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
+    gathered_again: tuple[str, ...] = ()
 
 
 class StagesInfo(_Strict):
@@ -455,6 +461,7 @@ class Plan(Shown, _Recomputing):
     parameters: dict[str, ParameterPlan]
     recomputed: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
+    gathered_again: tuple[str, ...] = ()
     stages: StagesInfo | None = None
     predicted: Predicted
     settings: dict[str, Any] = {}
@@ -490,6 +497,11 @@ class Plan(Shown, _Recomputing):
     def runs_once(self) -> frozenset[str]:
         """The operator groups of recomputed blocks that run once, of all stages."""
         return frozenset(self.once).union(*(stage.once for stage in self.info.stages))
+
+    @property
+    def all_gathered_again(self) -> frozenset[str]:
+        """The tensors that backward gathers again, of all stages."""
+        return frozenset(self.gathered_again).union(*(stage.gathered_again for stage in self.info.stages))
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -534,6 +546,7 @@ class Plan(Shown, _Recomputing):
             "stored": {name: list(p.stored) for name, p in self.parameters.items()},
             "recomputed": list(self.recomputed),
             **({"once": list(self.once)} if self.once else {}),
+            **({"gathered_again": list(self.gathered_again)} if self.gathered_again else {}),
         }
 
     def strategy(self, graph: Any) -> Any:

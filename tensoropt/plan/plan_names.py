@@ -7,14 +7,16 @@ their share, so that two plans that differ in a few operators have two names.
 - *DP*: an axis splits the batch
 - *TP*: it splits a dim of weights or heads; with *SP*, what is not split so is split along the sequence
   (Korthikanti et al., arXiv 2205.05198, section 4.2.2)
-- *CP*: it splits the sequence, and attention along its queries, or along its heads between two exchanges
-  (*Ulysses*; Jacobs et al., arXiv 2309.14509). If attention is not split, it is *SP* alone
+- *CP*: it splits the sequence, and attention along its queries, with keys and values gathered or sent around
+  (*ring*; Liu et al., arXiv 2310.01889), or along its heads between two exchanges (*Ulysses*; Jacobs et al.,
+  arXiv 2309.14509). If attention is not split, it is *SP* alone
 - *ZeRO-1*, *-2*, *-3*: parameters lie in shards on axes along which they are used whole; gathered and reduced
   once per step, gathered once and reduced in every micro-batch, gathered for each use (Rajbhandari et al., SC
   2020, section 5). With ``n/m`` it is so for n of the m parameters that could be.
 - *EP*: experts are split into so many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
+- *inputs gathered again*: copies of activations that backward gathers a second time instead of keeping them
 - *blocks recomputed*: wholly, by a recipe (:mod:`tensoropt.sharding.recipes`), or *in part*
 """
 
@@ -31,14 +33,15 @@ from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point import Point, by_strategy
 from tensoropt.plan.point_records import FULL, IN_PART, StagesRecord, by_recipes
 from tensoropt.plan.space import Space
+from tensoropt.units import counted_if_any
 
 DATA, TENSOR, SEQUENCE, OTHER, WHOLE, ADDED = range(6)
 """What an operator does on one mesh axis; *added*: it computes the same on all ranks, whose gradients add up,
 beside others that split the batch or the sequence."""
 _KINDS = ADDED + 1
-QUERIES, HEADS, UNSPLIT_SEQUENCE = range(_KINDS, _KINDS + 3)
-"""Which of these split attention along its queries, and along its heads; which follow the sequence on other
-axes, and are whole on this one."""
+QUERIES, AROUND, HEADS, UNSPLIT_SEQUENCE = range(_KINDS, _KINDS + 4)
+"""Which of these split attention along its queries, and of those, which send keys around; which split it
+along its heads; which follow the sequence on other axes, and are whole on this one."""
 _COUNTED = UNSPLIT_SEQUENCE + 1
 TITLES = {DATA: "DP", TENSOR: "TP", SEQUENCE: "SP", OTHER: "other dims"}
 UNSPLIT = ("none", "partial", "partial_grad")
@@ -50,7 +53,7 @@ _WEIGHT_LOOPS = frozenset(
     )
 )
 """Loops of weights, and of what follows them: heads, and the classes of a loss (Megatron's section 3)."""
-_QUERIES, _HEADS = "queries", ("heads", "group")
+_QUERIES, _RING, _HEADS = "queries", "ring", ("heads", "group")
 """Loops of attention."""
 _EXPERT_LOOPS = frozenset(("experts", "dispatch"))
 """Loops of experts: with all tokens on every rank, and with rows sent to the ranks of their experts."""
@@ -138,14 +141,14 @@ def what_it_does(label: str, batch: str, sequence: str = "") -> int:
     dim = label.partition("@")[0]
     if dim.partition(".")[0] in _WEIGHT_LOOPS:
         return TENSOR
-    return SEQUENCE if dim in (sequence, _QUERIES) else OTHER
+    return SEQUENCE if dim in (sequence, _QUERIES, _RING) else OTHER
 
 
 def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
     """Return (_COUNTED,) in which of the counts an operator with this label is."""
     counted, kind = np.zeros(_COUNTED, dtype=int), what_it_does(label, batch, sequence)
     counted[kind] = 1
-    counted[QUERIES] = label == _QUERIES
+    counted[QUERIES], counted[AROUND] = label in (_QUERIES, _RING), label == _RING
     counted[HEADS] = label.partition(".")[0] in _HEADS
     counted[UNSPLIT_SEQUENCE] = kind == WHOLE and sequence not in ("", *UNSPLIT)
     return counted
@@ -256,7 +259,9 @@ def _sharded_names(points: Sequence[Point], space: Space) -> Iterator[str]:
             known[key] = JOIN.join(_axes_and_storage(shape, counts[i], stored[i]))
         once = {region: flags[i].tobytes().decode() for region, flags in written.items()}
         of_point = [int(parts[i]) for parts in experts]
-        words = (known[key], *_experts(of_point, len(experts)), *_recomputed(once, space), *_micro(space))
+        gathered = counted_if_any(int(options[i, len(space.variables) :].sum()), "input", "{} gathered again")
+        again = *_recomputed(once, space), *gathered
+        words = (known[key], *_experts(of_point, len(experts)), *again, *_micro(space))
         yield JOIN.join(words)
 
 
@@ -371,7 +376,7 @@ def _of(axes: Sequence[tuple[int, int]], kind: int) -> list[int]:
 def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: int) -> str:
     sizes = "×".join(str(shape[axis]) for axis in axes)
     mine = counts[list(axes)]
-    queries, heads, unsplit_sequence = (int(n) for n in mine[:, QUERIES:].max(axis=0))
+    queries, around, heads, unsplit_sequence = (int(n) for n in mine[:, QUERIES:].max(axis=0))
     title, left_out = TITLES[kind], {kind}
     by_heads = kind == SEQUENCE and heads > queries
     if kind == SEQUENCE:
@@ -382,6 +387,8 @@ def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: i
     if along:
         left_out |= {SEQUENCE, OTHER}
     rest = ["Ulysses"] if by_heads else []
+    if kind == SEQUENCE and around:
+        rest.append("ring" if around == queries else f"ring {around}/{queries}")
     for other in (DATA, TENSOR, SEQUENCE, OTHER):
         most = max((_operators(of, other, kind), int(of[:WHOLE].sum() + of[ADDED])) for of in mine)
         count = most[0] - (heads if by_heads and other == TENSOR else 0)

@@ -73,5 +73,6 @@ def _strategy_fields(space: Space, point: Point) -> dict[str, Any]:
         "hubs": hubs,
         "recomputed": (*point.record.recomputed, *space.recomputed(point.choice)),
         "once": space.once(point.choice),
+        "gathered_again": space.gathered_again(point.options),
         "stages": point.record.stages,
     }

@@ -72,10 +72,14 @@ class StagesRecord:
 
     @property
     def recomputing(self) -> tuple[str, ...]:
-        """How many blocks are recomputed, and by which recipes, in words."""
+        """How many blocks are recomputed, by which recipes, and how many inputs gathered again, in words."""
         otherwise = IN_PART if not self.recipes and any(stage.once for stage in self.info.stages) else FULL
         ways = Counter(self.recipes.get(block, otherwise) for block in self.recomputed)
-        return counted_if_any(len(self.recomputed), "block", f"{{}} recomputed{by_recipes(ways)}")
+        gathered = sum(len(stage.gathered_again) for stage in self.info.stages)
+        return (
+            *counted_if_any(len(self.recomputed), "block", f"{{}} recomputed{by_recipes(ways)}"),
+            *counted_if_any(gathered, "input", "{} gathered again"),
+        )
 
     @property
     def split_words(self) -> tuple[str, ...]:

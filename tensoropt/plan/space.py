@@ -31,6 +31,8 @@ class Space(Shown):
             configurations once plain, then once more recomputed.
         sequence: group -> the label with which it follows the sequence; of those that do. Empty in
             explorations that were saved without.
+        moves: the tensors that backward may gather again: a point has an option for each of them behind those
+            of its variables, 1 if it does.
         recipes: block -> recipe -> for each of the block's groups in order, ``1`` if it runs once by the
             recipe, else ``0``.
     """
@@ -45,6 +47,7 @@ class Space(Shown):
     regions: Mapping[str, str] = field(default_factory=dict)
     sequence: Mapping[str, str] = field(default_factory=dict)
     recipes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    moves: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -71,6 +74,11 @@ class Space(Shown):
         return tuple(
             name for name, runs_again in again.items() if not runs_again and self.regions[name] in blocks
         )
+
+    def gathered_again(self, options: Sequence[int]) -> tuple[str, ...]:
+        """Return the tensors that a point with these options gathers again in backward."""
+        own = options[len(self.variables) :]
+        return tuple(name for name, again in zip(self.moves, own, strict=True) if again)
 
     def partly(self, choice: Sequence[int]) -> tuple[str, ...]:
         """Return the blocks that a point recomputes in part."""

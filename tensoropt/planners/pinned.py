@@ -23,11 +23,12 @@ from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError, suggest
-from tensoropt.evaluation.evaluate import Evaluator, space_of
+from tensoropt.evaluation.evaluate import Evaluation, Evaluator, space_of
 from tensoropt.evaluation.problem import Problem
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.families.routed_experts import DISPATCH, EXPERTS
 from tensoropt.ops.layouts import Layout
+from tensoropt.ops.ring_attention import RING
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Composer, Crossings, Cut
 from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
@@ -71,15 +72,20 @@ class PinnedConfiguration:
         data: data-parallel degree, over all nodes.
         tensor: tensor-parallel degree, Megatron's; innermost.
         context: context-parallel degree: ranks, inside the data-parallel ones, that split each sequence.
+        ring: keys and values go around the context-parallel ranks; otherwise they are gathered.
         stage: ZeRO's stage: 0 keeps everything whole, 1 shards the state, 2 gradients too, 3 parameters too.
         shard_group: the number of data-parallel ranks, the nearest ones, over which the stage shards, each
-        together with its context-parallel ranks; None for all of them. sequence_parallel: whether activations
+        together with its context-parallel ranks; None for all of them. root_once: whether stage 3 gathers
+        parameters outside the repeated blocks once per step, as PyTorch's FSDP leaves those of its root
+        module unsharded from forward to the end of backward. sequence_parallel: whether activations
         between tensor-parallel products may be split along the sequence. micro_batches: micro-batches per
         step. recompute: whether every repeated block runs again in backward, or the recipe by which a part of
-        each does (:data:`tensoropt.sharding.recipes.RECIPES`). places: parts of the devices that follow one
-        another in a pipeline, outermost; 1 for none. stages_per_place: the number of the pipeline's stages at
-        each place. schedule: the pipeline's schedule, one of
-        :data:`tensoropt.pipeline.strategy.SCHEDULES`.
+        each does (:data:`tensoropt.sharding.recipes.RECIPES`).
+        gathered_inputs: whether backward gathers the inputs of products again instead of keeping them, as
+            Megatron's sequence parallelism does.
+        places: parts of the devices that follow one another in a pipeline, outermost; 1 for none.
+        stages_per_place: the number of the pipeline's stages at each place.
+        schedule: the pipeline's schedule, one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
         experts: the number of data-parallel ranks over which experts are split, rows being sent to them; 1
             for none, else the ranks that share shards, or all of ``data``.
 
@@ -91,11 +97,14 @@ class PinnedConfiguration:
     data: int = 1
     tensor: int = 1
     context: int = 1
+    ring: bool = False
     stage: int = _WHOLE_STAGE
     shard_group: int | None = None
+    root_once: bool = False
     sequence_parallel: bool = False
     micro_batches: int = 1
     recompute: bool | str = False
+    gathered_inputs: bool = False
     places: int = 1
     stages_per_place: int = 1
     schedule: str = "1f1b"
@@ -171,12 +180,14 @@ class PinnedPoint:
 
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
+        evaluation: its step, as the simulator has it.
         tables: the tables of the pinned configurations alone.
         choice: the index of each variable's configuration in the tables.
         notes: remarks on settings that could not be pinned as requested.
     """
 
     point: Point
+    evaluation: Evaluation
     tables: CostTables
     choice: Mapping[str, int]
     notes: tuple[str, ...] = ()
@@ -223,7 +234,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     memory, compute, communication = tables.breakdown(*chosen)
     (evaluation,) = Evaluator(tables, overlap_of(cluster, mesh, beside=costs.beside))([chosen])
     point = evaluation.point(0, names, 0, additive=(memory, compute + communication), planner="pinned")
-    return PinnedPoint(point, tables, chosen[0], tuple(pinning.notes))
+    return PinnedPoint(point, evaluation, tables, chosen[0], tuple(pinning.notes))
 
 
 def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
@@ -298,9 +309,9 @@ def _makers_of_keys(graph: GroupGraph) -> frozenset[str]:
 class _Pinning:
     """The configurations and options of each group that a pinned configuration leaves."""
 
-    def __init__(self, problem: Problem, pinned: PinnedConfiguration, mesh: Mesh | None = None):
+    def __init__(self, problem: Problem, pinned: PinnedConfiguration, mesh: Mesh):
         self.problem, self.pinned = problem, pinned
-        self.graph, self.mesh = problem.graph, mesh or pinned.mesh
+        self.graph, self.mesh = problem.graph, mesh
         self.sizes = (pinned.micro_batches, *real_shape(self.mesh))
         self.names = tuple(
             name for name, size in zip(self.mesh.names, self.mesh.shape, strict=True) if size > 1
@@ -314,6 +325,11 @@ class _Pinning:
         for region in find_regions(problem.graph) if pinned.recipe != NOTHING else ():
             once = groups_run_once(problem.graph, region, pinned.recipe) or frozenset()
             self.once.update((name, name in once) for name in region.groups)
+        self.inside_blocks = frozenset(
+            name
+            for region in (find_regions(problem.graph) if pinned.root_once else ())
+            for name in region.groups
+        )
         self.notes: list[str] = []
         if self.stage == 1 and pinned.micro_batches == 1:
             # costs.parameters.unsharded_options: stage 1 is no option there.
@@ -344,7 +360,8 @@ class _Pinning:
                     f"{self.mesh.label} ({', '.join(self.names)}), whose micro-batches are "
                     f"{self.sizes[0]}; pin degrees that divide its sizes"
                 )
-        return Restriction(kept=kept)
+        gathered = dict.fromkeys((group.name for group in self.graph.groups), self.pinned.gathered_inputs)
+        return Restriction(kept=kept, gathered_again=gathered)
 
     def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
         """Return the labels that may be split on each mesh axis, by group."""
@@ -373,11 +390,18 @@ class _Pinning:
         Raises:
             UnsuitableError: no attention of the model can follow the sequence.
         """
-        labels = {name: s.label for name, s in sequence_strategies(self.graph).items()}
-        if not any(label.loop == QUERIES for label in labels.values()):
+        ring = self.pinned.ring
+        labels = {name: s.label for name, s in sequence_strategies(self.graph, ring=ring).items()}
+        if not any(label.loop in (QUERIES, RING) for label in labels.values()):
             raise UnsuitableError(
                 f"context {self.pinned.context} splits the queries of attention, and this model has no "
                 "scaled_dot_product_attention whose queries follow the inputs' second dim; pin context=1"
+            )
+        if ring and not any(label.loop == RING for label in labels.values()):
+            raise UnsuitableError(
+                "a ring sends keys and values around that are as many as the queries, and this model has no "
+                "scaled_dot_product_attention with such ones, without dropout and without a mask that "
+                "learns; pin ring=False"
             )
         return {
             group.name: frozenset(
@@ -415,17 +439,18 @@ class _Pinning:
     def allowed(self, variable: VariableTable, index: int) -> np.ndarray | None:
         """Return the options that the ZeRO stage and recomputation leave."""
         if variable.key.kind == "parameter":
-            masks = self._stored([(layout,) for layout in variable.layouts])
+            masks = self._stored([(layout,) for layout in variable.layouts], of_root=True)
             return masks[[index]]
         if variable.key.kind != "group":
             return None
-        once = self.once.get(str(variable.key))
+        once = self.once.get(name := str(variable.key))
         if once is not None and variable.again and variable.again[index] is once:
             return NO_OPTION
-        return self._stored(variable.options[index])
+        return self._stored(variable.options[index], of_root=name not in self.inside_blocks)
 
-    def _stored(self, options: object) -> np.ndarray:
+    def _stored(self, options: object, *, of_root: bool) -> np.ndarray:
         """Return a mask over the ways to store a group's parameters."""
+        stage = 2 if self.pinned.root_once and of_root and self.stage == 3 else self.stage
         ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
         unsharded = ("tensor", _COPIES)
         axes = list(enumerate(self.names, 1))
@@ -435,7 +460,7 @@ class _Pinning:
         # Parameters that cannot be sharded at all are stored whole in every stage.
         best = (sharded == sharded.min()) & (shards == (shards[sharded == sharded.min()]).max())
         once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
-        reduce: Reduce | None = STAGES.get(self.stage)
+        reduce: Reduce | None = STAGES.get(stage)
         fitting = best & np.array([reductions == ({reduce} if reduce else set()) for reductions in once])
         # As in PyTorch's FSDP and DeepSpeed, what is gathered for each use is gathered ahead of it.
         ahead = fitting & np.array([any(Storage.of(stored).gathered_ahead for stored in way) for way in ways])
@@ -490,9 +515,10 @@ def simulate_pinned_pipeline(
             or the part that is not understood.
     """
     _check_pinned(problem, costs, pinned)
-    pinning, cutter = _Pinning(problem, pinned), Cutter(problem.graph)
+    place, cutter = _with_copies(pinned.mesh, problem.graph), Cutter(problem.graph)
+    pinning = _Pinning(problem, pinned, place)
     mesh = Mesh(
-        shape=(pinned.places, *(size for size in pinned.mesh.shape if size > 1)),
+        shape=(pinned.places, *(size for size in place.shape if size > 1)),
         names=(STAGE_AXIS, *pinning.names),
     )
 
@@ -511,10 +537,8 @@ def simulate_pinned_pipeline(
     frontiers = PlaceFrontiers(search, costs)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
     # al., SC 2021, section 4.1), which is searched beside sending the whole from each.
-    ways: dict[str, tuple[str, ...]] = {
-        "context": ("second",),
-        "tensor": ("second",) if pinned.sequence_parallel else ("whole", "second"),
-    }
+    inside = ("second",) if pinned.sequence_parallel else ("whole", "second")
+    ways = {"context": ("second",), "tensor": inside, _COPIES: inside}
     try:
         composer = Composer(
             frontiers,

@@ -38,6 +38,7 @@ from torch.overrides import TorchFunctionMode
 from tensoropt.ops.attention_in_blocks import BLOCKS_FORM, block_kernel
 from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.registry import reserve_of
+from tensoropt.ops.ring_attention import RING_FORM
 from tensoropt.profiling.workload import Workload
 
 
@@ -140,7 +141,7 @@ def capability_of(text: str) -> Capability:
 
 def has_attention(work: Workload) -> bool:
     """Return whether the facts of a workload depend on the attention kernel that its device chooses."""
-    return any(call.function in (ATTENTION, BLOCKS_FORM) for call, _ in work.calls)
+    return any(call.function in (ATTENTION, BLOCKS_FORM, RING_FORM) for call, _ in work.calls)
 
 
 def attention_kernel(
@@ -265,7 +266,7 @@ class CudaAttention(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is block_kernel:
             q, k, v = args[:3]
-            return block_kernel(q, k, v, device_type="cuda")
+            return block_kernel(q, k, v, device_type="cuda", masked=kwargs.get("masked", False))
         if func not in _ATTENTION:
             return func(*args, **kwargs)
         return _attend(self.capability, *args, **kwargs)

@@ -11,8 +11,6 @@ A *pick* (operators + edges, 2) says which entry, and which of its points, every
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +19,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from tensoropt.costs.cost_graph import CostGraph
+from tensoropt.costs.cost_graph import CostGraph, edge_keys
 from tensoropt.frontier.kernels import find_pair
 from tensoropt.search.engine import Pass
 from tensoropt.search.hull import flatten
@@ -59,9 +57,7 @@ class ChosenStrategies:
         graph: CostGraph, configurations: Indices, options: Indices, edge_options: Indices
     ) -> ChosenStrategies:
         """Return the strategies of a graph."""
-        numbers: dict[object, itertools.count[int]] = defaultdict(itertools.count)
-        edges = [(e.a, e.b, next(numbers[e.a, e.b])) for e in graph.edges]
-        return ChosenStrategies(graph.names, edges, configurations, options, edge_options)
+        return ChosenStrategies(graph.names, edge_keys(graph.edges), configurations, options, edge_options)
 
     def at(self, rows: Indices) -> ChosenStrategies:
         """Return some of the strategies, in the given order."""

@@ -10,13 +10,13 @@ from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import math_form_notes
 from tensoropt.errors import InfeasibleError
+from tensoropt.evaluation.left_whole import undivided
 from tensoropt.evaluation.problem import (
     Problem,
     micro_batch_counts,
     model_flops,
     offered_regions,
     shares_of_flops,
-    undivided,
     unsplit,
 )
 from tensoropt.ops.device_kernels import has_kernel

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable
 from tensoropt.evaluation.evaluate import CHUNK, Evaluation, Evaluator
 from tensoropt.frontier import Frontier, reduce
 from tensoropt.plan.point import Point
@@ -64,7 +65,8 @@ class SpaceSimulations:
     def __init__(self, tables: CostTables, mesh: Mesh, cluster: Cluster):
         self.tables, self.mesh, self.cluster = tables, mesh, cluster
         none, costs = np.zeros((0, len(tables.variables)), np.int32), np.zeros((0, 2))
-        self.done = Simulated(none, none, costs, costs, np.zeros(0))
+        no_options = np.zeros((0, len(tables.variables) + len(tables.moves)), np.int32)
+        self.done = Simulated(none, no_options, costs, costs, np.zeros(0))
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -91,10 +93,13 @@ class SpaceSimulations:
         """Simulate points of several frontiers of this space together, which takes little longer than one
         frontier; return their numbers among all of the space, by frontier."""
         chosen = [frontier.strategies(indices) for frontier, indices in parts]
-        configurations, options = (
+        configurations, options, of_edges = (
             np.concatenate([getattr(one, name) for one in chosen], dtype=np.int32, casting="same_kind")
-            for name in ("configurations", "options")
+            for name in ("configurations", "options", "edge_options")
         )
+        columns = {edge: column for column, edge in enumerate(chosen[0].edges)} if self.tables.moves else {}
+        moves = [columns[edge] for edge in self.tables.moves.values()]
+        options = np.concatenate([options, of_edges[:, moves]], axis=1)
         memory = np.concatenate([frontier.memory[indices] for frontier, indices in parts])
         time_s = np.concatenate([frontier.time[indices] for frontier, indices in parts])
         first = len(self.simulated)
@@ -153,11 +158,13 @@ class SpaceSimulations:
         options."""
         keys = [variable.key for variable in self.tables.variables]
         groups = {group.name for group in self.tables.graph.groups}
+        moves = [Variable.of_move(name) for name in self.tables.moves]
         # The figures of one variable are contiguous, as the simulator goes through them.
         chosen, own = (np.ascontiguousarray(each.T, dtype=np.int64) for each in (configurations, options))
         choices: dict[str, Indices] = dict(zip(keys, chosen, strict=True))
+        of_options = zip((*keys, *moves), own, strict=True)
         return self.evaluator.rows(
-            choices, {key: column for key, column in zip(keys, own, strict=True) if key in groups}
+            choices, {key: column for key, column in of_options if key in groups or key in moves}
         )
 
 

@@ -213,16 +213,19 @@ def _along_atoms(
     space: IndexSpace, parts: Mapping[int, Sequence[int]], dims: Sequence[LoopDim]
 ) -> list[LoopDim]:
     """Return the ways to cut several loops at once: each atom of the first together with the outermost atom
-    of every other."""
+    of every other; of aligned loops only the outermost atoms, which have to be of one size."""
     found = []
     for dim in space.dims:
         if dim.along and all(parts.get(loop) for loop in dim.along):
             first, *others = (parts[loop] for loop in dim.along)
-            for i, atom in enumerate(first):
+            if dim.aligned and len({dims[of[0]].size for of in (first, *others)}) > 1:
+                continue
+            for i, atom in enumerate(first[:1] if dim.aligned else first):
                 cut = (atom, *(other[0] for other in others))
-                label = dim.name if len(first) == 1 else f"{dim.name}.{i}"
-                size, splittable = min(dims[c].size for c in cut), all(dims[c].splittable for c in cut)
-                found.append(LoopDim(label, size, splittable, along=cut))
+                label = dim.name if len(first) == 1 or dim.aligned else f"{dim.name}.{i}"
+                size, growing = min(dims[c].size for c in cut), any(dims[c].growing for c in cut)
+                of_atoms = replace(dim, name=label, size=size, along=cut, growing=growing)
+                found.append(replace(of_atoms, splittable=of_atoms.cut_together(dims)))
     return found
 
 

@@ -32,7 +32,13 @@ from tensoropt.sharding.groups import (
     GroupGraph,
     Label,
 )
-from tensoropt.sharding.recipes import NOTHING, RECIPES, groups_run_once, recipes_of
+from tensoropt.sharding.recipes import (
+    GATHERED_INPUTS,
+    NOTHING,
+    RECIPES,
+    groups_run_once,
+    recipes_of,
+)
 from tensoropt.sharding.regions import Region, find_regions
 
 BATCH = "the batch"
@@ -144,7 +150,9 @@ class RecomputePin:
 
     Attributes:
         blocks: a pattern of the blocks' names, which are module paths.
-        recipe: one of :data:`~tensoropt.sharding.recipes.RECIPES`; ``none`` for nothing.
+        recipe: one of :data:`~tensoropt.sharding.recipes.RECIPES`, which leaves open whether inputs are
+            gathered again; ``gathered inputs``, which says that they are and leaves the rest open; ``none``
+            for neither.
         every: it holds for each so-manieth of these blocks; in the others everything runs once.
     """
 
@@ -303,7 +311,7 @@ def _recompute_pin(name: str, entry: Any) -> RecomputePin:
         if key not in entry:
             raise ConstraintError(f"{name}: '{key}' is missing; for example {{blocks: '*', recipe: full}}")
     recipe, every = _text(name, entry, "recipe"), entry.get("every", 1)
-    known = (*RECIPES, NOTHING)
+    known = (*RECIPES, GATHERED_INPUTS, NOTHING)
     if recipe not in known:
         raise ConstraintError(f"{name}: there is no recipe '{recipe}'; {suggest(recipe, known)}")
     if type(every) is not int or every < 1:
@@ -373,6 +381,7 @@ class Matched:
         together: for each entry, the names of its groups.
         batch: for each group, the dim that follows the batch, if samples do not mix.
         again: whether a group runs again in backward, for those of pinned blocks.
+        gathered_again: whether what a group reads is gathered again, for those of pinned blocks.
     """
 
     constraints: Constraints
@@ -382,6 +391,7 @@ class Matched:
     notes: tuple[str, ...] = ()
     batch: Mapping[str, str] = field(default_factory=dict)
     again: Mapping[str, bool] = field(default_factory=dict)
+    gathered_again: Mapping[str, bool] = field(default_factory=dict)
 
 
 def match(constraints: Constraints, graph: GroupGraph) -> Matched:
@@ -407,11 +417,17 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
     # Sharding keeps nothing of these; only a pattern that matches nothing is refused.
     for devices in constraints.devices:
         _leading(devices, devices.operators, graph)
-    again = _runs_again(constraints.recompute, graph, notes)
-    return Matched(constraints, tuple(pins), stored, tuple(tied), tuple(notes), batch, again)
+    running = [pin for pin in constraints.recompute if pin.recipe != GATHERED_INPUTS]
+    gathering = [pin for pin in constraints.recompute if pin.recipe in (GATHERED_INPUTS, NOTHING)]
+    again, gathered = (_runs_again(pins, graph, notes) for pins in (running, gathering))
+    return Matched(
+        constraints, tuple(pins), stored, tuple(tied), tuple(dict.fromkeys(notes)), batch, again, gathered
+    )
 
 
 def _runs_again(pins: Sequence[RecomputePin], graph: GroupGraph, notes: list[str]) -> dict[str, bool]:
+    """Return, for each group of pinned blocks, whether it runs again; of pins of gathered inputs, whether
+    what it reads is gathered again."""
     again: dict[str, bool] = {}
     by: dict[str, RecomputePin] = {}
     for pin in sorted(pins, key=lambda pin: pin.soft):
@@ -450,7 +466,9 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
     pinned: dict[Region, frozenset[str]] = {}
     for number, region in enumerate(blocks, 1):
         pinned[region] = frozenset(region.groups)
-        if pin.recipe != NOTHING and number % pin.every == 0:
+        if pin.recipe == GATHERED_INPUTS and number % pin.every == 0:
+            pinned[region] = frozenset()
+        elif pin.recipe != NOTHING and number % pin.every == 0:
             once = groups_run_once(graph, region, pin.recipe)
             if once is None:
                 raise ConstraintError(

@@ -39,6 +39,7 @@ class EdgeSteps:
         readers: the groups that take what is gathered ahead, in their order; otherwise the edge's.
         recomputed: whether what is gathered ahead is for groups whose forward runs again in backward.
         zigzag: the positions of the atoms whose shards come in zig-zag order.
+        gathered_again: whether backward takes the forward steps again instead of keeping their result.
     """
 
     edge: Edge
@@ -48,6 +49,7 @@ class EdgeSteps:
     readers: tuple[str, ...]
     recomputed: bool = False
     zigzag: frozenset[int] = frozenset()
+    gathered_again: bool = False
 
     @classmethod
     def of(
@@ -58,7 +60,8 @@ class EdgeSteps:
         unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
         casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
         zigzag = strategy.zigzag_atoms(edge.tensor)
-        return cls(edge, *strategy.steps(edge), casts, readers or (edge.reader,), recomputed, zigzag)
+        steps, again = strategy.steps(edge), strategy.gathers_again(edge)
+        return cls(edge, *steps, casts, readers or (edge.reader,), recomputed, zigzag, again)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -139,6 +142,19 @@ class KeepViews(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class GatherAgain(Node):
+    """Gathered copies are made again when backward comes to an operator that has read them.
+
+    Attributes:
+        op: the operator; its result comes first of what is read, then the copies.
+        group: the name of its group.
+    """
+
+    op: Operator
+    group: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class BeginBlock(Node):
     """A block begins in forward.
 
@@ -188,10 +204,10 @@ class ForwardProgram:
 
     @property
     def gathers(self) -> bool:
-        """Whether it gathers or casts parameters for groups whose forward runs once: others keep nothing
-        anyway."""
+        """Whether backward gathers anything again: parameters of groups whose forward runs once (others keep
+        nothing anyway), or copies of activations."""
         moves = (node for node in self.nodes if isinstance(node, Move) and not node.again)
-        return any(node.edge.kind == "parameter" for node in moves)
+        return any(node.edge.kind == "parameter" or node.steps.gathered_again for node in moves)
 
     @property
     def counts(self) -> bool:
@@ -352,12 +368,23 @@ class Lowering:
             gathered = self.brought[group.name, name]
             if isinstance(gathered, Move):
                 self.add(KeepViews(reads={name: gathered}, **self.where))
+        self._gather_again(op, group, made)
         for name, node in made.items():
             self.made[name] = node
             if name in self.strategy.hubs:
                 # At once, where it is made: every reader then starts from this one copy, as priced.
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
                 self._hubs[name] = self.move(node, edge)
+
+    def _gather_again(self, op: Operator, group: Group, made: Mapping[str, Node]) -> None:
+        """Mark an operator at which backward may gather again what it has read."""
+        again = self.strategy.gathered_again.intersection(group.reads, op.inputs())
+        learns = (name for name in op.outputs if self.source.tensors[name].requires_grad)
+        result = next(learns, None)
+        if not again or result is None or self.evaluating or self.where.get("again"):
+            return
+        copies = {name: self.brought[group.name, name] for name in group.reads if name in again}
+        self.add(GatherAgain(op=op, group=group.name, reads={result: made[result], **copies}, **self.where))
 
     def _compute(self, op: Operator, group: Group) -> Node:
         configuration = self.strategy.configurations[group.name]

@@ -15,6 +15,10 @@ recipe                          what runs again
 ``norms and activations``       norms and activation functions that no product feeds directly
 ==============================  ==========================================================================
 
+Beside these, ``gathered inputs`` may be pinned for blocks: whatever else of them runs again, copies of
+activations that are gathered for their groups are gathered again in backward instead of kept (Korthikanti et
+al., section 4.2.2; :mod:`tensoropt.sharding.gathered_again`).
+
 What runs again is a group of operators (:mod:`tensoropt.sharding.groups`): a function that follows a product
 within its group runs as often as the product, so that a recipe keeps what both make.
 """
@@ -90,7 +94,7 @@ def _named(block: Sequence[_Member], wanted: Callable[[_Member], bool]) -> list[
     return [member.name for member in block if wanted(member)]
 
 
-FULL, NOTHING = "full", "none"
+FULL, NOTHING, GATHERED_INPUTS = "full", "none", "gathered inputs"
 RECIPES: Mapping[str, _Recipe] = {
     FULL: _full,
     "attention core": _attention_core,

@@ -2,15 +2,17 @@
 
 This is context parallelism on one mesh axis: norms, products and element-wise operators compute the rank's
 part of each sequence, and parameters are used whole. Attention computes the rank's queries against keys and
-values that are gathered (Llama 3, arXiv 2407.21783, section 3.3.2).
+values that are gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or that go around a ring (Liu et al.,
+arXiv 2310.01889).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tensoropt.ops.ring_attention import RING
 from tensoropt.sharding.groups import (
     PARTIAL_GRADIENT,
     WHOLE,
@@ -21,11 +23,15 @@ from tensoropt.sharding.groups import (
 )
 
 QUERIES = "queries"
-"""The loop of attention along which context parallelism splits it."""
+"""The loop of attention along which context parallelism splits it; :data:`~tensoropt.ops.ring_attention.RING`
+if keys and values are split, too."""
 
 
-def sequence_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
+def sequence_strategies(graph: GroupGraph, *, ring: bool = False) -> Mapping[str, AxisStrategy]:
     """Return the strategy of each group that follows the sequence, the second dim of the inputs with a batch.
+
+    Args:
+        ring: keys and values go around a ring, where attention can do that; otherwise they are gathered.
 
     A group that cannot follow stays whole. Of several strategies a group has the one that moves the fewest
     elements of what it reads: whole tensors are cut without sending anything.
@@ -41,21 +47,24 @@ def sequence_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
         known[name] = len(factors[0]) if follows else REPLICATE
     chosen = {}
     for group in graph.groups:
-        strategy = chosen[group.name] = _following(group, known, tensors)
+        strategies = [strategy for strategy in group.strategies if ring or strategy.label.loop != RING]
+        strategy = chosen[group.name] = _following(group, strategies, known, tensors)
         for op in group.operators:
             for name in op.outputs:
                 known[name] = strategy.placements[name]
     return chosen
 
 
-def _following(group: Group, known: Mapping[str, int], tensors: Mapping[str, Tensor]) -> AxisStrategy:
+def _following(
+    group: Group, strategies: Sequence[AxisStrategy], known: Mapping[str, int], tensors: Mapping[str, Tensor]
+) -> AxisStrategy:
     sources = [*group.reads, *(name for name in group.free if tensors[name].kind == "input")]
     fed = any(known[name] >= 0 for name in sources)
     # Whole results with gradients that add up suit readers that follow; nothing else needs to be split.
     order = {PARTIAL_GRADIENT: 0, WHOLE: 1} if not fed else {}
     best, least = group.unsplit, _moved(group.unsplit, sources, known, tensors)
     rank = order.get(WHOLE, 2)
-    for strategy in group.strategies:
+    for strategy in strategies:
         used_whole = all(
             strategy.placements[name] in (REPLICATE, PARTIAL_GRAD)
             for name in (*group.parameters, *group.shared)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensoropt.ops.index_space import AtomGraph, LoopDim
+from tensoropt.ops.index_space import AtomGraph, IndexSpace, LoopDim
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.groups import batch_inputs
 from tensoropt.sharding.same_atoms import atoms_of_loops, same_atoms
@@ -22,7 +22,7 @@ def with_small_parts(atoms: AtomGraph) -> AtomGraph:
     """
     graph, spaces = atoms.graph, atoms.spaces
     places = {
-        name: {loop: found for loop, found in atoms_of_loops(space).items() if space.dims[loop].splittable}
+        name: {loop: found for loop, found in atoms_of_loops(space).items() if loop in _cut(space)}
         for name, space in spaces.items()
         if space.known and not space.discovered and not spec_of(graph.by_name[name].target).equal_shards
     }
@@ -48,6 +48,12 @@ def with_small_parts(atoms: AtomGraph) -> AtomGraph:
 
     new = {n: s.with_dims(marked_loops(n)) if n in places else s for n, s in spaces.items()}
     return replace(atoms, spaces=new)
+
+
+def _cut(space: IndexSpace) -> set[int]:
+    """Return the loops that an axis may cut, alone or together with others."""
+    ways = [(loop, dim) for loop, dim in enumerate(space.dims) if dim.splittable]
+    return {cut for loop, dim in ways for cut in dim.along or (loop,)}
 
 
 _TOKENS = ("int64", "int32")

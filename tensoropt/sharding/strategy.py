@@ -31,6 +31,7 @@ from tensoropt.ops.layouts import (
     placement_code,
 )
 from tensoropt.sharding.configurations import AxisSizes, Configuration, fits
+from tensoropt.sharding.gathered_again import ends_of, gatherable, is_gathered, refuse_gathering
 from tensoropt.sharding.groups import (
     Group,
     GroupGraph,
@@ -192,6 +193,8 @@ class Strategy:
         recomputed: the regions whose forward, or a part of it, runs a second time in backward.
         once: the groups of these regions whose forward runs once; what backward needs of their results is
             kept, or made again where it is made by a group that runs again.
+        gathered_again: the activations whose gathered copies are not kept for backward, but gathered again
+            from what their makers left (:mod:`tensoropt.sharding.gathered_again`).
         zigzag_beside: whether another stage of the same pipeline cuts sequences in zig-zag order.
     """
 
@@ -204,6 +207,7 @@ class Strategy:
     stored: Mapping[str, Layout]
     recomputed: tuple[Region, ...] = ()
     once: frozenset[str] = frozenset()
+    gathered_again: frozenset[str] = frozenset()
     zigzag_beside: bool = False
 
     @property
@@ -444,6 +448,11 @@ class Strategy:
         """Return how often a group's forward runs in one micro-batch of training."""
         return 2 if group in self.region_of and group not in self.once else 1
 
+    def gathers_again(self, edge: Edge) -> bool:
+        """Return whether backward gathers what comes along an edge again instead of keeping it."""
+        to_hub = edge.reader == "" or edge.tensor not in self.hubs
+        return edge.kind == "activation" and to_hub and edge.tensor in self.gathered_again
+
     def times(self, edge: Edge) -> int:
         """Return the number of micro-batches of a step that pass an edge: one for an unsharded copy."""
         return 1 if edge.kind == "unsharded" else self.micro_batches
@@ -459,6 +468,8 @@ class Strategy:
         """
         if edge.kind in ("output", "unsharded"):
             return 1
+        if self.gathers_again(edge):
+            return 2
         if edge.reader and (edge.kind != "activation" or not needed):
             return self.forwards(edge.reader)
         maker = self.graph.group_of[self.graph.atoms.graph.producer[edge.tensor].name].name
@@ -493,8 +504,8 @@ class Strategy:
 
     def to_data(self) -> dict[str, Any]:
         """Return the strategy as data: the mesh, one label per group and axis (the micro-batch axis first),
-        one placement name per axis for each hub and parameter, the names of the recomputed regions, and those
-        of their groups that run once."""
+        one placement name per axis for each hub and parameter, the names of the recomputed regions, those of
+        their groups that run once, and of the tensors gathered again."""
         return {
             "mesh": list(self.mesh),
             "groups": {
@@ -506,6 +517,7 @@ class Strategy:
             "recomputed": [region.name for region in self.recomputed],
             # Absent where it says nothing, as in the data of earlier versions.
             **({"once": sorted(self.once)} if self.once else {}),
+            **({"gathered_again": sorted(self.gathered_again)} if self.gathered_again else {}),
         }
 
     @classmethod
@@ -522,7 +534,7 @@ class Strategy:
         recomputed = _regions(graph, data.get("recomputed", ()))
         parameters = [t.name for t in graph.atoms.graph.parameters]
         stored = _section(data, "stored", parameters)
-        return cls(
+        strategy = cls(
             graph=graph,
             mesh=mesh,
             configurations={g.name: _configuration(graph, g, groups[g.name], mesh) for g in graph.groups},
@@ -530,7 +542,34 @@ class Strategy:
             stored={name: _layout(graph, "parameter", name, stored[name], mesh) for name in parameters},
             recomputed=recomputed,
             once=_once(graph, recomputed, data.get("once", ())),
+            gathered_again=frozenset(data.get("gathered_again", ())),
         )
+        strategy._check_gathered_again()
+        return strategy
+
+    def _check_gathered_again(self) -> None:
+        if not self.gathered_again:
+            return
+        gathered = self.gatherable
+        for name in sorted(self.gathered_again - gathered):
+            if name not in self.made:
+                near = "".join(f" (nearest: {near})" for near in closest(name, self.made, most=1))
+                raise PlanError(
+                    f"the plan gathers {name} again in backward, which this model does not make{near}"
+                )
+            refuse_gathering(self.graph, name, self.region_of.keys() - self.once)
+
+    @cached_property
+    def gatherable(self) -> frozenset[str]:
+        """The activations that backward may gather again."""
+        again, found = self.region_of.keys() - self.once, set[str]()
+        for name in gatherable(self.graph):
+            maker, *readers = ends_of(self.graph, name)
+            target = self.hubs.get(name) or self.configurations[readers[0]].layout(name)
+            run_once = again.isdisjoint((maker,) if name in self.hubs else (maker, *readers))
+            if run_once and is_gathered(self.atoms(name), self.mesh, self.made[name], target):
+                found.add(name)
+        return frozenset(found)
 
     @staticmethod
     def program_of(rank: int) -> int:

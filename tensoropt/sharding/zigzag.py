@@ -13,7 +13,7 @@ Chunks nest: the zig-zag shards of a shard on a further axis are those of both a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -23,13 +23,14 @@ from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import spec_of
+from tensoropt.ops.ring_attention import RING_FORM
 from tensoropt.sharding.same_atoms import Atom, atoms_of_loops, same_atoms
 
 _ORDERLESS_KERNELS = frozenset(
     {
         BLOCKS_FORM, "kernels.dropout", "kernels.random", "kernels.bernoulli", "kernels.mean_as_sum",
         "kernels.divided", "kernels.sync_batch_norm", "loss_kernels.cross_entropy", "loss_kernels.nll_loss",
-        EXPERTS,
+        EXPERTS, RING_FORM,
     }
 )  # fmt: skip
 """The kernels that do not take a shard's elements for neighbours: they know which ones a shard has, or treat
@@ -75,10 +76,19 @@ def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[Atom]:
     growing = {atom for dim, of in loops if dim.growing and dim.splittable for atom in of}
     if not growing:
         return frozenset()
-    same = same_atoms(of for _, of in loops)
+    same = same_atoms([*(of for _, of in loops), *_aligned(atoms)])
     roots = {same[atom] for atom in growing}
     found = frozenset(atom for atom in same if same[atom] in roots)
     return frozenset() if _ordered(atoms, found) else found
+
+
+def _aligned(atoms: AtomGraph) -> Iterator[list[Atom]]:
+    """Yield the atoms of loops that are cut together at the same positions, in every order of them."""
+    for space in atoms.spaces.values():
+        of_loops = atoms_of_loops(space)
+        for dim in space.dims:
+            if dim.aligned:
+                yield [atom for loop in dim.along for atom in of_loops.get(loop, ())]
 
 
 def _ordered(atoms: AtomGraph, found: frozenset[Atom]) -> bool:

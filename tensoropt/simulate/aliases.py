@@ -423,6 +423,8 @@ class ViewAliases:
         """Yield everything that decides who reads the views, per strategy."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield self.readings.written(alias.maker.name, alias.name).which
+            if (gathered := self.readings.gathered_again(alias.name)) is not None:
+                yield gathered
             for group in alias.readers:
                 yield self.readings.read(group.name, alias.name).which
             if (hub := self.readings.hub(alias.name)) is not None:
@@ -451,12 +453,19 @@ class ViewAliases:
                 continue
             outer = alias.through if through is None else through
             source, hub = writing.layout, self.readings.hub(alias.name)
+            gathered = self.readings.gathered_again(alias.name)
+            anew = gathered is not None and bool(gathered[row])
             if hub is not None:
                 source = hub.at(row)
             order = orders[alias.first]
             if self.moves.steps(alias.name, writing.layout, source)[0]:  # read once, on its way to its hub
                 remade = writing.again
                 yield StorageUser(alias.first, False, writing.again, remade, True, order, through=outer)
+                for number, group in enumerate(alias.readers) if anew else ():
+                    read, own = self.readings.read(group.name, alias.name).at(row), alias.first + 1 + number
+                    moved = bool(self.moves.steps(alias.name, source, read.layout)[0])
+                    needs = read.again or (read.kept and not moved)
+                    yield StorageUser(own, needs, False, False, False, orders[own], through=outer)
                 continue
             if alias.leaves:
                 yield StorageUser(alias.first, False, False, False, False, order, True, outer)
@@ -465,7 +474,9 @@ class ViewAliases:
                 moved = bool(self.moves.steps(alias.name, source, read.layout)[0])
                 # A view is made again with what it is a view of, or by itself, of what is kept.
                 remade = writing.again and self.readings.inside(alias.maker.name, group.name)
-                yield StorageUser(own, read.kept, read.again, remade, moved, orders[own], through=outer)
+                in_place = not moved or (anew and hub is None)
+                seen = read.kept, read.again, remade, not in_place, orders[own]
+                yield StorageUser(own, *seen, through=outer)
                 # A reader with a copy makes views of its copy, in which the outer storage has no part.
                 if not moved:
                     inner = [view for view in alias.inner if view.through == number]

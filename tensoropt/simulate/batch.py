@@ -408,6 +408,7 @@ class Batch:
             name in self.graph.atoms.graph.mutations.values(),
             name in self.graph.hubs,
             name in self._of_tensors.products,
+            name in self.candidates.moves,
         )
 
     def _tensor(self, plan: _TensorPlan) -> _Chosen:
@@ -418,6 +419,7 @@ class Batch:
         written, hub = self.readings.written(group.name, name), self.readings.hub(name)
         read = [self.readings.read(reader.name, name) for reader in plan.readers]
         ends, gradients = self._gradients.storages(group, name)
+        gathered = self.readings.gathered_again(name)
         first, taken = len(ends), self._new_buffers.taken(name)
         ends = (*ends, *taken.ends)
 
@@ -432,6 +434,7 @@ class Batch:
                 tuple(self._views.users(plan.views, row, plan.orders)),
                 plan.orders[: len(plan.readers)],
                 taken.until(row, first),
+                gathered_again=gathered is not None and bool(gathered[row]),
             )
 
         columns = [
@@ -439,6 +442,7 @@ class Batch:
             taken.which + 1,
             *(reader.which for reader in read),
             *((hub.which,) if hub else ()),
+            *((gathered,) if gathered is not None else ()),
         ]
         columns += [*self._views.columns(plan.views), gradients.which]
         position = self.schedule.of_tensor(group.name, name, plan.places, ends)
@@ -492,9 +496,6 @@ class Batch:
 
 
 def _orders(positions: Sequence[int]) -> tuple[int, ...]:
-    """Return the rank of each position among all positions."""
-    ranked = sorted(range(len(positions)), key=positions.__getitem__)
-    ranks = [0] * len(ranked)
-    for rank, place in enumerate(ranked):
-        ranks[place] = rank
-    return tuple(ranks)
+    """Return the rank of each position among all positions; equal ones have equal ranks."""
+    ranks = {position: rank for rank, position in enumerate(sorted(set(positions)))}
+    return tuple(ranks[position] for position in positions)

@@ -9,7 +9,7 @@ common.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any, Protocol, TypeVar
@@ -110,6 +110,11 @@ class Candidates(Protocol):
         """The blocks that some strategy recomputes."""
         ...
 
+    @property
+    def moves(self) -> Collection[str]:
+        """The tensors that some strategy gathers again in backward."""
+        ...
+
     def again(self, group: Group) -> Sequence[bool]:
         """Return whether the group is recomputed in backward, per configuration."""
         ...
@@ -139,6 +144,7 @@ class TableCandidates:
     def __init__(self, tables: CostTables):
         self.tables = tables
         self.graph, self.mesh, self.regions = tables.graph, tables.mesh, tables.regions
+        self.moves = tables.moves
         self._configurations: dict[str, list[Configuration]] = {}
 
     def again(self, group: Group) -> Sequence[bool]:
@@ -177,14 +183,18 @@ class TableCandidates:
         self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]
     ) -> tuple[dict[str, Indices], dict[str, Indices]]:
         """Return the points of the search, (choice, options) each, as one array per variable: (choices,
-        options)."""
+        options); the latter also of tensors that may be gathered again."""
         names = [v.key for v in self.tables.variables]
         groups = [g.name for g in self.graph.groups]
         choices = np.array([[c[n] for n in names] for c, _ in chosen], dtype=np.int64)
         options = np.array([[o.get(n, 0) for n in groups] for _, o in chosen], dtype=np.int64)
+        gathered: dict[str, Indices] = {
+            Variable.of_move(n): np.array([self.tables.gathered_again(n, o) for _, o in chosen], np.int64)
+            for n in self.moves
+        }
         return (
             {n: choices[:, i] for i, n in enumerate(names)},
-            {n: options[:, i] for i, n in enumerate(groups)},
+            {n: options[:, i] for i, n in enumerate(groups)} | gathered,
         )
 
 
@@ -200,6 +210,7 @@ class StrategyCandidates:
     ):
         self.strategy = strategy
         self.graph, self.mesh, self.regions = strategy.graph, strategy.mesh, strategy.recomputed
+        self.moves = strategy.gathered_again
         self._facts, self._works = facts, dict(works or {})
 
     def again(self, group: Group) -> Sequence[bool]:
@@ -236,4 +247,5 @@ class StrategyCandidates:
         zero = np.zeros(1, dtype=np.int64)
         names = [g.name for g in self.graph.groups]
         every = variables(names, self.graph.hubs, self.graph.shared)
-        return dict.fromkeys(every, zero), dict.fromkeys(names, zero)
+        again = dict.fromkeys(map(Variable.of_move, self.moves), zero + 1)
+        return dict.fromkeys(every, zero), dict.fromkeys(names, zero) | again

@@ -25,6 +25,7 @@ from numba import njit
 from tensoropt.costs.effects import BACK_LEFT, COMPLETE, GradientShare
 from tensoropt.costs.prices import CommunicationCosts, Send, free_prices
 from tensoropt.graph import DTYPE_BYTES
+from tensoropt.ops.calls import RING_SEND
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.buckets import BUCKET_BYTES, arrival_order, bucket_numbers
 from tensoropt.sharding.strategy import Strategy
@@ -283,7 +284,7 @@ class Collective(NamedTuple):
     """A collective, or a message, of one rank, either predicted or actually issued.
 
     Attributes:
-        kind: ``all_reduce``, ``all_gather``, ..., or ``send``.
+        kind: ``all_reduce``, ``all_gather``, ..., or ``send``; ``ring_send``: to the next rank of its group.
         axes: the mesh's own axes of its group, numbered from 0; for a message, the sender and the receiver.
         bytes: those of the reduced tensor, the gathered output, the scattered input, the exchanged input, or
             the message.
@@ -330,14 +331,15 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
     """Return the bytes that leave a rank for its collectives, by the algorithms of
     :mod:`tensoropt.costs.communication` where these are rings: all of them for a message and a broadcast; for
-    other collectives, those meant for the other ranks of its group, twice for a sum.
+    other collectives, those meant for the other ranks of its group, twice for a sum. Messages in a ring leave
+    a rank whole, too.
 
     Args:
         sizes: the sizes of the mesh's axes.
     """
     total = 0.0
     for collective, times in issued.items():
-        whole = collective.kind in ("send", "broadcast")
+        whole = collective.kind in ("send", "broadcast", RING_SEND)
         ranks = 1 if whole else math.prod(sizes[axis] for axis in collective.axes)
         share = 1.0 if whole else (2.0 if collective.kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
         total += times * collective.bytes * share

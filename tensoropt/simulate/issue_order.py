@@ -26,6 +26,9 @@ from tensoropt.costs.effects import (
     BACK_NEXT,
     BEGIN,
     BEGIN_BEFORE,
+    COMPUTE,
+    COMPUTE_AGAIN,
+    COMPUTE_BACK,
     FIRST_BEFORE,
     FIRST_BEGIN,
     GATHER,
@@ -44,6 +47,8 @@ from tensoropt.costs.effects import (
     PARAMETERS,
     READ,
     READ_AGAIN,
+    READ_ANEW,
+    READ_ANEW_AGAIN,
     READ_BACK,
     REDUCE_LAST,
     USED_BACK,
@@ -57,6 +62,7 @@ from tensoropt.costs.parameter_effects import StoredUse, Use
 from tensoropt.costs.prices import Send, free_prices
 from tensoropt.graph import DTYPE_BYTES, Operator
 from tensoropt.ops.layouts import Layout
+from tensoropt.ops.localise import draws_numbers
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import Group
@@ -65,6 +71,7 @@ from tensoropt.sharding.program import (
     BeginBlock,
     BeginBlockBackward,
     Compute,
+    GatherAgain,
     Move,
     Node,
     lower_program,
@@ -211,6 +218,10 @@ class StepSends:
         """Return what a node of the strategy's program sends."""
         if isinstance(node, Compute):
             return self._compute(node)
+        if isinstance(node, GatherAgain):
+            names = self.strategy.gathered_again.intersection(node.reads)
+            sends = (self._gathered_again(name, node) for name in node.reads if name in names)
+            return _Sent(back=tuple(send for part in sends for send in part))
         return self._move(node.edge) if isinstance(node, Move) else _Sent()
 
     def _move(self, edge: Edge) -> _Sent:
@@ -227,11 +238,37 @@ class StepSends:
             return _Sent(moments.at(OUTPUT), back=moments.at(OUTPUT_BACK))
         if not edge.reader:
             return moments.sent(HUB, HUB_AGAIN, HUB_BACK)
-        number = [reading.name for reading in self.batch.schedule.readers[edge.tensor]].index(edge.reader)
+        number = self._number(edge.tensor, edge.reader)
         return moments.sent(*(reader(number, when) for when in (READ, READ_AGAIN, READ_BACK)))
 
+    def _gathered_again(self, name: str, node: GatherAgain) -> Sends:
+        """Return what gathers a tensor again as backward comes to an operator: to the last of its group that
+        has read and keeps it."""
+        group = self.graph.group_of[node.op.name]
+        keeping = [op.name for op in group.operators if name in op.inputs() and self._keeps(op)]
+        if keeping[-1:] != [node.op.name]:
+            return ()
+        return self.tensor(name).at(reader(self._number(name, group.name), READ_ANEW))
+
+    def gathered_for_region(self, region: str) -> Sends:
+        """Return what gathers tensors again for the second forward of a region."""
+        (groups,) = (set(each.groups) for each in self.strategy.recomputed if each.name == region)
+        sends: list[Send] = []
+        for name in sorted(self.strategy.gathered_again):
+            readers, moments = self.batch.schedule.readers[name], self.tensor(name)
+            inside = (number for number, group in enumerate(readers) if group.name in groups)
+            sends += (send for number in inside for send in moments.at(reader(number, READ_ANEW_AGAIN)))
+        return tuple(sends)
+
+    def _number(self, name: str, reading: str) -> int:
+        return [group.name for group in self.batch.schedule.readers[name]].index(reading)
+
     def _compute(self, node: Compute) -> _Sent:
-        sent = self._operators[node.op.name].sent(INNER, INNER_AGAIN, INNER_BACK)
+        inside = self._operators[node.op.name]
+        sent = inside.sent(INNER, INNER_AGAIN, INNER_BACK)
+        # Those that are under way while it computes, and the last one, are alike.
+        beside = inside.sent(COMPUTE, COMPUTE_AGAIN, COMPUTE_BACK)
+        sent = _Sent(beside.forward + sent.forward, beside.again + sent.again, beside.back + sent.back)
         if node.product is not None:
             # The gradient of its input is reduced before its weight's is computed.
             reduced = self.tensor(node.product.read).at(reader(0, USED_BACK))
@@ -266,7 +303,8 @@ class StepSends:
     def _keeps(self, op: Operator) -> bool:
         if not any(self.tensors[name].requires_grad for name in op.outputs):
             return False
-        return bool(self._parameters(op.inputs())) or not self.graph.atoms.spaces[op.name].linear
+        linear = self.graph.atoms.spaces[op.name].linear
+        return bool(self._parameters(op.inputs())) or not linear or draws_numbers(op)
 
 
 def _first_runs(group: Group, runs: Iterable[tuple[str, ...]]) -> Mapping[str, int]:
@@ -420,6 +458,7 @@ class _Backward:
                 self._begin(self._begins[node])
             if sent.keeps and node.region in self._regions:
                 # The whole region runs again, as one, when the first tensor that it did not keep is needed.
+                self.step.issue(self.sends.gathered_for_region(node.region))
                 for member in self._regions.pop(node.region):
                     self.step.issue(member.again)
             self._pass(sent)

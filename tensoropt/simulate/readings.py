@@ -263,7 +263,8 @@ class Readings:
     """The choices of many strategies, from the tensors' point of view.
 
     Args:
-        choices, options: for each variable and each group, the index that every strategy chose.
+        choices, options: for each variable and each group (and each tensor that may be gathered again), the
+            index that every strategy chose.
         product: for a group's configuration that reads a tensor, the product with which the gradient's
             reduction may overlap.
         memo: that of earlier batches of the same candidates. Equal readings and layouts have equal numbers
@@ -372,6 +373,11 @@ class Readings:
         if name not in self.graph.hubs:
             return None
         return self._layouts(name, self.candidates.hubs, Variable.of_hub)
+
+    def gathered_again(self, name: str) -> Indices | None:
+        """Return 1 for each strategy in which backward gathers a tensor again, else 0; None if that is no
+        choice."""
+        return self.options[Variable.of_move(name)] if name in self.candidates.moves else None
 
     def _layouts(
         self, name: str, of: Callable[[str], Sequence[Layout]], variable: Callable[[str], Variable]

@@ -94,8 +94,6 @@ class _StepParts:
             begins.
         forward_bytes, backward_bytes: (n,) the most that a micro-batch has alive in forward, and in backward,
             including workspace.
-        given_back_bytes: (n,) for a stage, the gradients of what another stage gave it, when all exist; those
-            of several tensors may share one storage.
         end_bytes: (n,) the most that is alive after the last backward.
         trailing_bytes: (n, 2) after a backward is over, what is alive of gradients until they have come to
             their shards, for any micro-batch and for the last one.
@@ -110,7 +108,6 @@ class _StepParts:
     between_bytes: Floats
     forward_bytes: Floats
     backward_bytes: Floats
-    given_back_bytes: Floats
     end_bytes: Floats
     trailing_bytes: Floats
 
@@ -408,7 +405,6 @@ class StepSimulator:
         schedule, alive = self.batch.schedule, self.kept + self.transient
         end, last, count = schedule.forward_end, schedule.last, len(schedule.moments)
         used = alive[:-1] + self.workspace[:-1]
-        given = schedule.given_back
         none = np.zeros(self.batch.count)
         return _StepParts(
             np.stack([forward[i] * host_bound for i in chosen], axis=1),
@@ -420,7 +416,6 @@ class StepSimulator:
             alive[end],
             used[:end].max(axis=0) if end else none,
             used[end:last].max(axis=0) if last > end else none,
-            used[given] - self.kept[given] if given >= 0 else none,
             used[last:].max(axis=0) if count > last else none,
             self.trailing,
         )

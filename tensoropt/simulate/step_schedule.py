@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple, cast
 from tensoropt.costs.effects import FORWARD_END, Phase, When
 from tensoropt.costs.group_effects import Parts, parts_of
 from tensoropt.costs.tables import leaves_model
-from tensoropt.ops.families.stages import ARRIVE
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Blocks, Region, find_blocks, needs_kept
 
@@ -29,7 +28,8 @@ class Moment(NamedTuple):
     """One moment of a step.
 
     ``kind``: ``begin``: a block begins (at the end of backward: no further block does); ``read``: a tensor is
-    brought to a reader (its gradient back); ``gather``: parameters come to their use; ``compute``: the
+    brought to a reader (its gradient back); ``gather``: parameters come to their use, and what backward
+    gathers again to its reader; ``compute``: the
     operators run; ``inner``: collectives inside the group; ``hub``: a tensor with several readers is put
     where they find it; ``output``: a result is made whole; ``parameters``: gradients go to where parameters
     are stored; ``reduce``: they go there once, after the last micro-batch; ``step``: the optimizer;
@@ -119,11 +119,15 @@ class StepSchedule:
         return {group.name: parts_of(group) for group in self.graph.groups}
 
     @cached_property
-    def given_back(self) -> int:
-        """The position at which backward reaches the first tensor that another stage has made; -1 if there is
-        none."""
-        arrivals = (group.name for group in self.graph.groups if group.anchor.target == ARRIVE)
-        return min((self.position("backward", "compute", name) for name in arrivals), default=-1)
+    def run_again_from(self) -> Mapping[str, int]:
+        """The position at which the second forward of each group's region begins, by group name."""
+        found: dict[str, int] = {}
+        start = 0
+        for at, moment in enumerate(self.moments):
+            if moment.phase == "again":
+                start = at if self.moments[at - 1].phase != "again" else start
+                found[moment.group] = start
+        return found
 
     def position(self, phase: Phase, kind: _Kind, group: str, tensor: str = "", part: int = 0) -> int:
         """Return the position of a moment; -1 for one that this step does not have."""
@@ -214,6 +218,10 @@ class StepSchedule:
                     return self._read(when.phase, readers[when.number])
                 case "used":
                     return self._used(when.phase, readers[when.number])
+                case "anew" if when.phase == "again":
+                    return self.run_again_from[readers[when.number].group]
+                case "anew":
+                    return self.position("backward", "gather", readers[when.number].group)
             return self.position(when.phase, cast(_Kind, when.what), producer, name)
 
         return resolve

@@ -26,6 +26,8 @@ from tensoropt.costs.effects import (
     OUTPUT,
     READ,
     READ_AGAIN,
+    READ_ANEW,
+    READ_ANEW_AGAIN,
     READ_BACK,
     USED,
     USED_AGAIN,
@@ -67,6 +69,7 @@ class StorageUser:
         stays: it is not a group: the storage is released when forward is over.
         through: for a reader of a view: the reader that made the view, whose copy contains the view if it has
             one; :data:`SOURCE` if the tensor's own group made it.
+        anew: its own copy is made again in backward instead of kept.
     """
 
     number: int
@@ -77,9 +80,10 @@ class StorageUser:
     order: int
     stays: bool = False
     through: int = SOURCE
+    anew: bool = False
 
     @property
-    def anew(self) -> bool:
+    def twice(self) -> bool:
         """Whether it takes part in the second forward: it runs again, or its backward needs what is made
         again there."""
         return self.again or (self.remade and self.kept)
@@ -160,6 +164,8 @@ class TensorEffects:
         view_users: Sequence[StorageUser] = (),
         orders: Sequence[int] = (),
         needed: When | None = None,
+        *,
+        gathered_again: bool = False,
     ) -> Effects:
         """Return the effects of an activation that is written, found by its readers in its ``hub`` (or as
         written), and read in these ways.
@@ -171,6 +177,7 @@ class TensorEffects:
             orders: for each reader, its position in forward, compared with users of views.
             needed: for a buffer's new value: until when the step needs the old value, which it then replaces;
                 None if that is counted elsewhere.
+            gathered_again: its copy, in its hub or at its only reader, is made again in backward.
         """
         source = write.layout if hub is None else hub
         inside, orders = inside or [False] * len(reads), orders or range(len(reads))
@@ -179,19 +186,48 @@ class TensorEffects:
             moved = bool(self.moves.steps(name, source, read.layout)[0])
             remade = inside[number] and write.again
             seen = read.kept, read.again, remade, moved, orders[number]
-            users.append(StorageUser(number, *seen))
-        effects = self._passed(name, write, source, reads, users, view_users, _FIRST, needed)
+            users.append(StorageUser(number, *seen, anew=gathered_again and hub is None))
+        keepers = self._gathering(users, in_hub=hub is not None) if gathered_again else []
+        first = (name, write, source, reads, users, view_users, _FIRST, needed)
+        effects = self._passed(*first, gathered_again=gathered_again)
         out, back = self.moves.output(name, source) if leaves_model(self.graph, name) else (None, None)
         if out is not None:
             effects.append(out)
             effects += self._made_whole(name, source, needed)
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, view_users, _SECOND)
+        if keepers:
+            copied = (write.layout, source) if hub is not None else (source, reads[keepers[0].number].layout)
+            effects += self._gathered_again(name, *copied, keepers)
         if self.moves.learns(name):
             effects += self._backward(name, write, source, reads, inside, gradients)
             if back is not None:
                 effects.append(back)
         return Effects(tuple(effects))
+
+    def _gathering(self, users: Sequence[StorageUser], *, in_hub: bool) -> list[StorageUser]:
+        """Return the readers for which a copy is made again in backward, in the order of forward."""
+        if in_hub:
+            needing = [user for user in users if self._keeps(user, _FIRST)]
+        else:
+            needing = [user for user in users if user.moved and user.kept and not (user.again or user.remade)]
+        return sorted(needing, key=lambda user: user.order) if self.training else []
+
+    def _gathered_again(
+        self, name: str, source: Layout, target: Layout, keepers: Sequence[StorageUser]
+    ) -> list[Effect]:
+        """Return the effects of making a copy again, before the backward (or the second forward) of its last
+        reader; it is alive until that of the first is over."""
+        first, last = keepers[0], keepers[-1]
+        begin, steps = reader(last.number, READ_ANEW_AGAIN if last.again else READ_ANEW), self.moves.steps
+        forward = steps(name, source, target)[0]
+        workspace = self.moves.resharding_bytes(forward, name)
+        alive = allocations(Allocation(_ACTIVATION, "gathered again", self.moves.bytes(name, target)))
+        return [
+            self.moves.stepped(begin, name, forward, workspace_bytes=workspace),
+            Effect(begin, after=True, begins=alive),
+            Effect(reader(first.number, USED_BACK), after=True, ends=alive),
+        ]
 
     def _passed(
         self,
@@ -203,26 +239,33 @@ class TensorEffects:
         view_users: Sequence[StorageUser],
         at: _Pass,
         needed: When | None = None,
+        *,
+        gathered_again: bool = False,
     ) -> list[Effect]:
         """Return the effects of a tensor in the first forward, or in the second one of recomputed regions.
 
         In the first, what runs again keeps only what it reads of the rest, in its source's layout; in the
         second, it is made again, and what backward needs of it is kept. A tensor that lies in another one's
         storage has no storage of its own before it moves.
+
+        Args:
+            gathered_again: its copy in its hub is made again in backward.
         """
         effects: list[Effect] = []
         # The second forward makes only what runs again; other views still exist.
-        view_users = [user for user in view_users if not at.again or (user.anew and user.remade)]
+        view_users = [user for user in view_users if not at.again or (user.twice and user.remade)]
         views = [user for user in view_users if user.through == SOURCE]
         present = []
         for user, read in zip(users, reads, strict=True):
-            if at.again and not user.anew:
+            if at.again and not user.twice:
                 continue
             of_its_views = [other for other in view_users if other.through == user.number]
             if user.moved:
                 effects += self._copy(name, source, read.layout, user, of_its_views, at)
             if user.remade or not at.again:
-                present += [user] if user.moved else [user, *of_its_views]
+                # What is gathered again refers to what it was made from.
+                found = replace(user, moved=user.moved and not user.anew)
+                present += [found] if user.moved else [user, *of_its_views]
         # In the second forward only a recomputed group makes the tensor anew.
         if not (write.again or not at.again):
             return effects
@@ -237,6 +280,10 @@ class TensorEffects:
         later = not at.again and self._whole_later(name, source)
         until = None if at.again or later else needed
         if moves:
+            if gathered_again and not at.again:
+                # What is gathered again is kept as it was made, and the hub lasts for forward only.
+                views = [*views, *present]
+                present = [replace(user, kept=False, again=False) for user in present]
             # The original is alive during the move; it is workspace if nothing else counts it.
             workspace = (0 if keeps or views else size) + self.moves.resharding_bytes(moves, name)
             effects.append(self.moves.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
@@ -280,7 +327,8 @@ class TensorEffects:
         workspace = self.moves.resharding_bytes(self.moves.steps(name, source, layout)[0], name)
         # The reader is a plain user of its own copy: it has not moved from it, and the copy is made as often
         # as it takes the tensor.
-        own = replace(user, moved=False, remade=user.anew)
+        kept = user.kept and not user.anew
+        own = replace(user, moved=False, remade=user.twice, kept=kept, anew=False)
         moved = self.moves.moved(begin, name, source, layout, workspace_bytes=workspace)
         return [moved, *self._alive(self.moves.bytes(name, layout), begin, [own, *of_its_views], at)]
 
@@ -309,7 +357,10 @@ class TensorEffects:
         if until is not None:
             return [*effects, _released(until, storage)]
         stays = stays or any(user.stays for user in users)
-        users = sorted((user for user in users if not user.stays), key=lambda user: user.order)
+        # Of those that one part of a group needs, who has a copy is done with the original first.
+        users = sorted(
+            (user for user in users if not user.stays), key=lambda user: (user.order, not user.moved)
+        )
         # The first keeper: from then on the storage is kept, whoever else reads it. It is given back after
         # the first keeper's backward, which comes last of all.
         keeper = next((user for user in users if self._keeps(user, at)), None)
@@ -335,7 +386,7 @@ class TensorEffects:
         kept = user.kept and self.training
         # What is made again is kept for nobody in the first forward: what backward needs of it is kept now.
         if at.again:
-            return kept and user.anew and not user.moved
+            return kept and user.twice and not user.moved
         keeps = kept_for(kept=kept, again=user.again, remade=user.remade, moved=user.moved)
         return keeps is Keeps.SOURCE
 

@@ -25,6 +25,7 @@ from tensoropt.verify.random_strategies import (
     draw_pipelines,
     micro_strategies,
     pipeline_degrees,
+    random_following,
     random_placement,
     random_splits,
     random_strategy,
@@ -34,6 +35,9 @@ from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 _RECOMPUTE = 0.3
 """The probability that a repeated block of a random strategy is recomputed: an assumption, high enough for
 most strategies to recompute something and to leave something."""
+_FOLLOWING = 0.5
+"""The probability that most groups of a random strategy follow the batch or the sequence on some axis: an
+assumption."""
 _PIPELINED = 3
 """One in this many random strategies is a pipeline, unless pipelines are requested: an assumption."""
 
@@ -107,7 +111,11 @@ def _draw_strategies(
     for _ in range(count):
         mesh, micro = rng.choice(meshes), rng.choice(counts)
         per_group = micro_strategies(loaded.graph, micro)
-        strategy = random_strategy(loaded.graph, (micro, *real_shape(mesh)), per_group, rng, _RECOMPUTE)
+        shape = micro, *real_shape(mesh)
+        given = None
+        if rng.random() < _FOLLOWING:
+            given = random_following(loaded.graph, shape, per_group, rng)
+        strategy = random_strategy(loaded.graph, shape, per_group, rng, _RECOMPUTE, given)
         drawn.append((strategy, mesh))
     return drawn
 

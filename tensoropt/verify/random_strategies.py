@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from tensoropt.cluster import Cluster, Mesh
@@ -24,11 +25,14 @@ from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import (
     AxisSizes,
     Configuration,
+    batch_strategies,
     enumerate_configurations,
+    fits,
     micro_batch_strategies,
 )
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
 from tensoropt.sharding.regions import Region, find_regions, fitting_once
+from tensoropt.sharding.sequence import sequence_strategies
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import Strategy
 
@@ -44,10 +48,15 @@ _AHEAD_CHANCE = 0.5
 _OTHER_REDUCTION_CHANCE = 0.2
 """The probability that the gradient of a whole parameter is reduced at the other time."""
 
+_FOLLOW_CHANCE = 0.8
+"""The probability that a group of a strategy with a theme does as the theme says."""
+
 _WHOLE_CHANCE = 0.4
 """The probability that all of a recomputed block runs again."""
 _ONCE_CHANCE = 0.5
 """The probability that a group of another one runs once."""
+_GATHERED_AGAIN_CHANCE = 0.5
+"""The probability that backward gathers a copy again that it could keep."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
@@ -110,7 +119,33 @@ def random_strategy(
     regions = find_regions(graph)
     recomputed = tuple(r for r in regions if rng.random() < recompute)
     once = frozenset[str]().union(*(_random_once(graph, region, rng) for region in recomputed))
-    return Strategy(graph, mesh, configurations, hubs, stored, recomputed, once)
+    drawn = Strategy(graph, mesh, configurations, hubs, stored, recomputed, once)
+    gathered = (name for name in sorted(drawn.gatherable) if rng.random() < _GATHERED_AGAIN_CHANCE)
+    return replace(drawn, gathered_again=frozenset(gathered))
+
+
+def random_following(
+    graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], rng: random.Random
+) -> dict[str, Configuration]:
+    """Return configurations of most groups in which each axis follows the batch, the sequence or nothing.
+
+    Groups that are drawn one by one hardly ever follow the sequence together, as context parallelism and its
+    zig-zag order want it.
+    """
+    along = {
+        "batch": batch_strategies(graph, everywhere=False),
+        "sequence": sequence_strategies(graph),
+    }
+    themes = [rng.choice(("batch", "sequence", "")) for _ in mesh[1:]]
+    drawn = {}
+    for group in graph.groups:
+        strategies = (
+            micro[group.name],
+            *(along[t][group.name] if t else rng.choice(group.strategies) for t in themes),
+        )
+        if rng.random() < _FOLLOW_CHANCE and fits(graph.atoms, group, strategies, mesh):
+            drawn[group.name] = Configuration(group, strategies)
+    return drawn
 
 
 def _random_once(graph: GroupGraph, region: Region, rng: random.Random) -> frozenset[str]:

@@ -26,7 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tensoropt.ops.calls import BY_VALUES
+from tensoropt.engine.runtime import RING_TAG
+from tensoropt.ops.calls import BY_VALUES, RING_SEND
 from tensoropt.simulate.collectives import Collective
 
 _LEFT = frozenset({"send", "recv_", "wait_tensor"})
@@ -142,6 +143,10 @@ class CollectiveRecorder(TorchDispatchMode):
             groups = [_ranks(a) for a in args if isinstance(a, torch.ScriptObject)]
             # The group is the script object among the arguments that is one; its place differs by operator.
             ranks = next((g for g in groups if g is not None), ())
+            if kind in ("send", "recv") and int(args[3]) == RING_TAG:
+                if kind == "send":
+                    self.issued.append(Collective(RING_SEND, self.axes(ranks), _nbytes(args[0])))
+                return
             if kind == "send":
                 # The receiver is given by its place in the group.
                 ends = dist.get_rank(), ranks[int(args[2])]

@@ -71,6 +71,21 @@ def test_classes_of_operators(short, expected):
     assert dtypes(graph_of(Block(), IDS), short) == expected
 
 
+def test_the_kernel_below_softmax_follows_its_operand():
+    """As under autocast, which knows ``softmax`` and not the kernel that it calls."""
+    graph = graph_of(Softmax(), torch.randn(4, 8))
+    assert dtypes(graph, "_softmax") == {"bfloat16"}
+
+
+class Softmax(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch._softmax(self.up(x), -1, False).square().mean()
+
+
 def test_the_residual_stream_is_narrow():
     graph = graph_of(Block(), IDS)
     read = graph.tensors[one(graph, "layer_norm").inputs()[0]]

@@ -187,7 +187,13 @@ class ToyCommunication:
     def source(self, kind: str, axes: Sequence[int]) -> str:
         return "fitted"
 
-    WEIGHTS: ClassVar = {"all_reduce": 2.0, "all_gather": 3.0, "reduce_scatter": 5.0, "all_to_all": 7.0}
+    WEIGHTS: ClassVar = {
+        "all_reduce": 2.0,
+        "all_gather": 3.0,
+        "reduce_scatter": 5.0,
+        "all_to_all": 7.0,
+        "ring_send": 13.0,
+    }
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
         assert axes
@@ -233,4 +239,5 @@ def tables_of(
     overheads = Overheads(copy_s_per_byte=1 / copy, again_s=AGAIN_S)
     costs = ToyCompute(), ToyCommunication()
     prices = Prices(prepared.graph, mesh, *costs, optimizer, overheads, beside=beside)
-    return TableBuilder(prepared.graph, prepared.micro, templates, prices, regions, arrays=arrays).build()
+    builder = TableBuilder(prepared.graph, prepared.micro, templates, prices, regions, restriction, arrays)
+    return builder.build()

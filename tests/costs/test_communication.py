@@ -71,6 +71,34 @@ def test_groups_share_the_cards_of_a_node(cards, shape, axes, bandwidth):
     assert 1 / link.seconds_per_byte == pytest.approx(bandwidth)
 
 
+@pytest.mark.parametrize(
+    ("cards", "shape", "axes", "bandwidth", "latency_s"),
+    [
+        (1, (2, 4), (1,), 100e9, 1e-6),  # inside a node
+        (4, (2, 4), (0, 1), 10e9, 10e-6),  # one message leaves each node, by one card
+        (1, (2, 4), (0,), 2.5e9, 10e-6),  # four do, by the same
+        (4, (2, 4), (0,), 10e9, 10e-6),
+    ],
+)
+def test_a_message_to_the_next_rank_takes_as_long_as_over_the_slowest_hop(
+    cards, shape, axes, bandwidth, latency_s
+):
+    model = CommunicationModel(make_cluster(2, 4, cards), Mesh(shape=shape))
+    assert model.time_s("ring_send", axes, 1e6) == pytest.approx(latency_s + 1e6 / bandwidth)
+    # One step of a gathering that makes as many rings as there are cards.
+    gathered = model.time_s("all_gather", axes, 1e6 * math.prod(shape[axis] for axis in axes))
+    steps = math.prod(shape[axis] for axis in axes) - 1
+    assert gathered < steps * model.time_s("ring_send", axes, 1e6) * (1 + 1e-9)
+
+
+def test_messages_over_wires_of_pairs():
+    # 0-1, 1-2, 2-3 and 3-0 of the cube mesh: one wire of 25 GB/s at least, and two between 0 and 3.
+    model = CommunicationModel(load_cluster("dgx-v100"), Mesh(shape=(2, 4)))
+    link = group_link(load_cluster("dgx-v100"), Mesh(shape=(2, 4)), (1,))
+    assert 1 / link.hop_seconds_per_byte == pytest.approx(25e9)
+    assert model.source("ring_send", (1,)) == "data sheet"
+
+
 def test_latency_is_the_mean_of_the_hops():
     link = group_link(make_cluster(2, 4), Mesh(shape=(2, 4)), (0, 1))
     assert link.hop_s == pytest.approx((6 * 1e-6 + 2 * 10e-6) / 8)

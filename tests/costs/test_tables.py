@@ -21,7 +21,9 @@ from torch import nn
 from torch.nn import functional
 
 from tensoropt.capture import capture
+from tensoropt.costs.cost_graph import edge_keys
 from tensoropt.costs.tables import CostTables, fused, math_form_notes
+from tensoropt.costs.variables import Variable
 from tensoropt.evaluation.problem import prepare, unsplit
 from tensoropt.ops.layouts import PARTIAL_GRAD, REDUCED_LAST
 from tensoropt.ops.localise import localise
@@ -126,6 +128,12 @@ def made_again(strategy: Strategy, name: str, reader: str) -> bool:
     return together and runs(strategy, producer) == 2
 
 
+def gathered_again(strategy: Strategy, edge: Edge) -> bool:
+    """Whether what comes along an edge from its maker is gathered again in backward."""
+    first = not edge.reader or edge.tensor not in strategy.hubs
+    return edge.kind == "activation" and first and edge.tensor in strategy.gathered_again
+
+
 def home_of(strategy: Strategy, edge: Edge) -> str:
     """The group an edge runs in."""
     producer = strategy.graph.atoms.graph.producer.get(edge.tensor)
@@ -165,6 +173,7 @@ def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float
         ):
             group = next(g for g in graph.groups if g.name == edge.reader)
             times += facts[edge.reader].parameters_kept.get(group.short_names[edge.tensor], 0)
+        times += gathered_again(strategy, edge)
         micro = 1 if edge.kind == "unsharded" else mesh[0]  # a held copy serves all micro-batches
         total += micro * (times * steps_s(strategy, forward, size) + steps_s(strategy, backward, size))
     for group in graph.groups:
@@ -257,12 +266,14 @@ def naive_memory(
             gathered = any(s.kind == "all_gather" for s in steps)
             if training and steps and not gathered and names[name] in facts[group.name].parameters_kept:
                 total += size(name, use)
+    again = strategy.gathered_again
     homes = {
-        name: (name, "home" if moves(name, strategy.made[name], home) else "made")
+        name: (name, "home" if name not in again and moves(name, strategy.made[name], home) else "made")
         for name, home in strategy.hubs.items()
     }
     for name in kept_homes:
-        counted.setdefault(homes[name], size(name, strategy.hubs[name]))
+        layout = strategy.made[name] if name in again else strategy.hubs[name]
+        counted.setdefault(homes[name], size(name, layout))
     for group in graph.groups:
         names = group.short_names
         for name in group.reads:
@@ -277,7 +288,9 @@ def naive_memory(
             if names[name] not in facts[group.name].reads_kept:
                 continue
             layout = strategy.configurations[group.name].layout(name)
-            if moves(name, strategy.source_layout(name), layout):
+            if name not in strategy.hubs and name in again:
+                counted.setdefault((name, "made"), size(name, strategy.made[name]))
+            elif moves(name, strategy.source_layout(name), layout):
                 counted[name, group.name] = size(name, layout)
             elif name in strategy.hubs:
                 if name not in kept_homes:
@@ -304,6 +317,11 @@ def draw(tables: CostTables, rng: random.Random, keep: bool):
         fitting = [i for i in range(len(v.memory)) if not v.again or v.again[i] == again[v.key]]
         choice[v.key] = rng.choice([i for i in fitting if not (keep and v.kept) or v.kept[i]])
         options[v.key] = rng.randrange(len(v.memory[choice[v.key]]))
+    edges = dict(zip(edge_keys(tables.edges), tables.edges, strict=True))
+    for name, key in tables.moves.items():
+        edge = edges[key]
+        cells = edge.table[edge.rows[choice[edge.a]], edge.cols[choice[edge.b]]]
+        options[Variable.of_move(name)] = int(cells[1, 0] < inf and rng.random() < 0.5)
     return choice, options
 
 

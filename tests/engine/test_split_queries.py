@@ -55,7 +55,7 @@ class Block(nn.Module):
             distance = places[:, None] - places[None, :]
             mask = (distance >= 0) & (distance < 7)
         elif self.kind == "bias":
-            mask = -(places[:, None] - places[None, :]).abs() * 0.1
+            mask = (-(places[:, None] - places[None, :]).abs() * 0.1).to(q.dtype)
         mixed = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=self.kind in ("causal", "groups"), enable_gqa=self.kind == "groups"
         )
@@ -95,19 +95,21 @@ def whole(kind: str) -> tuple[float, dict[str, Tensor]]:
     return step(engine, inputs)
 
 
-def strategies(graph: GroupGraph, mesh: tuple[int, ...]) -> Iterator[Strategy]:
-    """Random ones whose attention splits its queries on every axis, then context parallelism."""
+def strategies(graph: GroupGraph, mesh: tuple[int, ...], split: set[str]) -> Iterator[Strategy]:
+    """Random ones whose attention splits along the sequence in these ways, then context parallelism."""
     micro, rng = micro_strategies(graph, mesh[0]), random.Random(1)
     attention = {
         group.name: configuration
         for group in graph.groups
         if group.anchor.target == ATTENTION
         for configuration in enumerate_configurations(graph.atoms, group, mesh, micro[group.name])
-        if set(configuration.labels) == {"queries"}
+        if set(configuration.labels) == split
     }
-    assert attention
+    if not attention:
+        assert split != {"queries"}
+        return
     yield random_strategy(graph, mesh, micro, rng, given=attention)
-    along = sequence_strategies(graph)
+    along = sequence_strategies(graph, ring="ring" in split)
     followed = {
         g.name: Configuration(g, (micro[g.name], *[along[g.name]] * (len(mesh) - 1))) for g in graph.groups
     }
@@ -116,9 +118,12 @@ def strategies(graph: GroupGraph, mesh: tuple[int, ...]) -> Iterator[Strategy]:
 
 @pytest.mark.parametrize("kind", ["causal", "groups", "full", "window", "bias", "cross"])
 @pytest.mark.parametrize("mesh", [(1, 2), (1, 3), (1, 5), (2, 2), (1, 2, 2)], ids=str)
-def test_split_queries_give_the_loss_and_gradients_of_the_whole(kind: str, mesh: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("split", [("queries",), ("ring",), ("queries", "ring")], ids=" ".join)
+def test_split_sequences_give_the_loss_and_gradients_of_the_whole(
+    kind: str, mesh: tuple[int, ...], split: tuple[str, ...]
+) -> None:
     graph, values, inputs = captured(kind)
-    for strategy in strategies(graph, mesh):
+    for strategy in strategies(graph, mesh, set(split)):
         assert strategy.zigzag == (kind in ("causal", "groups"))
         loss, gradient, worst = largest_differences(strategy, values, inputs, whole(kind))
         assert max(loss, gradient) < 1e-9, (strategy.zigzag, loss, gradient, worst)

@@ -94,6 +94,16 @@ def all_to_all_single(out: torch.Tensor, value: torch.Tensor, group: Any) -> Non
     out.copy_(torch.cat(mine).view(out.shape))
 
 
+def batch_isend_irecv(messages: Sequence[SimpleNamespace]) -> list[SimpleNamespace]:
+    """Of messages that go around a ring: one to the next rank, one from the rank before."""
+    sent, received = messages
+    group = sent.group
+    size = len(group.members)
+    assert (sent.peer, received.peer) == ((group.index + 1) % size, (group.index - 1) % size)
+    received.tensor.copy_(group.exchange("ring_send", sent.tensor)[received.peer])
+    return [SimpleNamespace(wait=lambda: None)]
+
+
 def gather_together(values: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
     return [torch.cat(group.exchange("all_gather", value)) for value in values]
 
@@ -108,6 +118,12 @@ DIST = SimpleNamespace(
     all_gather_into_tensor=all_gather_into_tensor,
     reduce_scatter_tensor=reduce_scatter_tensor,
     all_to_all_single=all_to_all_single,
+    isend="isend",
+    irecv="irecv",
+    P2POp=lambda op, tensor, group, tag, group_peer: SimpleNamespace(
+        op=op, tensor=tensor, group=group, peer=group_peer
+    ),
+    batch_isend_irecv=batch_isend_irecv,
     ReduceOp=SimpleNamespace(MAX="max", SUM="sum"),
 )
 

@@ -50,7 +50,7 @@ NAMES_IN_USE = frozenset(
     {
         "kernels.mean_as_sum", "kernels.divided", "kernels.seeded", "kernels.random", "kernels.bernoulli",
         "kernels.dropout", "kernels.attention_with_dropout",
-        "kernels.causal_attention_in_blocks", "kernels.vocabulary_embedding",
+        "kernels.causal_attention_in_blocks", "kernels.ring_attention", "kernels.vocabulary_embedding",
         "kernels.embedding_bag", "kernels.index_relative", "kernels.sync_batch_norm",
         "kernels.batch_norm_sums", "kernels.batch_norm_statistics", "kernels.batch_norm_by_statistics",
         "loss_kernels.cross_entropy", "loss_kernels.nll_loss", "expert_kernels.grouped_mm",

@@ -18,14 +18,15 @@ from tests.plan.explorations import MIB, point, small_exploration, space
 
 def blocks() -> Exploration:
     """Every choice of the spaces of the small exploration, whose groups can be recomputed: as two blocks, and
-    as one."""
+    as one, where a tensor may be gathered again as well."""
     spaces = tuple(
-        replace(space(mesh, 2), regions={"linear": "h.0", "loss": last})
-        for mesh, last in (((2,), "h.1"), ((1, 2), "h.0"))
+        replace(space(mesh, 2), regions={"linear": "h.0", "loss": last}, moves=moves)
+        for mesh, last, moves in (((2,), "h.1", ()), ((1, 2), "h.0", ("linear",)))
     )
     points = [
-        point(MIB, 0.1, where, choice=choice, options=(option, 0, 0, 0))
+        point(MIB, 0.1, where, choice=choice, options=(option, 0, 0, 0, *again))
         for where in (0, 1)
+        for again in np.ndindex(*(2 for _ in spaces[where].moves))
         for choice in np.ndindex(4, 4, 2, 2)
         for option in range(1 + choice[0] % 2)
     ]

@@ -121,6 +121,13 @@ def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
     assert says(1, 1, 0, 1, 0, 1) == "3/3 blocks recomputed (2 products, 1 full)"
 
 
+def test_inputs_gathered_again_are_counted() -> None:
+    of = space({"a": group([["rows"]], [[[]]])}, (8,), moves=("x", "y"), micro_batches=4)
+    assert name(of, (0,), (0, 0, 0)) == "DP 8 · 4 micro-batches"
+    assert name(of, (0,), (0, 1, 0)) == "DP 8 · 1 input gathered again · 4 micro-batches"
+    assert name(of, (0,), (0, 1, 1)) == "DP 8 · 2 inputs gathered again · 4 micro-batches"
+
+
 def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
     layouts = [["R/P", "R/P"], ["held", "S(0)"], ["R/P", "S(0)"]]
     of = space({"g": group([["rows"]], [[[]]])}, (8,), shared={"tied": layouts}, micro_batches=1)
@@ -171,6 +178,8 @@ def test_split_sequences_are_named_after_their_attention() -> None:
     assert whole == "DP 4 · SP 2"
     alone = of_block(("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1"), batch="none")
     assert alone == "CP 4×2 (TP 1/4)"
+    around = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1"))
+    assert around == "DP 4 · CP 2 (ring)"
 
 
 def test_sequence_parallel_regions_are_named_beside_tensor_parallelism() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 from tensoropt import zoo
 from tensoropt.capture import capture
@@ -61,6 +64,14 @@ def test_stages_shard_more_and_more():
     assert whole.point.memory_bytes > two.point.memory_bytes > three.point.memory_bytes
     # Stage 3 gathers in every micro-batch, forward and backward; stage 2 once per step.
     assert sent(three, "all_gather") > 2 * sent(two, "all_gather") > 0
+
+
+def test_a_root_is_gathered_once_beside_blocks_that_are_gathered_for_each_use():
+    three, root = (pinned(data=4, stage=3, root_once=once) for once in (False, True))
+    # The tied table is read in forward and at the end; its copy lasts.
+    assert 0 < sent(root, "all_gather") < sent(three, "all_gather")
+    assert root.point.memory[0] > three.point.memory[0]
+    assert root.point.memory_bytes < pinned(data=4, stage=2).point.memory_bytes
 
 
 def test_more_tensor_parallel_ranks_than_key_heads_share_them():
@@ -143,6 +154,35 @@ def test_context_parallelism_splits_sequences_and_gathers_keys_and_values():
     )
     # Attention too: each rank has queries from both ends of the sequences.
     assert flops == pytest.approx(of_whole / 2, rel=1e-3)
+
+
+def test_keys_and_values_go_around_the_ranks_of_a_context():
+    gathered, around = (pinned(data=2, context=2, micro_batches=2, ring=ring) for ring in (False, True))
+    assert split(around).count(("batch0", "ring")) == LAYERS
+    assert sent(around, "all_gather") == sent(around, "reduce_scatter") == 0
+    # Keys and values of a rank once in forward and once in backward, and their gradients twice.
+    keys = 2 * (BATCH // 2) * SEQUENCE // 2 * HIDDEN * 2
+    assert sent(around, "ring_send") == LAYERS * 4 * keys
+    assert around.point.memory_bytes < gathered.point.memory_bytes
+
+
+class Biased(nn.Module):
+    """Attention with a term for each pair of positions, which learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.bias = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Parameter(torch.zeros(SEQUENCE, SEQUENCE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.enter(x).unsqueeze(1).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v, self.bias.tanh()).square().mean()
+
+
+def test_a_mask_that_learns_goes_around_no_ring():
+    problem = prepare(capture(Biased(), (torch.randn(4, SEQUENCE, HIDDEN),), {}))
+    assert simulated(problem, data=2, context=2)
+    with pytest.raises(UnsuitableError, match=r"without a mask that learns; pin ring=False"):
+        simulated(problem, data=2, context=2, ring=True)
 
 
 def test_shards_span_the_context_too():

@@ -53,6 +53,15 @@ def test_tensor_parallelism_stays_inside_stages():
     assert {"all_reduce", "send"} <= kinds
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_more_ranks_than_key_heads_share_them_inside_stages(sequence_parallel: bool):
+    found = pinned("llama-tiny", places=2, tensor=4, micro_batches=4, sequence_parallel=sequence_parallel)
+    strategy = found.evaluation.strategy
+    assert strategy.mesh == (4, 2, 2, 2)
+    for stage in strategy.stages:
+        assert ("heads", "group") in {c.labels for c in stage.configurations.values()}
+
+
 def test_tensors_cross_cuts_in_parts_of_sequences():
     found, whole = (pinned(places=2, context=context, micro_batches=4) for context in (2, 1))
     for stage in found.evaluation.strategy.stages:

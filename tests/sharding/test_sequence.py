@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 from tensoropt import zoo
 from tensoropt.capture import capture
 from tensoropt.cluster import Mesh, load_cluster
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.source import CostSource, build_tables
 from tensoropt.evaluation.problem import prepare
 from tensoropt.graph import OperatorGraph
@@ -80,8 +83,9 @@ def test_what_mixes_positions_stays_whole() -> None:
     assert [labels.get(op.name) for op in graph.operators if "cumsum" in op.target] == ["none"]
 
 
-def test_the_search_finds_attention_by_heads_inside_a_split_sequence() -> None:
-    """DeepSpeed-Ulysses (arXiv 2309.14509, section 3.1): edges exchange the sequence for heads and back."""
+def test_the_search_finds_every_way_to_split_attention_inside_a_sequence() -> None:
+    """A ring (arXiv 2310.01889), and without it DeepSpeed-Ulysses (arXiv 2309.14509, section 3.1): edges
+    exchange the sequence for heads and back."""
     sizes = {"layers": 1, "hidden": 512, "heads": 8, "key_value_heads": 8, "inner": 1024, "vocabulary": 512}
     built = zoo.build("llama3-8b", batch=1, device="meta", sequence=65536, **sizes)
     settings = Settings(dtype="bfloat16", measure="never")
@@ -89,9 +93,24 @@ def test_the_search_finds_attention_by_heads_inside_a_split_sequence() -> None:
     costs = CostSource(load_cluster("dgx-h100[4]"), ProfileStore(":memory:"), settings)
     mesh = Mesh(shape=(4,), names=("gpu",))
     ((_, tables, _),) = build_tables(problem.graph, problem.micro, costs, [mesh], [1], (), None)
-    frontier = track_frontier(tables, epsilon=1e-3, max_points=64)
-    fastest = frontier.strategy(len(frontier) - 1)
-    labels = {group.name: tables.labels(group.name, fastest[group.name])[0] for group in problem.graph.groups}
-    operators = problem.graph.atoms.graph.operators
-    assert [labels[op.name] for op in operators if op.target == ATTENTION] == ["heads"]
-    assert {labels[op.name] for op in operators if "linear" in op.target} == {"d1"}
+    costs_of = {}
+    for found, others in (("ring", ()), ("heads", ("ring",)), ("queries", ("ring", "heads"))):
+
+        def allowed(variable: VariableTable, index: int, left_out: tuple[str, ...] = others) -> Any:
+            group = variable.key.kind == "group"
+            return NO_OPTION if group and tables.labels(str(variable.key), index)[0] in left_out else None
+
+        frontier = track_frontier(tables.restricted(allowed), epsilon=1e-3, max_points=64)
+        last = len(frontier) - 1
+        fastest = frontier.strategy(last)
+        labels = {
+            group.name: tables.labels(group.name, fastest[group.name])[0] for group in problem.graph.groups
+        }
+        operators = problem.graph.atoms.graph.operators
+        assert [labels[op.name] for op in operators if op.target == ATTENTION] == [found]
+        assert {labels[op.name] for op in operators if "linear" in op.target} == {"d1"}
+        memory, *seconds = tables.breakdown(fastest, frontier.options(last))
+        costs_of[found] = memory, sum(seconds)
+    # Keys and values of the whole sequence are nowhere.
+    assert costs_of["ring"][0] < costs_of["queries"][0]
+    assert costs_of["ring"][1] < costs_of["heads"][1] < costs_of["queries"][1]

@@ -14,7 +14,15 @@ from tensoropt.errors import TensorOptError
 from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import verify_random
-from tensoropt.verify.random_strategies import _any_way, draw_pipelines, pipeline_degrees, random_pipeline
+from tensoropt.verify.random_strategies import (
+    _any_way,
+    draw_pipelines,
+    micro_strategies,
+    pipeline_degrees,
+    random_following,
+    random_pipeline,
+    random_strategy,
+)
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.costs.models import four, problem
@@ -101,6 +109,20 @@ def test_models_with_too_few_cuts_are_refused() -> None:
         drawn(1, (8,), devices=8)
     with pytest.raises(TensorOptError, match=r"no pipeline of 8 stages was found: .* cut at 3 places"):
         random_pipeline(problem(four).graph, (8, 8), "gpipe", random.Random(0))
+
+
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2)])
+def test_most_groups_follow_the_batch_or_the_sequence(mesh: tuple[int, ...]) -> None:
+    """On some axis of some strategies, together with others; what cannot be split so is left to be drawn."""
+    graph, rng = load_model(ModelSpec("tests.verify.sweep_models:causal")).graph, random.Random(0)
+    micro = micro_strategies(graph, mesh[0])
+    drawn = [random_following(graph, mesh, micro, rng) for _ in range(12)]
+    for given in drawn:
+        assert len(given) > len(graph.groups) / 4
+        strategy = random_strategy(graph, mesh, micro, rng, given=given)
+        assert all(strategy.configurations[name] == chosen for name, chosen in given.items())
+    queries = [{label for c in given.values() for label in c.labels} >= {"queries"} for given in drawn]
+    assert 0 < sum(queries) < len(drawn)
 
 
 # -- what verify does with them -------------------------------------------------------------------

@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.ops.families.attention import ATTENTION
+from tensoropt.ops.ring_attention import RING
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
+from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.issue_order import collectives_in_order
+from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.findings import Differences, NarrowDistance, is_rounding, near_enough, within_tolerance
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
@@ -126,6 +130,45 @@ def sending_rows(mesh: tuple[int, ...], count: int, also: str = "") -> list[dict
 def test_rows_are_sent_to_their_experts(ranks: RankPool) -> None:
     pytest.importorskip("transformers.integrations.moe")
     check_strategies(jobs.spec("mixtral"), sending_rows((1, 2), 2) + sending_rows((2, 2), 1), ranks)
+
+
+def around(name: str, mesh: tuple[int, ...], also: str = "") -> dict[str, Any]:
+    """A random strategy whose attention sends keys around one axis, and splits along ``also`` on a further
+    one; blocks are recomputed."""
+    graph = load_model(jobs.spec(name)).graph
+    micro, rng = micro_strategies(graph, mesh[0]), random.Random(0)
+    wanted = sorted(filter(None, [RING, also]))
+    given = {
+        group.name: configuration
+        for group in graph.groups
+        if group.anchor.target == ATTENTION
+        for configuration in enumerate_configurations(graph.atoms, group, mesh, micro[group.name])
+        if sorted(label.split(".")[0] for label in configuration.labels) == wanted
+    }
+    assert given
+    strategy = random_strategy(graph, mesh, micro, rng, recompute=1.0, given=given)
+    return json.loads(json.dumps(strategy.to_data()))
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("llama_small", (1, 2)), pytest.param("bert_small", (2, 2), marks=pytest.mark.slow)],
+)
+def test_keys_go_around_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+    spec, strategy = jobs.spec(name), around(name, mesh)
+    check_strategies(spec, [strategy], ranks)
+    (found,) = verify_strategies(
+        spec, [strategy], pool=ranks, options=CheckOptions(numerics=False, timed_steps=0)
+    )
+    facts = facts_by_group(built := Strategy.from_data(strategy, load_model(spec).graph))
+    # Constants are counted with what a step keeps alive.
+    most = memory_curve(built, facts, "adam").peak.total + built.graph.atoms.graph.constant_bytes
+    assert found.memory_tracked_bytes == pytest.approx(most, rel=0.01)
+
+
+@pytest.mark.parametrize("also", [RING, "queries", "heads", pytest.param("batch0", marks=pytest.mark.slow)])
+def test_keys_go_around_beside_another_axis(four_ranks: RankPool, also: str) -> None:
+    check_strategies(jobs.spec("llama_small"), [around("llama_small", (1, 2, 2), also)], four_ranks)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Scaled dot-product attention: batch, heads and the queries' sequence split; keys and values stay whole."""
+"""Scaled dot-product attention: batch, heads and the queries' sequence split; keys and values stay whole, or
+are split along with the queries and go around a ring."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from tensoropt.ops.calls import CostClass, FlopCount, LocalCall, OperatorShard, 
 from tensoropt.ops.families.generators import dropout_kernel, pieces_of
 from tensoropt.ops.index_space import Builder, Loops, Opaque
 from tensoropt.ops.kernels import ShardContext
+from tensoropt.ops.ring_attention import RING, RING_FORM, ring_attention, ring_collectives, ring_of
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 MATH_FORM = "kernels.attention_with_dropout"
@@ -24,9 +26,10 @@ def attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
     The queries' sequence splits, without dropout: a mask is an operand that is cut in the same way, and a
-    causal flag becomes blocks of keys that depend on the rank. Grouped-query attention (``enable_gqa``)
-    splits the key/value heads, because query head ``h`` reads key head ``h // group``, or the query heads of
-    every group.
+    causal flag becomes blocks of keys that depend on the rank. Where keys are as many as queries they can be
+    split along with them (``ring``), unless a mask learns: its columns stay whole. Grouped-query attention
+    (``enable_gqa``) splits the key/value heads, because query head ``h`` reads key head ``h // group``, or
+    the query heads of every group.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.op.kwargs.get("enable_gqa", False)
@@ -46,23 +49,35 @@ def attention(b: Builder) -> None:
     # Attention of split queries under a causal flag is made of calls that take no mask.
     splittable = not dropout and (not causal or mask is None)
     s = b.loop("queries", shape[-2], splittable=splittable, growing=bool(causal))
+    # Never split by themselves: every query needs them all.
+    t = b.loop("keys", keys[-2], splittable=False)
     b.read(q, [*lead, q_heads, s, None])
-    b.read(k, [*lead, h, None, None])
-    b.read(v, [*lead, h, None, None])
+    b.read(k, [*lead, h, t, None])
+    b.read(v, [*lead, h, t, None])
     if mask is not None:
         rank = len(b.tensor(mask).shape)
         labels: list[Loops] = [*lead, q_heads, s, None]
         b.read(mask, labels[len(labels) - rank :])
     b.write([*lead, q_heads, s, None])
+    if keys[-2] == shape[-2] and (mask is None or not b.tensor(mask).requires_grad):
+        b.together(RING, (s, t), aligned=True)
 
 
 def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the operator's own call, with two exceptions: with dropout the math form with a counter-based
-    mask, and with split queries under a causal flag blocks of keys, as the flag would count queries from the
-    first one of the shard."""
+    """Return the operator's own call, with three exceptions: with dropout the math form with a counter-based
+    mask, with split queries under a causal flag blocks of keys, as the flag would count queries from the
+    first one of the shard, and with split keys a ring."""
     p = shard.argument(4, "dropout_p", 0.0)
     if p == 0.0:
-        if not shard.argument(5, "is_causal", False) or not shard.split(shard.loop_named("queries")):
+        causal = shard.argument(5, "is_causal", False)
+        if around := shard.split(shard.loop_named(RING)):
+            ring = ring_of(shard, around, causal=causal)
+            pieces = query_pieces(shard, shard.space.writes[0]) if causal else ()
+            mask = shard.argument(3, "attn_mask", None)
+            args = (*call.args[:3], mask, causal, shard.op.kwargs.get("scale"))
+            collectives = ring_collectives(shard, ring)
+            return LocalCall(RING_FORM, args, {}, call.name, (tuple(ring), pieces), collectives)
+        if not causal or not shard.split(shard.loop_named("queries")):
             return call
         args = (*call.args[:3], shard.op.kwargs.get("scale"))
         return LocalCall(BLOCKS_FORM, args, {}, call.name, (query_pieces(shard, shard.space.writes[0]),))
@@ -113,7 +128,7 @@ def _attention_with_dropout(
 
 def _evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
     """Return the call of attention without dropout."""
-    if call.function == BLOCKS_FORM:
+    if call.function in (BLOCKS_FORM, RING_FORM):
         return call
     mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
     causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal", False)
@@ -180,6 +195,9 @@ SPECS = (
         random=True,
         evaluated=_evaluated_attention,
     ),
-    OpSpec(kernels={BLOCKS_FORM: causal_attention_in_blocks}, kernel_class=CostClass.ATTENTION),
+    OpSpec(
+        kernels={BLOCKS_FORM: causal_attention_in_blocks, RING_FORM: ring_attention},
+        kernel_class=CostClass.ATTENTION,
+    ),
     OpSpec(without_rule=("attention",), cost_class=CostClass.ATTENTION),
 )

@@ -7,7 +7,7 @@ Pieces are copies: a view would keep the whole tensor alive for as long as any p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -158,6 +158,9 @@ class Piece:
         received: Sequence[int] | None = None,
     ) -> torch.Tensor:
         raise AssertionError("a piece that exchanges rows with others is never made")
+
+    def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+        raise AssertionError("a piece whose keys go around is never made")
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return a count over the whole batch, taken before the step began."""

@@ -27,7 +27,14 @@ from typing import Any, TypeVar
 import torch
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
-from tensoropt.ops.calls import BY_VALUES, MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
+from tensoropt.ops.calls import (
+    BY_VALUES,
+    MICRO_AXIS,
+    RING_SEND,
+    InnerCollective,
+    LocalCall,
+    OperatorShard,
+)
 from tensoropt.ops.index_space import NONE, AtomGraph
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, flat_index, layout_names
@@ -268,6 +275,13 @@ class _ThreadedRanks:
             kind = "all_to_all" if sent is None else BY_VALUES
             with self._posted(kind, value, parts, axes) as of_group:
                 return torch.cat([theirs[self.coordinate(axes)] for theirs in of_group])
+
+        def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+            """Return a function that returns what the rank before this one in the group of ``axes`` sends;
+            every rank of the mesh has to call it."""
+            with self._posted(RING_SEND, value, value, axes) as of_group:
+                received = of_group[self.coordinate(axes) - 1].clone()
+            return lambda: received
 
         @contextlib.contextmanager
         def _posted(

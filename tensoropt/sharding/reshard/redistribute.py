@@ -183,7 +183,8 @@ class Rank(_Standpoint, Protocol):
         micro_batch: the coordinate on axis 0, which changes over time.
         unsharded: parameters that are gathered once per step, by name.
         routes: the routes computed so far.
-        gathered: called with each parameter that was made and that backward makes again.
+        gathered: called with each parameter, or copy of an activation, that was made and that backward makes
+            again.
         ahead: the parameters gathered ahead in the current call.
     """
 
@@ -228,6 +229,7 @@ class EdgeSpec:
             behind together with this one; None if it is sent separately.
         readers: the number of groups that take what is gathered ahead.
         zigzag: the positions of the atoms whose shards come in zig-zag order; they divide evenly.
+        gathered_again: backward moves an activation again instead of keeping it as it has arrived.
     """
 
     name: str
@@ -245,6 +247,7 @@ class EdgeSpec:
     behind: int | None = None
     readers: int = 1
     zigzag: frozenset[int] = frozenset()
+    gathered_again: bool = False
 
     def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
         """Return the steps, start and end of one direction. The layouts are one-directional here: only those
@@ -279,7 +282,7 @@ class EdgeSpec:
     def made_again(self) -> bool:
         """Whether backward recomputes the result instead of keeping it."""
         gathered = any(step.kind == "all_gather" for step in self.forward)
-        return self.parameter and (gathered or self.dtype is not None)
+        return self.gathered_again or (self.parameter and (gathered or self.dtype is not None))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """Published training runs predicted from data sheets, their configuration pinned.
 
     python -m tests.benchmarks.published --runs FILE.csv --models FILE.yaml --out DIR [--json]
+    python -m tests.benchmarks.published --memory FILE.csv --models FILE.yaml --out DIR [--json]
 
-Writes DIR/DATE-published.{json,md,svg}: a row per run (``id, predicted_step_s, published_step_s,
+The first writes DIR/DATE-published.{json,md,svg}: a row per run (``id, predicted_step_s, published_step_s,
 predicted_memory_bytes, refused``), medians of the errors by source, and predicted over published seconds.
-What cannot be expressed is refused, with the reason in its row. ``--json`` prints the result as well.
+The second writes DIR/DATE-memory.{json,md}: a row per published peak of memory, or part of it, and medians of
+the errors by what was measured. What cannot be expressed is refused, with the reason in its row. ``--json``
+prints the result as well.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.machine import Taking, dated, write
+from tests.benchmarks.published import memory
 from tests.benchmarks.published.predict import DEPTHS, TERMS, predicted
 from tests.benchmarks.published.report import markdown, medians, picture
 from tests.benchmarks.published.runs import load_models, load_runs
@@ -24,7 +28,9 @@ from tests.benchmarks.published.runs import load_models, load_runs
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True, help="CSV, a row per run")
+    rows_of = parser.add_mutually_exclusive_group(required=True)
+    rows_of.add_argument("--runs", type=Path, help="CSV, a row per run")
+    rows_of.add_argument("--memory", type=Path, help="CSV, a row per peak of memory or part of it")
     parser.add_argument("--models", type=Path, required=True, help="YAML, the numbers of each model")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -43,7 +49,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="at once")
     options = parser.parse_args()
     taking = Taking()
-    models = load_models(options.models)
+    models = load_models(memory.MODELS) | load_models(options.models)
+    (_memory if options.memory else _runs)(options, models, taking)
+
+
+def _runs(options: argparse.Namespace, models: dict[str, Any], taking: Taking) -> None:
     every = load_runs(options.runs)
     runs = [run for run in every if run.single_node or not options.single_node]
     runs = [run for run in runs if run.core or not options.core]
@@ -73,6 +83,25 @@ def main() -> None:
     stem = dated("published", "published", out=options.out)
     write(stem, data, markdown(data, stem.name), picture(rows))
     print(json.dumps(data) if options.json else markdown(data, stem.name))
+
+
+def _memory(options: argparse.Namespace, models: dict[str, Any], taking: Taking) -> None:
+    runs, rows = memory.load_memory(options.memory), []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in memory.measured(runs, models, Path(folder), options.processes):
+            rows.append(row)
+            if not options.json:
+                off = row["refused"] or f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}"
+                print(f"{len(rows)}/{len(runs)} {row['id']}: {off}", flush=True)
+    data = {
+        **taking.about,
+        "runs": options.memory.name,
+        "medians": memory.medians(rows),
+        "rows": rows,
+        "taken": taking.part(),
+    }
+    write(dated("published", "memory", out=options.out), data, words := memory.markdown(data))
+    print(json.dumps(data) if options.json else words)
 
 
 def _told(row: dict[str, Any]) -> str:

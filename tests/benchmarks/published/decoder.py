@@ -48,15 +48,38 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def attention_of_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention that stores its scores, as before fused kernels: ``(b, h, s, d) -> (b, h, s, d)``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What a run computes that the numbers of its model leave open.
+
+    Attributes:
+        stored_scores: attention as products and a softmax instead of one kernel.
+        dropout: of the embedding, of attention's weights, and of what is added to the residual; with stored
+            scores only, as fused kernels keep no mask.
+        wide_loss: the cross entropy is that of float32 logits.
+    """
+
+    stored_scores: bool = False
+    dropout: float = 0.0
+    wide_loss: bool = False
+
+
+PLAIN = Variant()
+
+
+def attention_of_scores(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """Causal attention that stores its scores, as before fused kernels: ``(b, h, s, d) -> (b, h, s, d)``.
+
+    Megatron-LM's softmax reads and writes 16 bits, while autocast's is in float32: it is called below
+    that."""
     ahead = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    return scores.masked_fill(ahead, -1e4).softmax(dim=-1) @ v
+    scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
+    weights = torch._softmax(scores.masked_fill(ahead, -1e4), -1, False)
+    return (F.dropout(weights, dropout) if dropout else weights) @ v
 
 
 class Feed(nn.Module):
-    """``(b, s, d) -> (b, s, d)``."""
+    """What the last product of a feed-forward reads: ``(b, s, d) -> (b, s, f)``."""
 
     def __init__(self, of: Architecture) -> None:
         super().__init__()
@@ -68,19 +91,19 @@ class Feed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.of.gated:
-            return self.down(F.silu(self.gate(x)) * self.up(x))
+            return F.silu(self.gate(x)) * self.up(x)
         inner = self.up(x)
         # GPT and MPT have a GELU; a decoder with rotary positions and two products is Nemotron, with squared
         # ReLU (arXiv 2402.16819).
-        return self.down(F.relu(inner).square() if self.of.pos == "rope" else F.gelu(inner))
+        return F.relu(inner).square() if self.of.pos == "rope" else F.gelu(inner)
 
 
 class Block(nn.Module):
     """Attention and a feed-forward, each behind a norm and a residual sum: ``(b, s, d) -> (b, s, d)``."""
 
-    def __init__(self, of: Architecture, stored_scores: bool = False) -> None:
+    def __init__(self, of: Architecture, variant: Variant = PLAIN) -> None:
         super().__init__()
-        self.of, self.stored_scores = of, stored_scores
+        self.of, self.variant = of, variant
         self.queries, self.keys = of.heads * of.head_dim, of.kv_heads * of.head_dim
         self.fused = of.heads == of.kv_heads
         if self.fused:
@@ -100,12 +123,22 @@ class Block(nn.Module):
         q, k, v = (p.view(batch, sequence, -1, of.head_dim).transpose(1, 2) for p in parts)
         if cos is not None and sin is not None:
             q, k = rotary(q, cos, sin), rotary(k, cos, sin)
-        if self.stored_scores:
-            mixed = attention_of_scores(q, k, v)
+        if self.variant.stored_scores:
+            mixed = attention_of_scores(q, k, v, self.variant.dropout)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not self.fused)
-        x = x + self.project(mixed.transpose(1, 2).reshape(batch, sequence, self.queries))
-        return x + self.feed(self.feed_norm(x))
+        mixed = mixed.transpose(1, 2).reshape(batch, sequence, self.queries)
+        x = x + added(self.project, mixed, self.variant)
+        return x + added(self.feed.down, self.feed(self.feed_norm(x)), self.variant)
+
+
+def added(product: nn.Linear, x: Tensor, variant: Variant) -> Tensor:
+    """What a product adds to the residual. With dropout its bias is added by itself, as in Megatron-LM, so
+    that both are computed on a scattered sum."""
+    if not variant.dropout:
+        return product(x)
+    y = F.linear(x, product.weight)
+    return F.dropout(y if product.bias is None else y + product.bias, variant.dropout)
 
 
 def norm(of: Architecture) -> nn.Module:
@@ -116,12 +149,12 @@ def norm(of: Architecture) -> nn.Module:
 class PublishedDecoder(nn.Module):
     """``ids, labels (batch, sequence)`` to the mean cross entropy; labels are already shifted."""
 
-    def __init__(self, of: Architecture, sequence: int, stored_scores: bool = False) -> None:
+    def __init__(self, of: Architecture, sequence: int, variant: Variant = PLAIN) -> None:
         super().__init__()
-        self.of = of
+        self.of, self.variant = of, variant
         self.token = nn.Embedding(of.vocab, of.hidden)
         self.position = nn.Embedding(sequence, of.hidden) if of.pos != "rope" else None
-        self.blocks = nn.ModuleList(Block(of, stored_scores) for _ in range(of.layers))
+        self.blocks = nn.ModuleList(Block(of, variant) for _ in range(of.layers))
         self.norm = norm(of)
         self.head = nn.Linear(of.hidden, of.vocab, bias=False)
         if of.tied:
@@ -137,21 +170,20 @@ class PublishedDecoder(nn.Module):
             angles = places.float()[:, None] * (1e4**-half)[None, :]
             angles = torch.cat((angles, angles), dim=-1)
             cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        if self.variant.dropout:
+            x = F.dropout(x, self.variant.dropout)
         for block in self.blocks:
             x = block(x, cos, sin)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+        logits = self.head(self.norm(x)).flatten(0, 1)
+        return F.cross_entropy(logits.float() if self.variant.wide_loss else logits, labels.flatten())
 
 
 def build(
-    of: Architecture, batch: int, sequence: int, *, stored_scores: bool = False
+    of: Architecture, batch: int, sequence: int, variant: Variant = PLAIN
 ) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """The model and its inputs on the meta device: nothing is allocated.
-
-    Args:
-        stored_scores: attention as products and a softmax instead of one kernel.
-    """
+    """The model and its inputs on the meta device: nothing is allocated."""
     with torch.device("meta"):
-        model = PublishedDecoder(of, sequence, stored_scores).train()
+        model = PublishedDecoder(of, sequence, variant).train()
         return model, (tokens(of.vocab, batch, sequence), tokens(of.vocab, batch, sequence))
 
 

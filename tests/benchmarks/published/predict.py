@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -34,6 +34,7 @@ from tests.benchmarks.published.decoder import Architecture, build
 from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of
 
 Row = dict[str, Any]
+Simulated = TypeVar("Simulated")
 DEPTHS = (3, 5)
 """Blocks of the two models from which deeper ones are extended: two apart, as every other block may fill a
 bucket of gradients."""
@@ -80,11 +81,13 @@ def simulate_run(
     overlap: str = "default",
     *,
     recipe: str | None = None,
+    process_memory: bool = False,
 ) -> PinnedPoint | PinnedPipelinePoint:
     """The run's configuration, simulated.
 
     Args:
         recipe: as for :func:`~tests.benchmarks.published.runs.pinned_of`.
+        process_memory: whether memory counts what the process takes beside tensors.
 
     Raises:
         RefusedRunError: something of it cannot be expressed.
@@ -92,7 +95,7 @@ def simulate_run(
     """
     pinned, cluster = pinned_of(run, recipe=recipe), cluster_of(run)
     batch, sequence = run.number("global_batch_seqs"), run.number("seq_len")
-    model, inputs = build(of, batch, sequence, stored_scores=run.stored_scores)
+    model, inputs = build(of, batch, sequence, run.variant)
     settings = Settings(
         dtype="bfloat16",
         optimizer="adam_fused",
@@ -100,6 +103,7 @@ def simulate_run(
         measure="never",
         overlap=overlap,
         recompute="never" if recipe is None else "auto",
+        process_memory=process_memory,
     )
     captured = capture(model, inputs, {}, mode=settings.mode, dtype=settings.dtype)
     costs = CostSource(cluster, store, settings, fused=run.fused, dated=run.date)
@@ -126,25 +130,31 @@ def figures(
 def _figures(
     run: Run, of: Architecture, store: ProfileStore, whole: bool, overlap: str, *, recipe: str | None
 ) -> tuple[Row, PinnedPoint | PinnedPipelinePoint]:
-    """The same with all blocks recomputed by one recipe, or none.
+    """The same with all blocks recomputed by one recipe, or none."""
+
+    def read(found: PinnedPoint | PinnedPipelinePoint) -> Row:
+        return {name: getattr(found.point, of_point) for name, of_point in FIGURES.items()}
+
+    # Stages of a pipeline that are equal are searched once.
+    whole = whole or run.number("pp") > 1
+    return extended(of, partial(simulate_run, run, store=store, overlap=overlap, recipe=recipe), read, whole)
+
+
+def extended(
+    of: Architecture, simulated: Callable[..., Simulated], read: Callable[[Simulated], Row], whole: bool
+) -> tuple[Row, Simulated]:
+    """Figures that are read of a simulated model, and one of the simulations that they come from.
 
     A decoder's blocks are equal and what a block adds to a step does not depend on how many there are, so
-    that two depths say what any other takes. ``whole`` simulates all of the model instead; so it is with
-    pipelines, whose equal stages are searched once.
+    that two depths say what any other takes. ``whole`` simulates all of the model instead.
     """
-    if whole or of.layers <= DEPTHS[-1] or run.number("pp") > 1:
-        found = simulate_run(run, of, store, overlap, recipe=recipe)
-        return {name: getattr(found.point, of_point) for name, of_point in FIGURES.items()}, found
-    less, more = (
-        simulate_run(run, replace(of, layers=layers), store, overlap, recipe=recipe) for layers in DEPTHS
-    )
+    if whole or of.layers <= DEPTHS[-1]:
+        found = simulated(of=of)
+        return read(found), found
+    less, more = (simulated(of=replace(of, layers=layers)) for layers in DEPTHS)
     times = (of.layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
-
-    def extended(name: str) -> float:
-        first, second = getattr(less.point, name), getattr(more.point, name)
-        return first + times * (second - first)
-
-    return {name: extended(of_point) for name, of_point in FIGURES.items()}, more
+    first, second = read(less), read(more)
+    return {name: first[name] + times * (second[name] - first[name]) for name in first}, more
 
 
 def predict(

@@ -16,8 +16,9 @@ from tensoropt.cluster.catalog import cluster_preset, device_kind, list_clusters
 from tensoropt.cluster.files import cluster_from
 from tensoropt.planners.pinned import PinnedConfiguration
 from tensoropt.sharding.recipes import FULL
-from tests.benchmarks.published.decoder import Architecture
+from tests.benchmarks.published.decoder import Architecture, Variant
 
+GIB = 2**30
 STAGES = {"ddp": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
 COLUMNS = (
     "id", "source", "outcome", "model", "seq_len", "global_batch_seqs", "micro_batch_per_gpu", "grad_accum",
@@ -131,9 +132,18 @@ class Run:
         return self.precision.startswith(("bf16", "fp16", "16-bit"))
 
     @property
-    def stored_scores(self) -> bool:
-        """Whether its attention stores the scores: products and a softmax, no fused kernel."""
-        return self.flash_attn.startswith("no")
+    def variant(self) -> Variant:
+        """How its model computes. Attention without a fused kernel stores the scores."""
+        return Variant(
+            stored_scores=self.flash_attn.startswith("no"),
+            dropout=float(self.row.get("dropout") or 0.0),
+            wide_loss=self.row.get("loss") == "float32",
+        )
+
+    @property
+    def published_bytes(self) -> float | None:
+        """The peak of memory, or the part of it, that was measured; None for a run that says none."""
+        return float(self.row["memory_gib"]) * GIB if self.row.get("memory_gib") else None
 
     @property
     def schedule(self) -> tuple[str, int]:
@@ -201,8 +211,8 @@ def pinned_of(run: Run, *, recipe: str | None = None) -> PinnedConfiguration:
     Raises:
         RefusedRunError: something of it cannot be expressed.
     """
-    if run.outcome != "ok" or run.published_step_s is None:
-        raise RefusedRunError(f"it has no step time: its outcome is {run.outcome or 'unsaid'}")
+    if run.outcome != "ok" or (run.published_step_s is None and run.published_bytes is None):
+        raise RefusedRunError(f"it has no step time, nor a peak: its outcome is {run.outcome or 'unsaid'}")
     if recipe not in (shares := run.recomputed) and recipe is not None:
         raise RefusedRunError(f"recomputes {', '.join(map(str, shares))}, not {recipe}")
     if not run.half_precision:
@@ -230,6 +240,7 @@ def pinned_of(run: Run, *, recipe: str | None = None) -> PinnedConfiguration:
         context=context,
         stage=stage,
         shard_group=group,
+        root_once=run.row.get("root") == "gathered once",
         sequence_parallel=run.seq_parallel.startswith("yes"),
         micro_batches=pieces,
         recompute=recipe or False,

@@ -9,11 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tensoropt.capture import capture
 from tensoropt.cluster.catalog import device_kind
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.recipes import FULL, NOTHING
 from tests.benchmarks.published import predict as predicting
-from tests.benchmarks.published.decoder import Architecture, attention_of_scores, parameters_of
+from tests.benchmarks.published.decoder import (
+    Architecture,
+    Variant,
+    attention_of_scores,
+    build,
+    parameters_of,
+)
 from tests.benchmarks.published.predict import figures, other_notes, predict, without
 from tests.benchmarks.published.report import medians, summary
 from tests.benchmarks.published.runs import RefusedRunError, Run, cluster_of, pinned_of
@@ -257,6 +264,24 @@ def test_stored_scores_attend_as_the_fused_kernel_does():
     q, k, v = torch.randn(3, 2, 4, 8, 16)
     fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(attention_of_scores(q, k, v), fused)
+
+
+def test_stored_scores_are_captured_as_stored_in_16_bits():
+    """Capture turns attention that is written as a softmax into the fused operator."""
+    model, inputs = build(GPT, 2, 32, Variant(stored_scores=True))
+    graph = capture(model, inputs, {}, dtype="bfloat16").graph
+    scores = [op for op in graph.operators if op.target == "aten._softmax.default"]
+    assert len(scores) == GPT.layers
+    assert {graph.tensors[op.outputs[0]].dtype for op in scores} == {"bfloat16"}
+
+
+def test_dropout_is_everywhere_and_a_wide_loss_is_that_of_wide_logits():
+    model, inputs = build(GPT, 2, 32, Variant(stored_scores=True, dropout=0.1, wide_loss=True))
+    graph = capture(model, inputs, {}, dtype="bfloat16").graph
+    # Of the embedding; in a block of the weights and of both sums.
+    assert [op.target for op in graph.operators].count("aten.dropout.default") == 1 + 3 * GPT.layers
+    (loss,) = (op for op in graph.operators if op.target == "aten.cross_entropy_loss.default")
+    assert graph.tensors[loss.inputs()[0]].dtype == "float32"
 
 
 def test_a_gpu_without_bfloat16_computes_it_as_float16():

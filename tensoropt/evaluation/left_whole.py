@@ -1,0 +1,182 @@
+"""What every searched mesh leaves whole, in words: sizes that none of them divides, and heads that a product
+makes in pieces of unequal sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from math import prod
+
+from tensoropt.costs.tables import CostTables
+from tensoropt.graph import Operator
+from tensoropt.ops.calls import CostClass
+from tensoropt.ops.families.attention import ATTENTION
+from tensoropt.ops.index_space import LoopDim
+from tensoropt.ops.layouts import chunk
+from tensoropt.ops.registry import cost_class_of
+from tensoropt.sharding.atoms import AtomGraph
+from tensoropt.sharding.configurations import batch_strategies
+from tensoropt.sharding.groups import Group, GroupGraph, batch_inputs
+from tensoropt.sharding.same_atoms import atoms_of_loops
+
+
+def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
+    """Return notes on what every searched mesh leaves whole because it divides none of its sizes, with the
+    sizes that would be divided: groups with a rule, the batch, and the heads of attention; and on products
+    that cannot be split by the heads of attention.
+
+    One sentence per kind of operator and sizes, the longest loop nests first; meshes of one device say
+    nothing and are passed over.
+
+    Args:
+        but: groups to pass over, since constraints decide about them.
+    """
+    split: dict[str, set[str]] = {}
+    axes: set[int] = set()
+    graph: GroupGraph | None = None
+    for one in tables:
+        if prod(one.mesh[1:]) == 1:
+            continue
+        graph = one.graph
+        axes.update(size for size in one.mesh[1:] if size > 1)
+        for group in graph.groups:
+            labels = (
+                group.strategies[i].label for choice in one.templates[group.name].choices for i in choice
+            )
+            split.setdefault(group.name, set()).update(label.dim for label in labels if label.splits)
+    if graph is None:
+        return ()
+    left: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = {}
+    for group in graph.groups:
+        sizes = tuple(_sizes(graph, group))
+        if sizes and group.name not in but and not split[group.name]:
+            left.setdefault((group.anchor.target, sizes), []).append(group.name)
+    ordered = sorted(left.items(), key=lambda item: -prod(size for _, size in item[0][1]))
+    return (
+        *_counts_left_whole(graph, split, min(axes), but),
+        *(_sentence(target, sizes, names, min(axes)) for (target, sizes), names in ordered),
+        *_heads_in_pieces(graph),
+    )
+
+
+def _counts_left_whole(
+    graph: GroupGraph, split: Mapping[str, set[str]], axis: int, but: Container[str]
+) -> Iterator[str]:
+    """Yield a sentence on the batch, and one on the heads of attention, if they could be split and are not.
+
+    Args:
+        split: the loops that searched meshes split, by group.
+        axis: the smallest axis of these meshes.
+    """
+    following = batch_strategies(graph, everywhere=False)
+    samples = {graph.atoms.graph.tensors[name].shape[0] for name in batch_inputs(graph.atoms.graph)}
+    batch, heads = dict[str, LoopDim](), dict[str, LoopDim]()
+    for group in graph.groups:
+        dims = {dim.name: dim for dim in graph.atoms.spaces[group.name].dims}
+        follows = following.get(group.name)
+        if follows is not None and follows.label.splits and dims[follows.label.dim].size in samples:
+            batch[group.name] = dims[follows.label.dim]
+        if group.anchor.target == ATTENTION and "heads" in dims and "group" not in dims:
+            heads[group.name] = dims["heads"]
+    for what, loops in (("batch", batch), ("attention heads", heads)):
+        whole = [
+            loop.size for name, loop in loops.items() if name not in but and loop.name not in split[name]
+        ]
+        if whole and len(whole) == len(loops):
+            better = _near_in_parts(whole[0], axis)
+            yield f"{what} left whole: no searched mesh splits {whole[0]}; an axis of {axis} cuts {better}"
+
+
+def _near(size: int, parts: int) -> str:
+    """Return the nearest sizes that are divisible by the number of parts, in words."""
+    below = size // parts * parts
+    return f"{below} or {below + parts}" if below else str(parts)
+
+
+def _near_in_parts(size: int, parts: int) -> str:
+    """Return the nearest sizes that can be cut into parts of which none is empty, in words."""
+
+    def cuts(whole: int) -> bool:
+        return chunk(whole, parts, parts - 1)[1] > 0
+
+    below = next((whole for whole in range(size - 1, 0, -1) if cuts(whole)), None)
+    above = next(whole for whole in range(size + 1, size + 2 * parts) if cuts(whole))
+    return f"{above}" if below is None else f"{below} or {above}"
+
+
+def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
+    """Yield the loop dims that a group could split, with their sizes; a dim of size 1 is none."""
+    loops = {s.label.dim for s in group.strategies if s.label.splits}
+    for dim in graph.atoms.spaces[group.name].dims:
+        if dim.name in loops and dim.size > 1:
+            yield dim.name, dim.size
+
+
+def _sentence(target: str, sizes: tuple[tuple[str, int], ...], names: list[str], axis: int) -> str:
+    kind = target.removeprefix("aten.").partition(".")[0]
+    shown = ", ".join(f"{name} {size}" for name, size in sizes)
+    others = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
+    better = ", ".join(f"{name} {_near(size, axis)}" for name, size in sizes)
+    return (
+        f"kept whole, since no searched mesh divides its sizes: {kind} {names[0]} ({shown}){others}; "
+        f"an axis of {axis} divides {better}"
+    )
+
+
+def _heads_in_pieces(graph: GroupGraph) -> Iterator[str]:
+    """Yield a sentence on products that make queries, keys and values as pieces of unequal sizes, as with
+    fewer key heads: equal parts of such an output mix them."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for op in graph.atoms.graph.operators:
+        cut = _cut_of_heads(graph.atoms, op) if op.target == ATTENTION else None
+        made = _product_behind(graph.atoms, cut.inputs()[0]) if cut is not None else None
+        if cut is not None and made is not None:
+            sizes = _pieces(graph.atoms, cut)
+            if len(set(sizes)) > 1:
+                found.setdefault(sizes, []).append(made.module or made.name)
+    for sizes, names in found.items():
+        others = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
+        yield (
+            f"{names[0]}{others} cannot be split by the heads of attention: queries, keys and values are "
+            f"pieces of unequal sizes ({', '.join(map(str, sizes))}) of its output, which equal parts would "
+            "mix; its output is gathered before heads are split, which separate products for them avoid"
+        )
+
+
+def _cut_of_heads(atoms: AtomGraph, attention: Operator) -> Operator | None:
+    """Return the operator behind which the heads of attention's queries cannot be split; None if all up to
+    the first product can."""
+    space = atoms.spaces[attention.name]
+    heads = [i for i, dim in enumerate(space.dims) if dim.name.partition(".")[0] == "heads"]
+    queries = [place for loop in heads for place in atoms_of_loops(space)[loop][:1]]
+    place = queries[0] if queries else None
+    while place is not None and (maker := atoms.graph.producer.get(place[0])) is not None:
+        places = next(
+            places for places in atoms_of_loops(atoms.spaces[maker.name]).values() if place in places
+        )
+        read = [other for other in places if other[0] in maker.inputs()]
+        if not read:
+            return maker
+        if any(atoms.graph.tensors[name].kind == "parameter" for name, _ in read):
+            return None
+        place = read[0]
+    return None
+
+
+def _product_behind(atoms: AtomGraph, tensor: str) -> Operator | None:
+    """Return the product whose result, redescribed at most, a tensor is."""
+    while (maker := atoms.graph.producer.get(tensor)) is not None:
+        if not atoms.spaces[maker.name].cheap:
+            return maker if cost_class_of(maker.target) is CostClass.MATRIX else None
+        tensor = maker.inputs()[0]
+    return None
+
+
+def _pieces(atoms: AtomGraph, cut: Operator) -> tuple[int, ...]:
+    """Return the sizes of the pieces into which an operator, and others beside it, cut a tensor."""
+    tensors, whole = atoms.graph.tensors, cut.inputs()[0]
+    makers = [op for op in atoms.graph.operators if op.inputs()[:1] == (whole,)]
+    shapes = [tensors[name].shape for op in makers for name in op.outputs]
+    before = tensors[whole].shape
+    shapes = [shape for shape in shapes if len(shape) == len(before)]
+    dims = {dim for shape in shapes for dim, size in enumerate(shape) if size != before[dim]}
+    return tuple(shape[dim] for shape in shapes for dim in dims) if len(dims) == 1 else ()

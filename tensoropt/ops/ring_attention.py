@@ -1,0 +1,367 @@
+"""Attention of a sequence that ranks share: each one's keys and values go around a ring, and meet the queries
+of every rank (Liu et al., Ring Attention, arXiv 2310.01889).
+
+A rank begins with the chunk of keys and values of its own part of the sequence. While its queries attend to
+the chunk that it holds, it sends that to the next rank and receives another one; after as many steps as there
+are ranks its queries have seen all keys. What a causal mask hides is skipped. The blocks are merged by their
+log-sum-exps, in at least float32 (Dao et al., FlashAttention, arXiv 2205.14135, section 3.1).
+
+In backward the chunks go around once more, and the gradient of each follows one step behind: every rank adds
+what its queries give to it, and the last message takes it home. Gradients are sent in the type of keys and
+values, as they would be reduced if these were gathered; those of queries add up in at least float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from tensoropt.ops.attention_in_blocks import (
+    BACKWARD,
+    FORWARD,
+    Block,
+    QueryPiece,
+    Stretch,
+    block_kernel,
+    finite,
+    stretches,
+)
+from tensoropt.ops.calls import RING_SEND, InnerCollective, OperatorShard
+from tensoropt.ops.kernels import ShardContext
+from tensoropt.ops.layouts import chunk
+
+RING_FORM = "kernels.ring_attention"
+"""The kernel that replaces attention if keys and values are split along with the queries."""
+RING = "ring"
+"""The loop that stands for queries, keys and values split along one axis."""
+
+
+class Ring(NamedTuple):
+    """The ranks among which keys and values go around, and what each of them has.
+
+    Attributes:
+        axes, parts: the mesh axes, and the number of ranks along them.
+        place: a rank's place in the ring if its coordinate does not say it: of one that has as much to do as
+            any.
+        keys: for each place, the (position, length) of each stretch of its keys, in the order of its rows.
+        rows: the most keys of any rank; messages have room for as many.
+    """
+
+    axes: tuple[int, ...]
+    parts: int
+    place: int | None
+    keys: tuple[tuple[tuple[int, int], ...], ...]
+    rows: int
+
+
+def ring_of(shard: OperatorShard, axes: tuple[int, ...], *, causal: bool) -> Ring:
+    """Return the ring over ``axes`` of a shard of attention, whose second operand are the keys."""
+    keys = shard.space.reads[1]
+    sizes = shard.atoms.atoms[keys.tensor]
+    # Their outermost atom is the one that is cut.
+    (size, *inner), position = sizes[-2], sum(map(len, sizes[:-2]))
+    parts, width = prod(shard.mesh[axis] for axis in axes), prod(inner)
+    step, known = -(-size // parts), shard.coordinate is not None
+    zigzag = shard.zigzag and (keys.tensor, position) in shard.atoms.zigzag
+    of_places: list[tuple[tuple[int, int], ...]] = []
+    for place in range(parts):
+        if zigzag:
+            first, last, half = place * step // 2, (2 * parts - 1 - place) * step // 2, step // 2
+            of_places.append(((first * width, half * width), (last * width, half * width)))
+        else:
+            # Without a coordinate the shard is as large as any, and all are taken to be so: the first ones
+            # overlap.
+            largest = max(size - (parts - place) * step, 0), step
+            first, length = chunk(size, parts, place) if known else largest
+            of_places.append(((first * width, length * width),))
+    # The last queries see the most keys, unless all ranks have equally much to do.
+    busiest = parts - 1 if causal and not zigzag else 0
+    return Ring(axes, parts, None if known else busiest, tuple(of_places), step * width)
+
+
+def ring_collectives(shard: OperatorShard, ring: Ring) -> tuple[InnerCollective, ...]:
+    """Return the messages of a rank: those of keys and values, which the last step needs no more in either
+    direction; in backward those of gradients, of which the last one overlaps with nothing."""
+    elements = 0
+    for operand in shard.space.reads[1:3]:
+        shape = shard.shape(operand, written=False)
+        elements += prod(shape) // shape[-2] * ring.rows
+    size = elements * shard.atoms.graph.tensors[shard.space.reads[1].tensor].element_bytes
+    share = (ring.parts - 1) / ring.parts
+    forward = InnerCollective(RING_SEND, ring.axes, size, beside=share)
+    backward = InnerCollective(RING_SEND, ring.axes, size, backward=True, beside=share)
+    last = InnerCollective(RING_SEND, ring.axes, size, backward=True)
+    return (*(forward,) * (ring.parts - 1), *(backward,) * (2 * ring.parts - 2), last)
+
+
+def ring_attention(
+    context: ShardContext,
+    name: str,
+    ring: Sequence[Any],
+    pieces: Sequence[QueryPiece],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return attention of a rank's queries over the keys of all ranks of a ring.
+
+    Args:
+        ring: a :class:`Ring`.
+        pieces: the rank's part of each atom of the queries' dim; of no meaning if not ``causal``.
+        q: ``[..., heads, local queries, d]``.
+        k, v: ``[..., key heads, local keys, d]``; query head ``h`` reads key head
+            ``h // (heads / key heads)``.
+        mask: broadcasts to ``[..., heads, local queries, all keys]``: what may be seen, or is added to the
+            scores. Its gradient is not computed.
+        scale: by default ``1 / sqrt(d)``.
+    """
+    of_ranks = Ring(*ring)
+    queries = stretches(context, pieces) if causal else None
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    result: torch.Tensor = _RingAttention.apply(q, k, v, mask, _Turns(context, of_ranks, queries), scale)
+    return result
+
+
+class _Pair(NamedTuple):
+    """Some of the rank's queries, and some of the keys that it holds.
+
+    Attributes:
+        rows, columns: (first, end) among the local ones.
+        causal: query ``i`` of them sees only the first ``i + 1`` keys of them.
+    """
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    causal: bool
+
+
+class _Turns:
+    """The steps of a rank: whose keys it holds in each, and what its queries see of them.
+
+    Attributes:
+        queries: the stretches of its queries; None if they see all keys.
+    """
+
+    def __init__(self, context: ShardContext, ring: Ring, queries: Sequence[Stretch] | None):
+        self.context, self.ring, self.queries = context, ring, queries
+        self.place = context.coordinate(ring.axes) if ring.place is None else ring.place
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the place whose keys it holds, step by step."""
+        return ((self.place - step) % self.ring.parts for step in range(self.ring.parts))
+
+    def send(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to send to the next rank, and to receive from the one before."""
+        return self.context.send_around(value, self.ring.axes)
+
+    def pairs(self, place: int, queries: int) -> Iterator[_Pair]:
+        """Yield what the rank's queries see of the keys of a place.
+
+        Args:
+            queries: their number.
+        """
+        column = 0
+        for position, length in self.ring.keys[place]:
+            if self.queries is None:
+                # No order: the queries see all of the place's keys at once.
+                yield _Pair((0, queries), (0, sum(each for _, each in self.ring.keys[place])), False)
+                return
+            for stretch in self.queries:
+                yield from _seen(stretch, Stretch(column, position, length))
+            column += length
+
+    def seen(self, mask: torch.Tensor | None, place: int, q: torch.Tensor) -> torch.Tensor | None:
+        """Return the mask's columns for the keys of a place, as what is added to the scores."""
+        if mask is None:
+            return None
+        if mask.shape[-1] > 1:
+            parts = [mask.narrow(-1, position, length) for position, length in self.ring.keys[place]]
+            mask = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        if mask.dtype != torch.bool:
+            # PyTorch's CPU kernel reads a float32 mask beside float64 queries as if it were float64.
+            return mask.to(torch.promote_types(mask.dtype, q.dtype))
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+
+
+def _seen(queries: Stretch, keys: Stretch) -> Iterator[_Pair]:
+    """Yield what queries see of keys under a causal mask."""
+    (row, begin, length), (column, first, width) = queries, keys
+    end, last = begin + length, first + width
+    # Keys before the first query are seen by all of them.
+    if first < begin:
+        before = min(last, begin)
+        yield _Pair((row, row + length), (column, column + before - first), causal=False)
+    # Of keys among the queries' own positions, queries behind all of them see all.
+    low, high = max(first, begin), min(last, end)
+    if low < high:
+        columns = column + low - first, column + high - first
+        yield _Pair((row + low - begin, row + high - begin), columns, causal=True)
+        if high < end:
+            yield _Pair((row + high - begin, row + length), columns, causal=False)
+
+
+class _Message(NamedTuple):
+    """How keys and values lie in one message: each in the memory order of the rank's own."""
+
+    keys: torch.Size
+    values: torch.Size
+    orders: tuple[tuple[int, ...], tuple[int, ...]]
+    rows: int
+
+    @classmethod
+    def of(cls, k: torch.Tensor, v: torch.Tensor, rows: int) -> _Message:
+        """Return the messages of a rank with these keys and values, with room for so many rows."""
+        return cls(k.shape, v.shape, (_memory_order(k), _memory_order(v)), rows)
+
+    def zeros(self, like: torch.Tensor) -> torch.Tensor:
+        """Return a message of zeros."""
+        sizes = (prod(shape) // shape[-2] * self.rows for shape in (self.keys, self.values))
+        return like.new_zeros(sum(sizes))
+
+    def parts(self, message: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of the keys and the values in a message of a rank that has so many."""
+        begin, views = 0, []
+        for shape, order in zip((self.keys, self.values), self.orders, strict=True):
+            local = [*shape[:-2], length, shape[-1]]
+            of_rank = message.narrow(0, begin, prod(local)).view([local[dim] for dim in order])
+            views.append(of_rank.permute([order.index(dim) for dim in range(len(order))]))
+            begin += prod(shape) // shape[-2] * self.rows
+        return views[0], views[1]
+
+
+def _memory_order(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the dims from the outermost in memory on; as they come where some are repeated."""
+    strides = value.stride()
+    if 0 in strides:
+        return tuple(range(value.dim()))
+    return tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        turns: _Turns,
+        scale: float,
+    ) -> torch.Tensor:
+        kernel, message = block_kernel(q, k, v, masked=mask is not None), _Message.of(k, v, turns.ring.rows)
+        states: list[torch.Tensor] = []
+        out, lse = _nothing_seen(q, v)
+        held = _packed(message, k, v)
+        for step, place in enumerate(turns):
+            sent = turns.send(held) if step < turns.ring.parts - 1 else None
+            keys, values = message.parts(held, _length(turns, place))
+            seen = turns.seen(mask, place, q)
+            for pair in turns.pairs(place, q.shape[-2]):
+                block = _cut(q, keys, values, pair)
+                found, state = FORWARD[kernel](*block, _rows(seen, pair), pair.causal, scale)
+                states += state
+                rows = slice(*pair.rows)
+                _merge(out[..., rows, :], lse[..., rows], found)
+                del block, found
+            del keys, values, seen
+            if sent is not None:
+                held, sent = sent(), None
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, mask, out, lse, *states)
+        ctx.kernel, ctx.message, ctx.turns, ctx.scale = kernel, message, turns, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        q, k, v, mask, out, lse, *states = ctx.saved_tensors
+        turns, message, state = ctx.turns, ctx.message, iter(states)
+        of_q = torch.zeros_like(q, dtype=lse.dtype)
+        held, arrives, lse = _packed(message, k, v), None, finite(lse)
+        for step, place in enumerate(turns):
+            sent = turns.send(held) if step < turns.ring.parts - 1 else None
+            length = _length(turns, place)
+            keys, values = message.parts(held, length)
+            given = message.zeros(k)
+            of_keys, of_values = message.parts(given, length)
+            seen = turns.seen(mask, place, q)
+            for pair in turns.pairs(place, q.shape[-2]):
+                rows, columns = slice(*pair.rows), slice(*pair.columns)
+                parts = BACKWARD[ctx.kernel](
+                    grad[..., rows, :],
+                    *_cut(q, keys, values, pair),
+                    out[..., rows, :],
+                    lse[..., rows].contiguous(),
+                    _rows(seen, pair),
+                    pair.causal,
+                    ctx.scale,
+                    state,
+                )
+                of_q[..., rows, :] += parts[0]
+                of_keys[..., columns, :] += parts[1]
+                of_values[..., columns, :] += parts[2]
+                del parts
+            del keys, values, of_keys, of_values, seen
+            if arrives is not None:
+                given += arrives()
+                arrives = None  # what was sent and received for it is over
+            arrives = turns.send(given)
+            del given
+            if sent is not None:
+                held, sent = sent(), None
+        del held
+        assert arrives is not None
+        of_keys, of_values = message.parts(arrives(), k.shape[-2])
+        return of_q.to(q.dtype), of_keys, of_values, None, None, None
+
+
+def _length(turns: _Turns, place: int) -> int:
+    return sum(length for _, length in turns.ring.keys[place])
+
+
+def _packed(message: _Message, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return a message with the rank's own keys and values."""
+    packed = message.zeros(k)
+    for part, own in zip(message.parts(packed, k.shape[-2]), (k, v), strict=True):
+        part.copy_(own)
+    return packed
+
+
+def _cut(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pair: _Pair
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows, columns = slice(*pair.rows), slice(*pair.columns)
+    return q[..., rows, :], k[..., columns, :], v[..., columns, :]
+
+
+def _rows(seen: torch.Tensor | None, pair: _Pair) -> torch.Tensor | None:
+    """Return the part of a mask for a pair; only without a causal one are there masks, which have all
+    columns."""
+    if seen is None or seen.dim() < 2 or seen.shape[-2] == 1:
+        return seen
+    return seen[..., slice(*pair.rows), :]
+
+
+def _nothing_seen(q: torch.Tensor, v: torch.Tensor) -> Block:
+    """Return the attention of queries over no keys, in at least float32 and in the memory order of fused
+    kernels, whose results have the heads inside the queries."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    *lead, heads, queries = q.shape[:-1]
+    out = q.new_zeros((*lead, queries, heads, v.shape[-1]), dtype=wide).transpose(-3, -2)
+    return out, q.new_full(q.shape[:-1], float("-inf"), dtype=wide)
+
+
+def _merge(out: torch.Tensor, lse: torch.Tensor, block: Block) -> None:
+    """Add a block of keys to what queries have seen, in place."""
+    total = torch.logaddexp(lse, block[1])
+    least = finite(total)
+    out.mul_((lse - least).exp_().unsqueeze(-1))
+    out.add_(block[0] * (block[1] - least).exp_().unsqueeze(-1))
+    lse.copy_(total)

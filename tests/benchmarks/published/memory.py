@@ -1,0 +1,403 @@
+"""Published peaks of memory, or parts of it, beside what the same configuration is predicted to take.
+
+A row says less than one of published runs does; what its source leaves out is in :data:`SOURCES`. Three kinds
+of figures are told apart, by what was measured:
+
+- ``activations``: what the first stage keeps between forward and backward, of all micro-batches in flight;
+- ``parameters and optimizer``: what lasts through the step there;
+- ``peak``: what PyTorch's allocator reserves (``torch.cuda.max_memory_reserved``), by its replay of the
+  fullest rank's requests. No context and no buffers of NCCL's are in it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gc
+import os
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensoropt.costs.process_memory import allocator_blocks
+from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.evaluate import Evaluation
+from tensoropt.pipeline.evaluate import PipelineEvaluation
+from tensoropt.pipeline.memory import memory_of_actions
+from tensoropt.pipeline.requests import place_requests
+from tensoropt.pipeline.strategy import Action, place_actions
+from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.simulate.caching_allocator import RankRequests, Request, step_requests
+from tensoropt.simulate.step import lower
+from tests.benchmarks.machine import described
+from tests.benchmarks.published.decoder import Architecture
+from tests.benchmarks.published.predict import Row, extended, open_store, simulate_run
+from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of
+
+GOAL = 0.06
+"""The median error that is aimed at."""
+MODELS = Path(__file__).with_name("models.yaml")
+SOURCES: dict[str, dict[str, str]] = {
+    # Section 4.1: dropout of attention's weights and of what is added, masks of 1 byte; attention as
+    # products; the loss of float32 logits.
+    "arXiv 2205.05198": {
+        "framework": "Megatron-LM",
+        "date": "2022-05",
+        "flash_attn": "no",
+        "dropout": "0.1",
+        "loss": "float32",
+    },
+    # torchtitan 9dec370 (2024-12-26), which the tables name: train.py computes the loss of float32 logits,
+    # uncompiled; parallelize_llama.py leaves parameters of pipelines unsharded after forward, and their
+    # gradients are reduced once, as FSDP2 is told to by PyTorch's schedules; run_llama_train.sh sets
+    # expandable_segments.
+    "torchtitan": {
+        "framework": "torchtitan",
+        "date": "2024-12",
+        "flash_attn": "yes",
+        "loss": "float32",
+        "root": "gathered once",
+        "gpu": "H100-80GB",
+    },
+}
+"""Of each source, by how it begins, what its rows leave out."""
+
+
+class Measured(Run):
+    """A row of published memory, in the columns of published runs."""
+
+
+def load_memory(path: Path) -> list[Measured]:
+    """All rows, in order, with what their sources leave out."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        return [_completed(row) for row in csv.DictReader(lines)]
+
+
+def _completed(row: Mapping[str, str]) -> Measured:
+    more = next((said for name, said in SOURCES.items() if row["source"].startswith(name)), {})
+    places, batch = int(row["pp"]), int(row["micro_batch_per_gpu"])
+    pieces, (kind, *_) = 1, row["dp_kind"].split()
+    if places > 1 and more.get("framework") == "torchtitan":
+        # Its batch is that of a rank in a whole step, cut into as many pieces as there are places
+        # (pipelining_utils.py).
+        pieces, batch = places, batch // places
+    elif places > 1:
+        # As many as are ever in flight, and as interleaved schedules take; more of them keep no more.
+        pieces = 2 * places
+    return Measured(
+        {
+            **row,
+            **more,
+            "outcome": "ok",
+            "step_s": "",
+            "micro_batch_per_gpu": str(batch),
+            "grad_accum": str(pieces),
+            "global_batch_seqs": str(batch * pieces * int(row["dp"])),
+            "gpus_per_node": "8",
+            "internode_net": "unsaid",
+            "shard_group": "",
+            # Over ranks of a context, too, it is wherever there are any.
+            "dp_kind": "zero1" if places > 1 and kind == "zero3" else kind,
+            "virtual_stages": "2" if row["virtual_stages"] == "unsaid" else row["virtual_stages"],
+            "precision": "bf16" if row["precision"].startswith("float8") else row["precision"],
+            "products": "float8" if row["precision"].startswith("float8") else "",
+            "said_stages": row["virtual_stages"],
+        }
+    )
+
+
+# -- what was measured ----------------------------------------------------------------------------
+
+
+def activation_bytes(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> float:
+    """What the first stage keeps for backward, of all micro-batches in flight."""
+    if isinstance(found, PinnedPoint):
+        kept = float(found.evaluation.metrics.parts.between_bytes[0])
+        return kept - _gathered_bytes(run, found.evaluation)
+    of = found.evaluation
+    shares = {
+        n: 1 - _gathered_bytes(run, of.stages[n]) / float(of.stages[n].metrics.parts.between_bytes[0])
+        for n in of.strategy.stages_at(0)
+    }
+    ledger = _Kept(shares)
+    for _ in memory_of_actions(*_of_place(of, 0), of.capability, ledger):
+        pass
+    return ledger.most
+
+
+class _Kept:
+    """Records the most that micro-batches keep between their actions.
+
+    Attributes:
+        shares: per stage, which share of what the simulator counts a micro-batch keeps.
+    """
+
+    def __init__(self, shares: Mapping[int, float]) -> None:
+        self.shares = shares
+        self.now = self.most = 0.0
+
+    def keep(self, action: Action, change: float) -> None:
+        self.now += change * self.shares[action.stage]
+        self.most = max(self.most, self.now)
+
+    def add(self, action: Action, needed: float, on_the_way: float, trailing: float) -> None:
+        pass
+
+    def finish(self, needed: Mapping[int, float]) -> None:
+        pass
+
+
+def _gathers_again(run: Run) -> bool:
+    """Whether inputs of products are gathered again in backward: Megatron-LM with sequence parallelism keeps
+    a rank's part of them (section 4.2.2)."""
+    return run.framework.startswith("Megatron") and run.seq_parallel.startswith("yes")
+
+
+def _gathered_bytes(run: Run, evaluation: Evaluation) -> float:
+    """How much less a micro-batch keeps between forward and backward where inputs of products are gathered
+    again: of a copy that was moved for its reader, a rank keeps its part."""
+    if not _gathers_again(run):
+        return 0.0
+    step, turn = lower(evaluation.batch), evaluation.batch.schedule.forward_end
+    copies = (
+        alive.named.bytes
+        for alive in step.lifetimes()
+        if alive.first <= turn < alive.end
+        and alive.named.what == "activation"
+        and " read " in alive.named.key
+    )
+    return sum(copies) * (1 - 1 / run.number("tp"))
+
+
+def _of_place(of: PipelineEvaluation, place: int) -> tuple[Any, ...]:
+    strategy = of.strategy
+    shape = strategy.places, len(of.stages) // strategy.places, strategy.micro_batches
+    return strategy, of.stages, place, place_actions(strategy.schedule, *shape)[place]
+
+
+def lasting_bytes(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> float:
+    """Parameters, gradients and optimizer state of the first stage. Megatron-LM has its parameters in 16 bits
+    beside the float32 ones."""
+    if isinstance(found, PinnedPoint):
+        kinds = found.evaluation.metrics.memory[0]
+    else:
+        strategy = found.evaluation.strategy
+        kinds = sum(found.evaluation.stages[n].metrics.memory[0] for n in strategy.stages_at(0))
+    copies = kinds[0] / 2 if run.framework.startswith("Megatron") else 0.0
+    return float(kinds[:3].sum() + copies)
+
+
+def reserved_bytes(run: Run, of: Architecture, found: PinnedPoint | PinnedPipelinePoint) -> float:
+    """What PyTorch's allocator reserves on the fullest rank, with expandable segments, as the run sets."""
+    beside: list[int] = []
+    if isinstance(found, PinnedPoint):
+        made, terms, tables = step_requests(found.evaluation.batch, 0), found.point.terms, 2
+    else:
+        pipeline = found.evaluation
+        place, last = pipeline.fullest, pipeline.strategy.places - 1
+        made = place_requests(*_of_place(pipeline, place), pipeline.capability)
+        terms, tables = pipeline.terms[place], int(place == 0) + int(place == last)
+        beside.append(_receive_buffers(run, of, place))
+    beside += [*allocator_blocks(terms), *_gather_buffers(run, of, tables)]
+    made = _with_loss_of_torchtitan(made, parallel=run.number("tp") > 1)
+    return float(made.replay(expandable=True, beside=[size for size in beside if size]).reserved)
+
+
+def _gather_buffers(run: Run, of: Architecture, tables: int) -> list[int]:
+    """What FSDP2 gathers into before it copies parameters out: a buffer of the root's parameters and, until
+    the next one is gathered, one of a block's. They are made on a stream of their own, whose memory PyTorch's
+    allocator gives to no other (``_fsdp_collectives.foreach_all_gather``).
+
+    Args:
+        tables: how many of the embedding and the head the rank has.
+    """
+    table = of.vocab * of.hidden
+    block = (of.params - (1 if of.tied else 2) * table) // of.layers
+    return [2 * elements // run.number("tp") for elements in (tables * table, block)]
+
+
+def _receive_buffers(run: Run, of: Architecture, place: int) -> int:
+    """What PyTorch's stages receive into beside what the simulator counts, which lets go of them as the
+    executor here does: a buffer for each micro-batch and direction lasts from the beginning
+    (``torch/distributed/pipelining/stage.py``), in forward that of what is kept for backward."""
+    places, (schedule, per_place), pieces = run.number("pp"), run.schedule, run.number("grad_accum")
+    tokens = run.number("micro_batch_per_gpu") * run.number("seq_len") // run.number("cp")
+    message = 2 * tokens * of.hidden // run.number("tp")
+    back = per_place - (place == places - 1)
+    waiting = pieces - min(pieces, places - place) if schedule == "1f1b" and place else 0
+    return message * (back * pieces + waiting)
+
+
+def _with_loss_of_torchtitan(made: RankRequests, *, parallel: bool) -> RankRequests:
+    """The requests, with blocks of the loss that the replay has as workspace or not at all.
+
+    The caller of the loss holds the head's 16-bit logits: they are there before the float32 ones, until the
+    loss is. A parallel loss, whose logits are split over the vocabulary, is DTensor's: forward has the logits
+    less their maximum beside what it saves, and backward adds two tensors of this size up to a third
+    (``torch/distributed/tensor/parallel/loss.py``)."""
+    step, logits, wide, adding = list[Request](), "", 0, False
+    for request in made.step:
+        tensor, what = (*_words(request.name), "", "")[:2]
+        if request.bytes and what == "activation" and tensor.endswith("_float32"):
+            logits, wide = tensor, request.bytes
+            step += [Request("logits", wide // 2), request]
+        elif request.bytes and what == _SAVED and wide and "cross_entropy" in tensor:
+            shifted = [Request("shifted", wide)] * parallel
+            step += [*shifted, request, *(Request(name, 0) for name, _ in shifted), Request("logits", 0)]
+            wide = 0
+        elif request.bytes and what == "gradient" and tensor == logits and parallel:
+            step += [request, Request("sum", request.bytes)]
+            adding = True
+        else:
+            step.append(request)
+            if adding and not request.bytes:  # the workspace of the loss's backward
+                step.append(Request("sum", 0))
+                adding = False
+    return replace(made, step=step)
+
+
+_SAVED = "saved inside for backward"
+
+
+def _words(name: Any) -> tuple[str, ...]:
+    """The tensor of a request and what of it is requested, also where its micro-batch stands before."""
+    while isinstance(name, tuple) and name and isinstance(name[-1], tuple):
+        name = name[-1]
+    return name if isinstance(name, tuple) and all(isinstance(word, str) for word in name) else ()
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def measure(run: Measured, models: Mapping[str, Any], store: ProfileStore) -> Row:
+    """The row of a run: predicted and published bytes, or why nothing is predicted."""
+    row: Row = {
+        **{name: run.row[name] for name in ("id", "source", "model", "what", "meter")},
+        "predicted_bytes": None,
+        "published_bytes": run.published_bytes,
+        "refused": None,
+    }
+    try:
+        (recipe,) = run.recomputed
+        of = architecture_of(run, models)
+
+        def read(found: PinnedPoint | PinnedPipelinePoint) -> Row:
+            if run.what == "activations":
+                return {"bytes": activation_bytes(run, found)}
+            if run.what == "parameters and optimizer":
+                return {"bytes": lasting_bytes(run, found)}
+            return {"bytes": reserved_bytes(run, of, found)}
+
+        simulated = partial(simulate_run, run, store=store, recipe=recipe, process_memory=True)
+        # What an allocator leaves unused does not grow evenly with the blocks.
+        found, _ = extended(of, simulated, read, run.what == "peak" or run.number("pp") > 1)
+    except (RefusedRunError, TensorOptError) as refusal:
+        return {**row, "refused": str(refusal)}
+    finally:
+        gc.collect()  # graphs of thousands of operators lie in cycles
+    return {**row, "predicted_bytes": found["bytes"], "notes": _notes(run)}
+
+
+def _notes(run: Measured) -> list[str]:
+    """What was approximated of the run."""
+    notes = (
+        [] if run.precision == "bf16" else ["simulated in bfloat16, where the run computes in other 16 bits"]
+    )
+    if run.row["products"]:
+        notes.append("products in bfloat16, where the run's are in float8")
+    if _gathers_again(run):
+        notes.append(
+            "inputs of products are counted as their makers hold them, and gathered again in backward"
+        )
+    if "asynchronous" in run.notes:
+        notes.append("tensor parallelism in collectives of PyTorch's, where the run's has its own buffers")
+    if run.row["said_stages"] == "unsaid" and run.number("pp") > 1:
+        notes.append("2 stages to a place, torchtitan's default")
+    return notes
+
+
+def measured(
+    runs: Sequence[Measured], models: Mapping[str, Any], folder: Path, processes: int
+) -> Iterator[Row]:
+    """The rows of runs, in order."""
+    work = partial(_measure_alone, models=models, folder=folder)
+    # Not forked, as this process has threads of PyTorch's.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(work, [dict(run.row) for run in runs])
+
+
+def _measure_alone(row: dict[str, str], models: Mapping[str, Any], folder: Path) -> Row:
+    torch.set_num_threads(1)
+    with open_store(folder / f"{os.getpid()}.sqlite") as store:
+        return measure(Measured(row), models, store)
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def error(row: Row) -> float:
+    """|predicted / published - 1|."""
+    return abs(row["predicted_bytes"] / row["published_bytes"] - 1)
+
+
+def medians(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many rows are predicted, the median and the worst of their errors: of all, and by what was measured
+    and by which meter."""
+    found = [row for row in rows if row["refused"] is None]
+    parts = {"all": found}
+    for row in found:
+        parts.setdefault(f"{row['what']} ({row['meter']})", []).append(row)
+    return {
+        name: {
+            "runs": len(part),
+            "median_error": statistics.median(map(error, part)) if part else None,
+            "worst_error": max(map(error, part), default=None),
+        }
+        for name, part in parts.items()
+    }
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    """The result as a page."""
+    lines = [
+        f"# Published memory, predicted, {data['date']}",
+        "",
+        "Peaks and parts of memory that other people measured, with their configuration pinned. Nothing was",
+        f"run here. The median error is to be within {GOAL:.0%}.",
+        "",
+        f"Taken from {described(data)}.",
+        "",
+        "| measured | runs | median error | worst |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {name} | {of['runs']} | {of['median_error']:.1%} | {of['worst_error']:.1%} |"
+        for name, of in data["medians"].items()
+        if of["runs"]
+    ]
+    lines += [
+        "",
+        "| run | model | what | predicted, GiB | published, GiB | off by |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in data["rows"]:
+        if row["refused"] is None:
+            off = f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}"
+            predicted = f"{row['predicted_bytes'] / GIB:.2f}"
+        else:
+            predicted, off = "", row["refused"]
+        published = f"{row['published_bytes'] / GIB:.2f}"
+        cells = (row["id"], row["model"], row["what"], predicted, published, off)
+        lines.append(f"| {' | '.join(cells)} |")
+    notes = Counter(note for row in data["rows"] for note in row.get("notes", ()))
+    return "\n".join(
+        [*lines, "", "What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]
+    )

@@ -1,0 +1,28 @@
+"""Some of the strategies that ``python -m tests.verify.sweep`` draws, which takes as many as one likes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.verify.sweep import ALIKE, NAMES, Case, cases, sweeping
+from tests.verify.sweep_models import DECODERS
+
+
+def faults(drawn: list[Case], *, real: bool) -> list[str]:
+    with sweeping(real=real) as sweep:
+        return [case.line() for case in map(sweep.check, drawn) if case.faults]
+
+
+@pytest.mark.parametrize("seed", [0, 200, 268])
+def test_ranks_send_and_keep_what_was_predicted(seed: int) -> None:
+    """On fake ranks: zig-zag order, shared heads, unequal parts, pipelines, parts of blocks made again."""
+    assert not faults(cases(range(seed, seed + ALIKE), list(DECODERS), (2, 3)), real=False)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "seeds", [range(16, 16 + ALIKE), pytest.param(range(1000, 1040), marks=pytest.mark.slow)], ids=str
+)
+def test_loss_and_gradients_are_those_of_the_unsplit_model(seeds: range) -> None:
+    names = list(NAMES if len(seeds) > ALIKE else DECODERS)
+    assert not faults(cases(seeds, names, (2, 3, 4, 5) if len(seeds) > ALIKE else (2,)), real=True)

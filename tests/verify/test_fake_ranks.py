@@ -28,13 +28,18 @@ from tests.verify.test_verify import predicted, predicted_order
         ("transformer_dropout", (1, 2, 4), "full"),
         ("transformer_dropout", (2, 2, 4), "products"),
         ("vgg_norm", (1, 8, 8), "none"),
+        ("transformer_dropout", (1, 4), "gathered inputs"),
+        ("transformer_dropout", (2, 2, 2), "gathered inputs"),
     ],
 )
 def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: str) -> None:
     spec = jobs.spec(name)
     loaded = load_model(spec)
     strategy = jobs.strategy_of(loaded, mesh, 1)
-    if recompute != "none":
+    if recompute == "gathered inputs":
+        strategy = replace(strategy, gathered_again=strategy.gatherable)
+        assert strategy.gathered_again
+    elif recompute != "none":
         regions = find_regions(loaded.graph)
         once = (groups_run_once(loaded.graph, region, recompute) for region in regions)
         strategy = replace(strategy, recomputed=regions, once=frozenset().union(*once))

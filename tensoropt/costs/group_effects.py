@@ -174,7 +174,7 @@ class GroupEffects:
             found += _forward(
                 self._parts(choice, gathered, staying=needed), keeps=True, again=True, stays=stays
             )
-        elif needed:
+        elif needed and not choice.facts.backward_runs:
             found.append(Effect(GATHER_BACK, workspace_bytes=needed + self._buffer_bytes(anew)))
 
         # Backward, and what it frees.
@@ -366,11 +366,20 @@ class GroupEffects:
         needed = sum(gathered.values())
         # Without the runs of single nodes, all gathered parameters are assumed alive at the peak of those
         # nodes that read parameters, which is an upper bound.
-        most = max(needed + back_parameters, back) if again or not facts.backward_runs else back
-        for reads, made, alive, own in facts.backward_runs:
-            read = (needed if reads else 0) if again else sum(gathered.get(name, 0) for name in reads)
-            later = sum(returning.get(name, 0) for name in made)
-            most = max(most, (own if handed else alive) + read + later)
+        most = back if facts.backward_runs else max(needed + back_parameters, back)
+        buffers = {} if again else {short[use.name]: self._buffer_bytes([use]) for use in anew}
+        before: tuple[str, ...] = ()
+        for number, run in enumerate(facts.backward_runs):
+            # Gathered for it, or by the second forward and not yet released.
+            needing = facts.backward_runs[number:] if again else (run,)
+            read = sum(gathered.get(name, 0) for name in {name for r in needing for name in r.reads})
+            later = sum(returning.get(name, 0) for name in run.made)
+            most = max(most, (run.own_peak_bytes if handed else run.peak_bytes) + read + later)
+            # What a node reads is gathered one after the other; the buffers are released before it computes.
+            buffer = max((buffers.get(name, 0) for name in run.reads if name not in before), default=0)
+            begin = run.own_begin_bytes if handed else run.begin_bytes
+            most = max(most, begin + read + later + buffer)
+            before = run.reads
         return most
 
     def _most_returning(self, uses: Sequence[StoredUse], joining: Collection[str]) -> int:

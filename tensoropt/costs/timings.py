@@ -112,7 +112,7 @@ class CostContext:
         return measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
 
-FACTS = "facts-10"
+FACTS = "facts-11"
 """The version of fact records; facts with another version are determined anew."""
 _FACTS_AT_ONCE = 512
 """The number of workloads whose facts are determined between saves: about three seconds; an assumption."""

@@ -196,4 +196,11 @@ def _space_to_dict(space: Space) -> dict[str, Any]:
 
 
 def _space_from_dict(data: Mapping[str, Any]) -> Space:
-    return Space(**{**data, "mesh": MeshInfo(**data["mesh"]), "notes": tuple(data["notes"])})
+    return Space(
+        **{
+            **data,
+            "mesh": MeshInfo(**data["mesh"]),
+            "notes": tuple(data["notes"]),
+            "moves": tuple(data.get("moves", ())),
+        }
+    )

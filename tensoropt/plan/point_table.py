@@ -176,7 +176,9 @@ class _StoredPoints:
             raise ValueError("figures that are no numbers")
         for s in range(spaces):
             choice, options, rows = arrays[f"choice_{s}"], arrays[f"options_{s}"], arrays[f"rows_{s}"]
-            if choice.shape != options.shape or len(choice) != len(rows) or (self.space[rows] != s).any():
+            # Behind the options of variables are those of tensors that may be gathered again.
+            alike = {len(choice), len(options)} == {len(rows)} and choice.shape[1] <= options.shape[1]
+            if not alike or (self.space[rows] != s).any():
                 raise ValueError(f"indices of space {s} that do not fit its points")
             self.place[rows] = np.arange(len(rows))
             self.indices.append((choice, options))

@@ -114,10 +114,13 @@ class _LiveTensors(TorchDispatchMode):
 
 
 class _Peak(NamedTuple):
-    """The peak of live memory, and the peak of the part that no other owner counts."""
+    """The peak of live memory, and the peak of the part that no other owner counts; the same when it
+    begins."""
 
     most: int
     own: int
+    begin: int = 0
+    own_begin: int = 0
 
 
 class _Activity(NamedTuple):
@@ -154,6 +157,7 @@ class _PeakTracker:
         self._of: dict[_Activity, _Peak] = {}
         self._node: Any = None
         self._activity = _Activity()
+        self._began = 0, 0
         self._arrived: set[str] = set()
 
     def read(self, name: str) -> None:
@@ -163,6 +167,7 @@ class _PeakTracker:
         self.book(self._activity)
         self._node = torch._C._current_autograd_node()
         self._activity = self._activity._replace(reads=self._activity.reads | {name})
+        self._began = self.live.now, self.live.own
 
     def arrived(self, name: str) -> None:
         """Record that a parameter's gradient was made; it is released before the next operator."""
@@ -182,8 +187,9 @@ class _PeakTracker:
 
     def book(self, activity: _Activity) -> None:
         """Count the peak since the last recording as that of an activity."""
-        before = self._of.get(activity, _Peak(0, 0))
-        self._of[activity] = _Peak(max(before.most, self.live.peak), max(before.own, self.live.own_peak))
+        now = _Peak(self.live.peak, self.live.own_peak, *self._began)
+        before = self._of.get(activity, now)
+        self._of[activity] = _Peak(*map(max, before, now))
         self.live.restart()
 
     def take(self) -> _PeakBytes:
@@ -710,14 +716,17 @@ def _gradients_of(groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def _runs(backward: _PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
-    """Return the parts of backward in which a gathered parameter, or its gradient, may be alive."""
+    """Return the parts of backward if gathered parameters, or their gradients, may be alive in any."""
+    if not any(activity.reads or activity.made for activity in backward.of):
+        return ()
     return tuple(
         BackwardRun(
             reads=tuple(sorted(activity.reads)),
             made=tuple(sorted(activity.made)),
-            peak_bytes=max(0, peak.most - kept),
-            own_peak_bytes=max(0, peak.own - kept),
+            peak_bytes=peak.most - kept,
+            own_peak_bytes=peak.own - kept,
+            begin_bytes=peak.begin - kept,
+            own_begin_bytes=peak.own_begin - kept,
         )
         for activity, peak in backward.of.items()
-        if activity.reads or activity.made
     )

@@ -55,14 +55,18 @@ class BackwardRun(NamedTuple):
     Attributes:
         reads: the parameters that they read.
         made: the parameters whose gradients were made before.
-        peak_bytes: the peak during the run, above ``kept_bytes``.
+        peak_bytes: the peak during the run, above ``kept_bytes``; less than 0 if much of these has been
+            released before.
         own_peak_bytes: the same if the incoming gradients belong to another owner, which counts them.
+        begin_bytes, own_begin_bytes: the same when it begins: as the last of ``reads`` is gathered.
     """
 
     reads: tuple[str, ...]
     made: tuple[str, ...]
     peak_bytes: int
     own_peak_bytes: int
+    begin_bytes: int = 0
+    own_begin_bytes: int = 0
 
 
 class SplitFacts(NamedTuple):
@@ -166,7 +170,6 @@ class Facts:
         # Explorations that were saved before this field existed lack it.
         data["work_of_calls"] = tuple(CallWork(*each) for each in data.get("work_of_calls", ()))
         data["backward_runs"] = tuple(
-            BackwardRun(tuple(reads), tuple(made), most, own)
-            for reads, made, most, own in data["backward_runs"]
+            BackwardRun(tuple(reads), tuple(made), *sizes) for reads, made, *sizes in data["backward_runs"]
         )
         return cls(**data)

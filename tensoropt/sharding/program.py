@@ -322,6 +322,7 @@ class Lowering:
             self.where = _OUTSIDE if region is None else {"region": region.name, "again": twice}
             self.operator(op, group)
             self._begin_backward(op, group)
+            self._gather_again(op, group)
         self.where = _OUTSIDE
         departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
         outputs, changed = (*source.outputs, *departing), tuple(source.mutations.values())
@@ -368,7 +369,6 @@ class Lowering:
             gathered = self.brought[group.name, name]
             if isinstance(gathered, Move):
                 self.add(KeepViews(reads={name: gathered}, **self.where))
-        self._gather_again(op, group, made)
         for name, node in made.items():
             self.made[name] = node
             if name in self.strategy.hubs:
@@ -376,7 +376,7 @@ class Lowering:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
                 self._hubs[name] = self.move(node, edge)
 
-    def _gather_again(self, op: Operator, group: Group, made: Mapping[str, Node]) -> None:
+    def _gather_again(self, op: Operator, group: Group) -> None:
         """Mark an operator at which backward may gather again what it has read."""
         again = self.strategy.gathered_again.intersection(group.reads, op.inputs())
         learns = (name for name in op.outputs if self.source.tensors[name].requires_grad)
@@ -384,7 +384,7 @@ class Lowering:
         if not again or result is None or self.evaluating or self.where.get("again"):
             return
         copies = {name: self.brought[group.name, name] for name in group.reads if name in again}
-        self.add(GatherAgain(op=op, group=group.name, reads={result: made[result], **copies}, **self.where))
+        self.add(GatherAgain(op=op, group=group.name, reads={result: self.made[result], **copies}, **self.where))
 
     def _compute(self, op: Operator, group: Group) -> Node:
         configuration = self.strategy.configurations[group.name]

@@ -454,8 +454,10 @@ class _Backward:
     def run(self) -> None:
         """Run backward as autograd does: what was made last comes first."""
         for node, sent in reversed(self.step.nodes):
-            if node in self._begins:
-                self._begin(self._begins[node])
+            # A block begins before its operator gathers anything again.
+            at = next(iter(node.reads.values())) if isinstance(node, GatherAgain) else node
+            if at in self._begins:
+                self._begin(self._begins.pop(at))
             if sent.keeps and node.region in self._regions:
                 # The whole region runs again, as one, when the first tensor that it did not keep is needed.
                 self.step.issue(self.sends.gathered_for_region(node.region))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from tensoropt import zoo
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
+from tensoropt.costs.cost_graph import edge_keys
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.problem import prepare
 from tensoropt.ops.calls import BY_VALUES
@@ -140,6 +142,17 @@ def test_tensor_parallelism_splits_products_and_the_sequence():
     whole = sum(c.facts.forward_flops * c.forwards for c in pinned(data=2).computed())
     assert flops == pytest.approx(whole / 2, rel=0.05)
     assert along.point.additive_time_s <= apart.point.additive_time_s
+
+
+def test_inputs_of_products_are_gathered_again_or_kept():
+    kept, again = (pinned(tensor=4, sequence_parallel=True, gathered_inputs=way) for way in (False, True))
+    assert not kept.tables.moves
+    # No pair of choices keeps what it could gather again.
+    edges = dict(zip(edge_keys(again.tables.edges), again.tables.edges, strict=True))
+    tables = [edges[key].table for key in again.tables.moves.values()]
+    assert tables
+    assert all(np.isinf(table[:, :, 0, 0])[np.isfinite(table[:, :, 1, 0])].all() for table in tables)
+    assert again.point.additive_time_s >= kept.point.additive_time_s
 
 
 def test_context_parallelism_splits_sequences_and_gathers_keys_and_values():

@@ -294,9 +294,14 @@ def test_backward_reads_one_parameter_after_the_other():
     facts = find_facts(replace(work, inputs=(*work.inputs, v)))
     hidden, out = 32 * 16 * 4, 32 * 8 * 4
     assert facts.kept_bytes == hidden
-    runs = {(reads, made): most for reads, made, most, _ in facts.backward_runs}
+    runs = {(reads, made): most for reads, made, most, *_ in facts.backward_runs}
     assert runs[("v",), ()] == out + hidden + 8 * 16 * 4
     assert runs[("w",), ("v",)] == hidden + 4 * (32 * 24 + 16 * 24 + 16) - facts.kept_bytes
+    # The gradient of what is between them is alive when the first's weight is gathered, and what was between
+    # them is not.
+    begins = {(reads, made): begin for reads, made, _, _, begin, _ in facts.backward_runs}
+    assert begins[("v",), ()] == out
+    assert begins[("w",), ("v",)] == hidden - facts.kept_bytes
 
 
 def test_backward_lets_go_of_what_it_used():

@@ -120,6 +120,22 @@ def test_a_pin_speaks_of_every_kth_block(graph: GroupGraph) -> None:
     assert apart == {first.name: set(), second.name: set(), third.name: set(third.groups)}
 
 
+def test_gathered_inputs_are_pinned_beside_what_runs_again(graph: GroupGraph) -> None:
+    first, second, third = find_regions(graph)
+    gathered = {"blocks": "*", "recipe": "gathered inputs", "every": 2}
+    entries = [gathered, {"blocks": "layers.[12]", "recipe": "products"}]
+    matched = match(constraints_from_dict({"recompute": entries}), graph)
+    assert matched.gathered_again == {
+        name: region is second for region in (first, second, third) for name in region.groups
+    }
+    assert matched.again.keys() == {*second.groups, *third.groups}
+    nothing = match(constraints_from_dict({"recompute": [{"blocks": "*", "recipe": "none"}]}), graph)
+    assert not any(nothing.gathered_again.values())
+    assert nothing.gathered_again == nothing.again
+    with pytest.raises(ConstraintError, match=r"both about layers\.1"):
+        pinned(graph, gathered, {"blocks": "layers.1", "recipe": "none"})
+
+
 def test_pins_that_cannot_hold_are_refused_or_given_up(graph: GroupGraph) -> None:
     full = {"blocks": "*", "recipe": "full"}
     for entries, says in (

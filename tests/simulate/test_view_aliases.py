@@ -16,8 +16,8 @@ ROWS, WHOLE = (0,), (-1,)
 class Seen:
     """``written``: per view what its maker says of it; readers read as it is written, ``far`` in rows."""
 
-    def __init__(self, written):
-        self._written = written
+    def __init__(self, written, again=()):
+        self._written, self._again = written, again
 
     def written(self, group, name):
         return Column(np.zeros(1, int), [self._written[name]])
@@ -31,6 +31,9 @@ class Seen:
     def inside(self, maker, reader):
         return False
 
+    def gathered_again(self, name):
+        return np.ones(1, int) if name in self._again else None
+
 
 def alias(
     name: str, first: int, *readers: str, inner: tuple[ViewAlias, ...] = (), through: int = 0
@@ -40,9 +43,9 @@ def alias(
     return ViewAlias(name, maker, through, "x", first, groups, False, inner)
 
 
-def users(views, written, *, orders=tuple(range(20)), through=None):
+def users(views, written, *, orders=tuple(range(20)), through=None, again=()):
     moves = SimpleNamespace(steps=lambda name, a, b: ([], []) if a == b else (["all-gather"], []))
-    found = ViewAliases(None, None, moves, Seen(written))
+    found = ViewAliases(None, None, moves, Seen(written, again))
     return list(found.users(views, 0, orders, through))
 
 
@@ -70,3 +73,9 @@ def test_a_view_of_a_view_counts_unless_its_reader_has_a_copy():
         assert [u.number for u in found] == numbers
         assert {u.through for u in found} == {9}
         assert [u.moved for u in found] == [reader == "far"] + [False] * (len(numbers) - 1)
+
+
+def test_a_reader_that_gathers_a_view_again_needs_the_storage_that_it_lies_in():
+    for again, moved in ((), True), (("a",), False):
+        (user,) = users([alias("a", 2, "far")], {"a": view()}, again=again)
+        assert (user.kept, user.moved) == (True, moved)

@@ -134,7 +134,7 @@ def test_rows_are_sent_to_their_experts(ranks: RankPool) -> None:
 
 def around(name: str, mesh: tuple[int, ...], also: str = "") -> dict[str, Any]:
     """A random strategy whose attention sends keys around one axis, and splits along ``also`` on a further
-    one; blocks are recomputed."""
+    one; repeated blocks are recomputed."""
     graph = load_model(jobs.spec(name)).graph
     micro, rng = micro_strategies(graph, mesh[0]), random.Random(0)
     wanted = sorted(filter(None, [RING, also]))

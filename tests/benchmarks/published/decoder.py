@@ -56,12 +56,10 @@ class Variant:
         stored_scores: attention as products and a softmax instead of one kernel.
         dropout: of the embedding, of attention's weights, and of what is added to the residual; with stored
             scores only, as fused kernels keep no mask.
-        wide_loss: the cross entropy is that of float32 logits.
     """
 
     stored_scores: bool = False
     dropout: float = 0.0
-    wide_loss: bool = False
 
 
 PLAIN = Variant()
@@ -174,8 +172,7 @@ class PublishedDecoder(nn.Module):
             x = F.dropout(x, self.variant.dropout)
         for block in self.blocks:
             x = block(x, cos, sin)
-        logits = self.head(self.norm(x)).flatten(0, 1)
-        return F.cross_entropy(logits.float() if self.variant.wide_loss else logits, labels.flatten())
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
 def build(

@@ -137,7 +137,6 @@ class Run:
         return Variant(
             stored_scores=self.flash_attn.startswith("no"),
             dropout=float(self.row.get("dropout") or 0.0),
-            wide_loss=self.row.get("loss") == "float32",
         )
 
     @property

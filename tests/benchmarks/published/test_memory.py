@@ -42,12 +42,8 @@ def run(line: str, tmp_path, **changed: str) -> Measured:
 
 def test_what_rows_leave_out_is_known_by_their_sources(tmp_path):
     megatron, titan = run(MEGATRON, tmp_path), run(TITAN, tmp_path)
-    assert (megatron.variant.dropout, megatron.variant.stored_scores, megatron.variant.wide_loss) == (
-        0.1,
-        True,
-        True,
-    )
-    assert (titan.dp_kind, titan.precision, titan.variant.wide_loss) == ("zero3", "bf16", True)
+    assert (megatron.variant.dropout, megatron.variant.stored_scores) == (0.1, True)
+    assert (titan.dp_kind, titan.precision, titan.variant.dropout) == ("zero3", "bf16", 0.0)
     assert titan.number("global_batch_seqs") == 8
     # A rank's batch is cut into as many micro-batches as there are places; parameters stay unsharded.
     piped = run(TITAN.replace(",4,zero3 over dp x cp,1,no,1,none,1,", ",1,zero3,1,no,2,1f1b,1,"), tmp_path)

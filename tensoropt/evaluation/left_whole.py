@@ -48,7 +48,8 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
     left: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = {}
     for group in graph.groups:
         sizes = tuple(_sizes(graph, group))
-        if sizes and group.name not in but and not split[group.name]:
+        # Of moves without work nobody needs to know.
+        if sizes and group.name not in but and not split[group.name] and not _moves(graph, group):
             left.setdefault((group.anchor.target, sizes), []).append(group.name)
     ordered = sorted(left.items(), key=lambda item: -prod(size for _, size in item[0][1]))
     return (
@@ -69,21 +70,31 @@ def _counts_left_whole(
     """
     following = batch_strategies(graph, everywhere=False)
     samples = {graph.atoms.graph.tensors[name].shape[0] for name in batch_inputs(graph.atoms.graph)}
-    batch, heads = dict[str, LoopDim](), dict[str, LoopDim]()
+    batch, heads = dict[str, list[LoopDim]](), dict[str, list[LoopDim]]()
     for group in graph.groups:
         dims = {dim.name: dim for dim in graph.atoms.spaces[group.name].dims}
         follows = following.get(group.name)
         if follows is not None and follows.label.splits and dims[follows.label.dim].size in samples:
-            batch[group.name] = dims[follows.label.dim]
-        if group.anchor.target == ATTENTION and "heads" in dims and "group" not in dims:
-            heads[group.name] = dims["heads"]
+            batch[group.name] = [dims[follows.label.dim]]
+        if group.anchor.target == ATTENTION:
+            heads[group.name] = [dim for dim in dims.values() if _of_heads(dim)]
     for what, loops in (("batch", batch), ("attention heads", heads)):
         whole = [
-            loop.size for name, loop in loops.items() if name not in but and loop.name not in split[name]
+            [dim.size for dim in own]
+            for name, own in loops.items()
+            if own and name not in but and not split[name].intersection(dim.name for dim in own)
         ]
         if whole and len(whole) == len(loops):
-            better = _near_in_parts(whole[0], axis)
-            yield f"{what} left whole: no searched mesh splits {whole[0]}; an axis of {axis} cuts {better}"
+            size, *shared = whole[0]
+            # Where several query heads share a key head, either may be split.
+            sizes = f"{size} of keys, each of which {prod(shared)} of queries share" if shared else f"{size}"
+            better = f"{_near_in_parts(size, axis)}{' of keys' if shared else ''}"
+            yield f"{what} left whole: no searched mesh splits {sizes}; an axis of {axis} cuts {better}"
+
+
+def _of_heads(dim: LoopDim) -> bool:
+    """Return whether a loop of attention runs over heads, or over the queries of each key head."""
+    return dim.name.partition(".")[0] in ("heads", "group")
 
 
 def _near(size: int, parts: int) -> str:
@@ -109,6 +120,11 @@ def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
     for dim in graph.atoms.spaces[group.name].dims:
         if dim.name in loops and dim.size > 1:
             yield dim.name, dim.size
+
+
+def _moves(graph: GroupGraph, group: Group) -> bool:
+    """Return whether a group only moves or redescribes elements."""
+    return all(graph.atoms.spaces[op.name].cheap for op in group.operators)
 
 
 def _sentence(target: str, sizes: tuple[tuple[str, int], ...], names: list[str], axis: int) -> str:
@@ -146,7 +162,7 @@ def _cut_of_heads(atoms: AtomGraph, attention: Operator) -> Operator | None:
     """Return the operator behind which the heads of attention's queries cannot be split; None if all up to
     the first product can."""
     space = atoms.spaces[attention.name]
-    heads = [i for i, dim in enumerate(space.dims) if dim.name.partition(".")[0] == "heads"]
+    heads = [i for i, dim in enumerate(space.dims) if _of_heads(dim)]
     queries = [place for loop in heads for place in atoms_of_loops(space)[loop][:1]]
     place = queries[0] if queries else None
     while place is not None and (maker := atoms.graph.producer.get(place[0])) is not None:

@@ -258,10 +258,10 @@ class _RingAttention(torch.autograd.Function):
         kernel, message = block_kernel(q, k, v, masked=mask is not None), _Message.of(k, v, turns.ring.rows)
         states: list[torch.Tensor] = []
         out, lse = _nothing_seen(q, v)
-        held = _packed(message, k, v)
+        current = _packed(message, k, v)
         for step, place in enumerate(turns):
-            sent = turns.send(held) if step < turns.ring.parts - 1 else None
-            keys, values = message.parts(held, _length(turns, place))
+            sent = turns.send(current) if step < turns.ring.parts - 1 else None
+            keys, values = message.parts(current, _length(turns, place))
             seen = turns.seen(mask, place, q)
             for pair in turns.pairs(place, q.shape[-2]):
                 block = _cut(q, keys, values, pair)
@@ -272,7 +272,7 @@ class _RingAttention(torch.autograd.Function):
                 del block, found
             del keys, values, seen
             if sent is not None:
-                held, sent = sent(), None
+                current, sent = sent(), None
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, mask, out, lse, *states)
         ctx.kernel, ctx.message, ctx.turns, ctx.scale = kernel, message, turns, scale
@@ -284,11 +284,11 @@ class _RingAttention(torch.autograd.Function):
         q, k, v, mask, out, lse, *states = ctx.saved_tensors
         turns, message, state = ctx.turns, ctx.message, iter(states)
         of_q = torch.zeros_like(q, dtype=lse.dtype)
-        held, arrives, lse = _packed(message, k, v), None, finite(lse)
+        current, arrives, lse = _packed(message, k, v), None, finite(lse)
         for step, place in enumerate(turns):
-            sent = turns.send(held) if step < turns.ring.parts - 1 else None
+            sent = turns.send(current) if step < turns.ring.parts - 1 else None
             length = _length(turns, place)
-            keys, values = message.parts(held, length)
+            keys, values = message.parts(current, length)
             given = message.zeros(k)
             of_keys, of_values = message.parts(given, length)
             seen = turns.seen(mask, place, q)
@@ -315,8 +315,8 @@ class _RingAttention(torch.autograd.Function):
             arrives = turns.send(given)
             del given
             if sent is not None:
-                held, sent = sent(), None
-        del held
+                current, sent = sent(), None
+        del current
         assert arrives is not None
         of_keys, of_values = message.parts(arrives(), k.shape[-2])
         return of_q.to(q.dtype), of_keys, of_values, None, None, None

@@ -167,6 +167,8 @@ class _Refinement:
         space = self.spaces[name]
         new_dims: list[LoopDim] = []
         parts: dict[int, list[int]] = {}
+        # Whose parts an operator finds by their place in the dim: numbers of experts.
+        in_blocks = {loop for dim in space.dims for loop in dim.along[1:]}
         for loop, dim in enumerate(space.dims):
             if loop in self.broken[name] or dim.size <= 1 or dim.along:
                 continue
@@ -183,7 +185,8 @@ class _Refinement:
                 # are not chunks of the dim. Samples and heads may be such parts all the same.
                 uneven, growing = dim.uneven and len(sizes) == 1, dim.growing and i == 0
                 of_atom = replace(dim, name=label, size=size, uneven=uneven, growing=growing, along=())
-                new_dims.append(of_atom)
+                # Parts of an inner atom are no blocks of the dim.
+                new_dims.append(replace(of_atom, splittable=dim.splittable and not (i and loop in in_blocks)))
         new_dims += _along_atoms(space, parts, new_dims)
 
         def operand(old: Operand) -> Operand:

@@ -40,6 +40,34 @@ class Fused(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2)).square().mean()
 
 
+def notes(keys: int, way: str, devices: int) -> list[str]:
+    found = explore(
+        Fused(keys, way), (torch.randn(8, POSITIONS, 32),), cluster=load_cluster(f"dgx-h100[{devices}]"),
+        micro_batches=(1,), measure="never", placements="never", pipelines="never",
+        store=ProfileStore(":memory:"),
+    )  # fmt: skip
+    return list(found.report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (HEADS, "no searched mesh splits 4; an axis of 5 cuts 5"),
+        (
+            2,
+            "no searched mesh splits 2 of keys, each of which 2 of queries share; an axis of 5 cuts 5 of "
+            "keys",
+        ),
+    ],
+)
+def test_heads_and_a_batch_that_no_mesh_cuts_are_named_with_sizes_that_it_would(keys: int, said: str) -> None:
+    found = notes(keys, "pieces", 5)
+    assert f"attention heads left whole: {said}" in found
+    assert "batch left whole: no searched mesh splits 8; an axis of 5 cuts 5 or 9" in found
+    kinds = {note.split()[9] for note in found if note.startswith("kept whole, since no searched mesh")}
+    assert kinds <= {"linear", "scaled_dot_product_attention"}  # slices and views are not worth a word
+
+
 @pytest.mark.parametrize(
     ("keys", "way", "sizes"),
     [
@@ -50,12 +78,7 @@ class Fused(nn.Module):
     ],
 )
 def test_products_whose_heads_would_mix_are_named_with_the_sizes(keys: int, way: str, sizes: str) -> None:
-    found = explore(
-        Fused(keys, way), (torch.randn(8, POSITIONS, 32),), cluster=load_cluster("dgx-h100[2]"),
-        micro_batches=(1,), measure="never", placements="never", pipelines="never",
-        store=ProfileStore(":memory:"),
-    )  # fmt: skip
-    said = [note for note in found.report["notes"] if "cannot be split by the heads" in note]
+    said = [note for note in notes(keys, way, 2) if "cannot be split by the heads" in note]
     assert len(said) == bool(sizes)
     for note in said:
         assert note.startswith("qkv cannot be split")

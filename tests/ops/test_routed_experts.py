@@ -105,6 +105,24 @@ def test_a_body_that_is_not_understood_keeps_its_features_whole():
     assert not report.mismatches, str(report)
 
 
+def test_experts_are_split_in_blocks_where_a_view_factors_their_number():
+    """A reader of the weights by groups of experts: parts of a group would be no block of numbers."""
+    graph = atoms_of("plain").graph
+    more = [
+        Tensor("groups", (2, COUNT // 2, WIDTH, INNER), "float32", "activation", True),
+        Tensor("of_groups", (2,), "float32", "activation", True),
+    ]
+    view = Operator("groups", "aten.view.default", (Ref("w0"), list(more[0].shape)), {}, ("groups",))
+    total = Operator("of_groups", "aten.sum.dim_IntList", (Ref("groups"), [1, 2, 3]), {}, ("of_groups",))
+    tensors = {**graph.tensors, **{t.name: t for t in more}}
+    outputs = (*graph.outputs, "of_groups")
+    atoms = refine_graph(
+        replace(graph, tensors=tensors, operators=(*graph.operators, view, total), outputs=outputs)
+    )
+    ways = {dim.name for dim in atoms.spaces["y"].dims if dim.splittable}
+    assert ways == {"rows", "experts.0", "features", "dispatch"}
+
+
 def shard(atoms: AtomGraph, way: str, mesh: tuple[int, ...], imbalance: float = 1.0) -> OperatorShard:
     """The layer with one loop split along the axes that are not of size 1, and so on for several loops."""
     names = {dim.name: i for i, dim in enumerate(atoms.spaces["y"].dims)}

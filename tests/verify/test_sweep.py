@@ -13,7 +13,7 @@ def faults(drawn: list[Case], *, real: bool) -> list[str]:
         return [case.line() for case in map(sweep.check, drawn) if case.faults]
 
 
-@pytest.mark.parametrize("seed", [0, 200, 268])
+@pytest.mark.parametrize("seed", [0, 268])
 def test_ranks_send_and_keep_what_was_predicted(seed: int) -> None:
     """On fake ranks: zig-zag order, shared heads, unequal parts, pipelines, parts of blocks made again."""
     assert not faults(cases(range(seed, seed + ALIKE), list(DECODERS), (2, 3)), real=False)

@@ -8,6 +8,7 @@ batch norm is synchronised, so that the result is that of one device.
 from __future__ import annotations
 
 from tensoropt.planners.sharded.common.restricted import (
+    NO_BATCH,
     at_least_one,
     following_the_batch,
     restricted_selections,
@@ -22,5 +23,5 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     return at_least_one(
         task,
         restricted_selections(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),
-        "no number of devices here divides the batch; choose a batch that one divides",
+        NO_BATCH,
     )

@@ -142,8 +142,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     return at_least_one(
         task,
         restricted_selections(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
-        "no mesh here divides both the attention heads and the batch; megatron needs an inner axis that "
-        "divides the number of heads",
+        "no mesh here cuts both the attention heads and the batch; megatron needs an inner axis that cuts "
+        "the heads, of keys where several queries share one, into parts of which none is empty",
     )
 
 

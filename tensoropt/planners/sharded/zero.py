@@ -21,6 +21,7 @@ from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
 from tensoropt.planners.sharded.common.restricted import (
+    NO_BATCH,
     at_least_one,
     following_the_batch,
     restricted_selections,
@@ -78,7 +79,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     return at_least_one(
         task,
         _of_all_stages(task),
-        "no number of devices here divides the batch; choose a batch that one divides",
+        NO_BATCH,
     )
 
 

@@ -21,6 +21,11 @@ from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 
+NO_BATCH = (
+    "no number of devices here cuts the batch into parts of which none is empty; choose a multiple of one"
+)
+"""The refusal of methods that only split the batch."""
+
 
 def batch_labels(task: PlanningTask) -> Mapping[str, str]:
     """Return the label that each group splits when the batch is split.

@@ -384,7 +384,8 @@ class Lowering:
         if not again or result is None or self.evaluating or self.where.get("again"):
             return
         copies = {name: self.brought[group.name, name] for name in group.reads if name in again}
-        self.add(GatherAgain(op=op, group=group.name, reads={result: self.made[result], **copies}, **self.where))
+        reads = {result: self.made[result], **copies}
+        self.add(GatherAgain(op=op, group=group.name, reads=reads, **self.where))
 
     def _compute(self, op: Operator, group: Group) -> Node:
         configuration = self.strategy.configurations[group.name]

@@ -171,10 +171,14 @@ def compared(case: Case, predicted: Prediction, found: RunFindings) -> Case:
             f"numbers: {found.differences} {found.worst_gradient} {found.worst_parameter} "
             f"replicas agree: {found.replicas_agree}"
         )
-    if tracked := found.memory_tracked_bytes:
-        error = predicted.memory_bytes / tracked - 1
+    if peaks := found.memory_tracked_of_ranks:
+        # Each stage of a pipeline beside the fullest of its ranks.
+        wanted = predicted.of_places or (predicted.memory_bytes,)
+        alike = len(peaks) // len(wanted)
+        tracked = [max(peaks[i : i + alike]) for i in range(0, len(peaks), alike)]
+        error = max((size / peak - 1 for size, peak in zip(wanted, tracked, strict=True)), key=abs)
         if abs(error) > WITHIN:
-            faults.append(f"memory: {predicted.memory_bytes:.0f} predicted, {tracked} tracked")
+            faults.append(f"memory: {[round(size) for size in wanted]} predicted, {tracked} tracked")
     faults += entry["collectives_unlike"] + entry["order_unlike"]
     return replace(case, faults=tuple(faults), memory=error)
 

@@ -132,10 +132,10 @@ def test_rows_are_sent_to_their_experts(ranks: RankPool) -> None:
     check_strategies(jobs.spec("mixtral"), sending_rows((1, 2), 2) + sending_rows((2, 2), 1), ranks)
 
 
-def around(name: str, mesh: tuple[int, ...], also: str = "") -> dict[str, Any]:
+def around(name: str, mesh: tuple[int, ...], also: str = "", **more: Any) -> dict[str, Any]:
     """A random strategy whose attention sends keys around one axis, and splits along ``also`` on a further
     one; repeated blocks are recomputed."""
-    graph = load_model(jobs.spec(name)).graph
+    graph = load_model(jobs.spec(name, **more)).graph
     micro, rng = micro_strategies(graph, mesh[0]), random.Random(0)
     wanted = sorted(filter(None, [RING, also]))
     given = {
@@ -164,6 +164,12 @@ def test_keys_go_around_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, .
     # Constants are counted with what a step keeps alive.
     most = memory_curve(built, facts, "adam").peak.total + built.graph.atoms.graph.constant_bytes
     assert found.memory_tracked_bytes == pytest.approx(most, rel=0.01)
+
+
+@pytest.mark.slow
+def test_keys_in_narrow_numbers_go_around(ranks: RankPool) -> None:
+    narrow = {"compute_dtype": "bfloat16"}
+    check_strategies(jobs.spec("llama_small", **narrow), [around("llama_small", (1, 2), **narrow)], ranks)
 
 
 @pytest.mark.parametrize("also", [RING, "queries", "heads", pytest.param("batch0", marks=pytest.mark.slow)])

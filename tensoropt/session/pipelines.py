@@ -44,7 +44,7 @@ from tensoropt.pipeline.stages import (
     stages_to_a_place,
 )
 from tensoropt.pipeline.strategy import schedule_named
-from tensoropt.plan.point import reduce_points
+from tensoropt.plan.point import Point, reduce_points
 from tensoropt.question.settings import Settings
 from tensoropt.session.evaluation import only_used_spaces
 from tensoropt.session.refining import best_counts, combining
@@ -229,13 +229,13 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     count = 0
     with session.clock.stage("pipelines"):
         every = finder.all()
-    for mesh, micro_batches, evaluations in every:
-        made = [pipelined_point(one, mesh, space=len(spaces)) for one in reduce_points(evaluations)]
+    for mesh, micro_batches, found in every:
+        made = [point.changed(space=len(spaces)) for point in found]
         problem = searched.problem
         spaces.append(
             pipelined_space(mesh, micro_batches, problem.parameter_keys, finder.notes, problem.sequence)
         )
-        count += len(evaluations)
+        count += len(found)
         points = list(reduce_points([*points, *made]))
     if not points:
         why = " ".join(finder.refusals) or (
@@ -335,8 +335,9 @@ class _Finder:
             return tuple(p for p in found if p == self.pin.stages <= most)
         return tuple(p for p in found if p <= min(MOST_PLACES, self._most_stages))
 
-    def all(self) -> list[tuple[Mesh, int, Sequence[PipelineEvaluation]]]:
-        """Return the pipelines found for each job mesh and number of micro-batches."""
+    def all(self) -> list[tuple[Mesh, int, Sequence[Point]]]:
+        """Return the pipelines found for each job mesh and number of micro-batches, as points without a
+        space."""
         self._note_kinds()
         asked = [
             (mesh, micro_batches)
@@ -375,7 +376,7 @@ class _Finder:
                 "slowest of them"
             )
 
-    def _first_look(self, asked: Sequence[tuple[Mesh, int]]) -> list[list[PipelineEvaluation]]:
+    def _first_look(self, asked: Sequence[tuple[Mesh, int]]) -> list[list[Point]]:
         found = []
         for number, (mesh, micro_batches) in enumerate(asked):
             label = f"pp{mesh.label}, {micro_batches} micro-batches"
@@ -384,7 +385,7 @@ class _Finder:
         return found
 
     def _leanest(
-        self, asked: Sequence[tuple[Mesh, int]], found: Sequence[Sequence[PipelineEvaluation]]
+        self, asked: Sequence[tuple[Mesh, int]], found: Sequence[Sequence[Point]]
     ) -> tuple[Mesh, int] | None:
         """Return, for a large model, the mesh whose pipelines need least memory, with one row of the batch in
         each micro-batch; None if that was already tried, or is not for the search to choose."""
@@ -396,14 +397,14 @@ class _Finder:
         mesh, _ = asked[number]
         return (mesh, rows) if mesh.shape[0] <= rows and (mesh, rows) not in asked else None
 
-    def _of_rows(self, mesh: Mesh, rows: int) -> list[PipelineEvaluation]:
+    def _of_rows(self, mesh: Mesh, rows: int) -> list[Point]:
         """Return pipelines with one row of the batch in each micro-batch, where all axes of a place split the
         next dim: the least that a stage can have in flight."""
         self.session.report("pipelines", 0, 1, f"pp{mesh.label}, {rows} micro-batches of one row")
         self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
         return self._of_mesh(mesh, rows, _QUICK, outer=CROSSINGS[1:2])
 
-    def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
+    def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[Point]:
         """Return pipelines of a large model with as many stages per place as the bubble calls for, each with
         the same number of blocks."""
         count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
@@ -413,17 +414,17 @@ class _Finder:
         self.session.report("pipelines", 0, 1, label)
         return self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED, per_place=count)
 
-    def _closer(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
+    def _closer(self, mesh: Mesh, micro_batches: int) -> list[Point]:
         """Return pipelines on a promising mesh: from tracked frontiers, and for a small model with two stages
         per place."""
-        found: list[PipelineEvaluation] = []
+        found: list[Point] = []
         if not self.small and len(mesh.shape) <= _MOST_AXES:
             found += self._of_mesh(mesh, micro_batches, _CLOSE)
         if self.small and not self._pinned_schedule and not self.cutting.pinned:
             found += self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED)
         return found
 
-    def _promising(self, found: Sequence[Sequence[PipelineEvaluation]]) -> list[int]:
+    def _promising(self, found: Sequence[Sequence[Point]]) -> list[int]:
         """Return the meshes and micro-batches of pipelines that nothing known beats, if the model is not too
         large for a closer search, and one is requested."""
         if not self.closely:
@@ -461,9 +462,10 @@ class _Finder:
         schedule: str = "",
         outer: Sequence[str] = CROSSINGS[:1],
         per_place: int | None = None,
-    ) -> list[PipelineEvaluation]:
+    ) -> list[Point]:
         """Return the pipelines on a mesh that none of them beats, in a schedule; by default in the requested
-        one.
+        one. They are points, since evaluations would hold the simulated steps of all their stages: gigabytes
+        for a model of a hundred blocks.
 
         Args:
             outer: how tensors may cross on all axes of a place but the last, if not every way is tried.
@@ -509,7 +511,7 @@ class _Finder:
         found = list(composer.pipelines(positions))
         if not self._pinned_schedule and schedule == self.schedule:
             found += self._apart(reduce_points(found), frontiers.prices)
-        return list(reduce_points(found))
+        return [pipelined_point(one, mesh, space=0) for one in reduce_points(found)]
 
     @property
     def _pinned_schedule(self) -> bool:

@@ -15,11 +15,17 @@ from tensoropt.plan.space import Space
 
 @dataclass(frozen=True)
 class TableSpace:
-    """Tables of one mesh and micro-batch count, and the names of their configurations."""
+    """Tables of one mesh and micro-batch count, and the names of their configurations.
+
+    Published methods keep what they gather, and read tables of pairs: edges have no options here.
+    """
 
     mesh: Mesh
     tables: CostTables
     names: Space
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", self.tables.without_moves)
 
     @property
     def micro_batches(self) -> int:

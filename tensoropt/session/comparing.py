@@ -100,8 +100,7 @@ def planning_task(
         stack: closes the resources that prices of further work need.
     """
     tables = tuple(
-        # Published methods keep what they gather, and read tables of pairs without options.
-        TableSpace(s.mesh, s.tables.without_moves, names)
+        TableSpace(s.mesh, s.tables, names)
         # Spaces of pipelines and of placed plans come after those that were searched.
         for s, names in zip(searched.spaces, exploration.spaces, strict=False)
     )

@@ -63,7 +63,8 @@ def hidden_s(tables: CostTables, name: str, source: Layout, target: Layout, work
 
 def saved_s(prepared: Problem, first: str, second: str, **more) -> tuple[CostTables, EdgeTable, np.ndarray]:
     """(tables with something beside, their edge, seconds that it is less than without, by cell)."""
-    alone, beside = (built(prepared, beside=b, **more) for b in (False, True))
+    # Whether an input is gathered again is an option of its edge, which hides nothing.
+    alone, beside = (built(prepared, beside=b, **more).without_moves for b in (False, True))
     edges = [edge_between(tables, first, second) for tables in (alone, beside)]
     whole = [edge.table[edge.rows][:, edge.cols][..., 1] for edge in edges]
     with np.errstate(invalid="ignore"):

@@ -219,7 +219,8 @@ class StepSchedule:
                 case "used":
                     return self._used(when.phase, readers[when.number])
                 case "anew" if when.phase == "again":
-                    return self.run_again_from[readers[when.number].group]
+                    # A tensor that looks alike may be read in a region, and this one outside of them.
+                    return self.run_again_from.get(readers[when.number].group, -1)
                 case "anew":
                     return self.position("backward", "gather", readers[when.number].group)
             return self.position(when.phase, cast(_Kind, when.what), producer, name)

@@ -67,7 +67,8 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
     kernels = task.placed.limits.kernel_notes if task.placed is not None and "placed" in kinds else ()
     notes = [*kernels, *_notes(tried, refusals), *left_out]
     noted = exploration.noted(notes, seconds=seconds, tried=tried)
-    kept = replace(noted, spaces=task.base.spaces, points=points, others=asking.baselines())
+    others = certified(searched.spaces, asking.baselines())
+    kept = replace(noted, spaces=task.base.spaces, points=points, others=others)
     return only_used_spaces(kept)
 
 

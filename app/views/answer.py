@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensoropt.exploration.answer import Answer, answer, devices_words, without_plans
+from tensoropt.exploration.answer import Budgeted, answer, devices_words, without_plans
 from tensoropt.plan.plan_names import planner_title
 
 from ..state import View
@@ -83,6 +83,6 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
     )
 
 
-def _answer(data: FrontierData, view: View) -> Answer:
+def _answer(data: FrontierData, view: View) -> Budgeted:
     rows = np.flatnonzero(data.passing(view) & data.on_frontier)
     return answer(data.exploration, data.limit_bytes(view), rows)

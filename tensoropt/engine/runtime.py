@@ -31,8 +31,9 @@ CHUNK = 1 << 18
 """Words that are hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
 _FIRST, _EVERY = 3, 1000
 """The calls in which inputs are compared: so many at first, then one in so many."""
-RING_TAG = 1
-"""Marks the messages of rings, which a recorder tells by it from those between the stages of a pipeline."""
+RING_TAG = 1 << 20
+"""Marks the messages of rings, which a recorder tells by it from those between the stages of a pipeline, and
+from those of placed plans, whose tags are their numbers."""
 _STEP = 6364136223846793005  # Knuth's multiplier of a linear congruence modulo 2^64 (MMIX)
 
 

@@ -65,7 +65,7 @@ class Baseline(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Budgeted:
     """The fastest plan within a budget, what it is compared with, and what more memory would buy.
 
     Attributes:
@@ -168,7 +168,7 @@ class Answer:
 
 def answer(
     findings: Findings, budget_bytes: float | None = None, rows: Sequence[int] | np.ndarray | None = None
-) -> Answer:
+) -> Budgeted:
     """Return the answer within a budget; without one, within the memory of the smallest device.
 
     Args:
@@ -184,7 +184,7 @@ def answer(
 
     fitting, more = within(budget), _GIB if budget >= 4 * _GIB else budget / 4
     best_s = float(times[fitting - 1]) if fitting else None
-    return Answer(
+    return Budgeted(
         findings,
         budget,
         int(asked[fitting - 1]) if fitting else None,

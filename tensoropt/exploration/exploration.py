@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from html import escape
+from textwrap import wrap
 from typing import Any
 
 import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
@@ -27,6 +28,8 @@ from tensoropt.units import counted, format_bytes, format_seconds
 
 ROWS = 12
 """Points in a ``repr``: with headline and remarks it stays under 25 lines, a small terminal's height."""
+_WIDTH = 110
+"""The most characters of a line of words in a ``repr``."""
 _DRAWN = 400
 """Points in a notebook's picture, which is 720 units wide: more of them fall on each other."""
 _LEFT = (1, 8)
@@ -89,8 +92,13 @@ def _frontier_html(findings: Findings) -> str:
 def _overview(findings: Findings) -> str:
     """Return the headline, the answer within a device's memory, the frontier's table, and how to go on: the
     ``repr`` of an exploration."""
-    said = [answer(findings).sentence()] if findings.points else []
+    said = wrap(_answered(findings), _WIDTH)
     return "\n".join([_headline(findings), *said, _frontier_words(findings), *_remarks(findings)])
+
+
+def _answered(findings: Findings) -> str:
+    """Return the answer within a device's memory; "" if there is no plan, or nothing is known of devices."""
+    return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
 
 
 def _overview_html(findings: Findings) -> str:
@@ -98,7 +106,7 @@ def _overview_html(findings: Findings) -> str:
     picture = ""
     if findings.points:
         svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
-        said = f"<p>{escape(answer(findings).sentence())}</p>"
+        said = f"<p>{escape(_answered(findings))}</p>"
         picture = f'{said}<div style="max-width:720px">{svg}</div>'
     remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(findings))
     title = f"<p><b>{escape(_headline(findings))}</b></p>"

@@ -50,7 +50,7 @@ def test_plot_and_card_are_those_of_the_address(client: FlaskClient) -> None:
     assert scheme == "dark"
     assert tuple(frame) == FRAME
     assert frame["exploration"] == "opened-a"
-    assert props(layout, "card-title")["children"].startswith("Point 2 of")
+    assert props(layout, "card-title")["children"][0].startswith("Point 2 of")
     assert props(layout, "state")["data"]["view"]["point"] == 1
     assert selected == [1, None, None, None]
     ring = props(layout, "graph")["figure"]["data"][-1]

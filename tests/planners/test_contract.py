@@ -82,6 +82,8 @@ def test_plans_are_feasible_and_load_again(name, case, tmp_path):
     assert found or name in ("megatron", "pesto")
     memory = [p.predicted.memory_bytes for p in found]
     assert memory == sorted(memory)
+    # Published methods keep what they gather.
+    assert not [p for p in found if p.all_gathered_again]
     for number, plan in enumerate(found[:3]):
         assert plan.planner == name
         check_executable(plan, question.prepared.graph)

@@ -158,7 +158,8 @@ class PipelineTask:
         """
 
         def restricted(tables: CostTables) -> CostTables:
-            return tables.restricted(partial(allowed, tables))
+            # Published methods keep what they gather, in stages as in :class:`TableSpace`.
+            return tables.without_moves.restricted(partial(allowed, tables))
 
         search = StageSearch(
             self.problem,

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from tensoropt import zoo
 from tensoropt.capture import capture
 from tensoropt.ops.index_space import AtomGraph
+from tensoropt.ops.ring_attention import RING
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
@@ -106,9 +107,9 @@ def decoder() -> GroupGraph:
 
 
 def splits_queries(pipeline: PipelinedStrategy) -> list[bool]:
-    """Whether each stage splits causal attention along its queries."""
+    """Whether each stage splits causal attention along its queries, with its keys in a ring or without."""
     return [
-        any("queries" in configuration.labels for configuration in strategy.configurations.values())
+        any({"queries", RING}.intersection(made.labels) for made in strategy.configurations.values())
         for strategy in pipeline.stages
     ]
 

@@ -174,7 +174,7 @@ def build_targets_made_of_parameters() -> Built:
 
 
 class MadeOfParameters(nn.Module):
-    """A chain of layers whose weights are made of parameters alone: transposed, split, merged, normed."""
+    """A chain of layers whose weights are made of parameters alone: bounded, split, merged, normed."""
 
     def __init__(self, how: str, layers: int = 4) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class MadeOfParameters(nn.Module):
         h, weights = self.stem(x), list(self.weights)
         if self.how == "early":
             # All are made at the beginning and read one after the other.
-            weights = [weight.t() for weight in weights]
+            weights = [weight.tanh() for weight in weights]
         for weight in weights:
             if self.how == "split":
                 left, right = weight.split(WIDTH)
@@ -217,8 +217,8 @@ def made_of_parameters(how: str) -> Built:
     return MadeOfParameters(how), (torch.randn(8, WIDTH),)
 
 
-def build_transposed_early() -> Built:
-    """A frontier: transposed weights, all made before the first layer."""
+def build_bounded_early() -> Built:
+    """A frontier: bounded weights, all made before the first layer."""
     return made_of_parameters("early")
 
 

@@ -50,7 +50,7 @@ def test_branches_without_gradient_are_cut(ranks: RankPool, build: str) -> None:
 def test_what_takes_backward_apart_is_right_or_refused(ranks: RankPool) -> None:
     apart = tuple(name for name, one in SCHEDULES.items() if one.apart)
     assert check(ranks, "build_weight_read_twice_in_each_block", 1, apart)
-    assert not check(ranks, "build_transposed_early", 1, apart)
+    assert not check(ranks, "build_bounded_early", 1, apart)
 
 
 @pytest.mark.slow

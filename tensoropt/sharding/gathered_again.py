@@ -17,6 +17,7 @@ from math import prod
 from typing import NoReturn
 
 from tensoropt.errors import PlanError
+from tensoropt.ops.families.stages import DEPART
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, local_shape
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
@@ -25,11 +26,14 @@ from tensoropt.sharding.regions import left_as_views
 
 def gatherable(graph: GroupGraph) -> frozenset[str]:
     """Return the activations of a training graph whose moved copies may be made again in backward: what stays
-    in the model, and of which no reader leaves views to others."""
+    in the model and in the stage, and of which no reader leaves views to others."""
     source = graph.atoms.graph
     if not source.training:
         return frozenset()
     leaving = {*source.outputs, *source.mutations.values()}
+    # A stage holds what it has sent until its backward, which begins there.
+    departing = (group.reads for group in graph.groups if group.anchor.target == DEPART)
+    leaving.update(*departing)
     read, viewed = set[str](), set[str]()
     for group in graph.groups:
         read.update(group.reads)
@@ -61,8 +65,8 @@ def refuse_gathering(graph: GroupGraph, name: str, again: Collection[str]) -> No
     what = f"the plan gathers {name} again in backward"
     if name not in gatherable(graph):
         raise PlanError(
-            f"{what}, which is not an activation that stays in a training step and of which no reader leaves "
-            "views; leave it out"
+            f"{what}, which is not an activation that stays in a stage of a training step and of which no "
+            "reader leaves views; leave it out"
         )
     maker, *readers = ends_of(graph, name)
     if maker in again:

@@ -162,7 +162,7 @@ def test_what_takes_the_time_is_the_same(found: Found) -> None:
 
 
 def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> None:
-    """On two cards half of what is gathered or scattered leaves each, and all of a sum."""
+    """On two cards half of what is gathered or scattered leaves each, and all of a sum or message."""
     exploration = load_exploration(beside)
     write_frontier_csv(exploration, tmp_path / "frontier.csv")
     with (tmp_path / "frontier.csv").open(newline="") as file:
@@ -175,7 +175,7 @@ def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> N
         own = [(kind, size * count) for kind, _, size, count in point.collectives]
         if point.kind is not PLACED:
             assert point.sent_bytes == sum(
-                size * (1.0 if kind == "all_reduce" else 0.5) for kind, size in own
+                size * (1.0 if kind in ("all_reduce", "send", "broadcast") else 0.5) for kind, size in own
             )
         words = format_bytes(point.sent_bytes)
         assert float(column[row]) * data.units.memory.factor == pytest.approx(point.sent_bytes)

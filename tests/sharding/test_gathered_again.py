@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tensoropt.pipeline.stages import Cutter
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.gathered_again import gatherable, is_gathered
 from tensoropt.sharding.program import GatherAgain, Move, lower_program
@@ -59,6 +60,16 @@ def test_neither_results_nor_what_others_view_is_gathered_again():
     assert found.isdisjoint(graph.atoms.graph.outputs)
     assert all(found.isdisjoint(left_as_views(group)) for group in graph.groups)
     assert gatherable(problem(gpt2, "inference").graph) == frozenset()
+
+
+def test_what_leaves_a_stage_is_held_and_not_gathered_again():
+    cutter = Cutter(problem(gpt2).graph)
+    stage = cutter.stage(0, cutter.cuts[len(cutter.cuts) // 2])
+    assert stage.departing
+    found = gatherable(stage.graph)
+    assert found
+    assert found.isdisjoint(stage.departing)
+    assert found < gatherable(cutter.graph)
 
 
 def test_the_program_marks_readers_behind_the_move():

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples_app import GIB, exploration, point
 
 from tensoropt.exploration.answer import answer, without_plans
 from tensoropt.exploration.exploration import Exploration
+from tests.app.support.samples_app import GIB, exploration, point
 
 
 def with_baselines() -> Exploration:

@@ -44,6 +44,9 @@ def unsplit_plan(like: Plan, findings: Mapping[str, Any]) -> Plan:
             "cluster": load_cluster("cpu:1").to_dict(),
             "mesh": MeshInfo(shape=(), names=()),
             "micro_batches": 1,
+            "recomputed": (),
+            "once": (),
+            "gathered_again": (),
             "operators": {
                 name: OperatorPlan(axes={}, micro=labels[0], members=like.operators[name].members)
                 for name, labels in data["groups"].items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensoropt.exploration.answer import Budgeted, answer, devices_words, without_plans
+from tensoropt.exploration.answer import answer, devices_words, without_plans
 from tensoropt.plan.plan_names import planner_title
 
 from ..state import View
@@ -57,9 +57,11 @@ class AnswerWords:
 
 
 def answer_words(data: FrontierData, view: View) -> AnswerWords:
-    """Return the answer to a view: within its budget and headroom, among the points that its filters keep."""
-    found = _answer(data, view)
+    """Return the answer to a view, among the points that its filters keep: within its budget, or without one
+    within what a device leaves."""
     memory, time, usable = data.units.memory.text, data.units.time.text, data.usable_bytes(view)
+    budget = usable if view.budget_bytes is None else view.budget_bytes
+    found = answer(data.exploration, budget, np.flatnonzero(data.passing(view) & data.on_frontier))
     rows = tuple(
         BaselineRow(
             base.title,
@@ -81,8 +83,3 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
         " ".join(found.beside(memory)),
         rows,
     )
-
-
-def _answer(data: FrontierData, view: View) -> Budgeted:
-    rows = np.flatnonzero(data.passing(view) & data.on_frontier)
-    return answer(data.exploration, data.limit_bytes(view), rows)

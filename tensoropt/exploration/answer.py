@@ -40,8 +40,8 @@ class Baseline(NamedTuple):
             leanest if none is.
         point: that plan's point.
         fits: whether it is within the budget.
-        longer: how much longer its step is than the answer's, as a share; None if it does not fit, or nothing
-            does.
+        longer: how much longer its step is than the answer's, as a share; None if it does not fit, or there is
+            no answer.
     """
 
     title: str
@@ -56,9 +56,11 @@ class Baseline(NamedTuple):
         return self.title.partition(" (")[0]
 
     def verdict(self, memory: Callable[[float], str] = format_bytes) -> str:
-        """Return ``+4 %``, ``as fast``, or ``does not fit, needs 31 GiB``."""
-        if self.longer is None:
+        """Return ``+4 %``, ``as fast``, ``fits``, or ``does not fit, needs 31 GiB``."""
+        if not self.fits:
             return f"does not fit, needs {memory(self.point.memory_bytes)}"
+        if self.longer is None:
+            return "fits"
         if abs(self.longer) < SAME:
             return "as fast"
         return f"{'+' if self.longer > 0 else '−'}{share_words(abs(self.longer))}"
@@ -91,14 +93,6 @@ class Budgeted:
     def name(self) -> str:
         """What people call the plan; "" if none fits."""
         return "" if self.row is None else self.findings.names[self.row]
-
-    def opening(self, budget: str = "") -> str:
-        """Return ``Within 24 GiB of each of 8 H100-80GB``.
-
-        Args:
-            budget: the budget as it is written; by default with three figures.
-        """
-        return f"Within {budget or format_bytes(self.budget_bytes)} of {devices_words(self.findings)}"
 
     def costs(
         self,
@@ -142,7 +136,8 @@ class Budgeted:
         """Return all of it: ``Within 24 GiB of each of 8 H100-80GB: DP 8 · ZeRO-2, 250 ms a step, 13.6 GiB.
         DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
         found = ", ".join(filter(None, (self.name, self.costs(memory, time))))
-        return " ".join([f"{self.opening(memory(self.budget_bytes))}: {found}.", *self.beside(memory)])
+        within = f"Within {memory(self.budget_bytes)} of {devices_words(self.findings)}"
+        return " ".join([f"{within}: {found}.", *self.beside(memory)])
 
     def to_data(self) -> dict[str, Any]:
         """Return the sentence and the figures behind it as plain data; points are counted from 1."""

@@ -33,6 +33,12 @@ def test_a_baseline_is_compared_by_its_link() -> None:
 def test_filters_that_leave_nothing_leave_no_plan() -> None:
     words = answer_words(data(), View(mesh="9"))
     assert (words.plan, words.costs) == ("", "there is no plan")
+    assert [row.verdict for row in words.baselines] == ["fits"]
+
+
+def test_a_typed_budget_is_what_the_sentence_says_whatever_headroom_is_kept() -> None:
+    assert answer_words(data(), View()).costs == "200 ms a step, 70.0 GiB"
+    assert answer_words(data(), View(budget_bytes=80 * GIB)).costs == "100 ms a step, 80.0 GiB"
 
 
 def test_planners_without_a_plan_are_rows_with_their_reason() -> None:

@@ -40,8 +40,8 @@ class Baseline(NamedTuple):
             leanest if none is.
         point: that plan's point.
         fits: whether it is within the budget.
-        longer: how much longer its step is than the answer's, as a share; None if it does not fit, or there is
-            no answer.
+        longer: how much longer its step is than the answer's, as a share; None if it does not fit, or if
+            nothing does.
     """
 
     title: str

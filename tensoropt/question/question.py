@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.question.compute_dtype import with_dtype
 from tensoropt.question.model_source import (
     LoadedModel,
     ModelSourceError,
@@ -103,6 +104,11 @@ class Question(BaseModel):
         """The values that the operator graph depends on, besides the model's source."""
         chosen = {"batch": self.batch, "seed": self.seed, "onnx": repr(self.onnx)}
         return {**chosen, "mode": self.settings.mode, "dtype": self.settings.dtype}
+
+    def computing_on(self, clusters: Iterable[Cluster]) -> Question:
+        """Return the question with the dtype that is computed in on all of these clusters."""
+        settings = with_dtype(self.settings, self.model, clusters)
+        return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
     def on(self, cluster: Cluster) -> Question:
         """Return the question about a cluster, with the batch for as many devices as it has.

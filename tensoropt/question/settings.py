@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Constrained = Constraints | None
 else:
     Optimizer = Literal[tuple(OPTIMIZERS)]
-    ComputeDtype = Literal["float32", "bfloat16"]
+    ComputeDtype = Literal["auto", "float32", "bfloat16"]
     Constrained = Any
 
 _SWITCH = {"no": False, "yes": True}
@@ -313,10 +313,11 @@ class Settings:
     dtype: Annotated[
         ComputeDtype,
         Setting(
-            "what operators compute in; float32: the model's own dtypes; bfloat16: mixed precision with "
-            "float32 master weights", "Computes in", STEP, title="{}", assumed=True, of_step=True,
+            "what operators compute in; auto: bfloat16 for language models of the zoo on GPUs that have it, "
+            "else float32; float32: the model's own dtypes; bfloat16: mixed precision with float32 master "
+            "weights", "Computes in", STEP, title="{}", assumed=True, of_step=True,
         ),
-    ] = "float32"  # fmt: skip
+    ] = "auto"  # fmt: skip
     recompute: Annotated[
         Literal["auto", "never"],
         Setting(

@@ -122,7 +122,7 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"batch": -1}, "the batch: between 1 and"),
         ({"options": "layer=2"}, "model options: 'gpt2-tiny' has no option 'layer'; did you mean 'layers'"),
         ({"options": "layers=2;--out /etc"}, "model options: .*layers: '2;--out /etc' is not a whole number"),
-        ({"dtype": "int3"}, "unknown dtype 'int3'; use float32 or bfloat16"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'; use auto, float32 or bfloat16"),
         ({"optimizer": ["adam"]}, "unknown optimizer"),
         ({"planners": ["best"]}, "no planner called best"),
         ({"planners": {"a": 1}}, "no planner called"),

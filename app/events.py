@@ -36,10 +36,13 @@ def _slider_range(low: float, high: float) -> tuple[float, float, float]:
     return max(low - 4 * step, 0.9 * low), high + 8 * step, step
 
 
-def budget_range(data: FrontierData) -> tuple[float, float, float]:
-    """Return the ends and the step of the memory slider, in the unit shown."""
-    size = data.units.memory.factor
-    return _slider_range(float(data.memory.min()) / size, float(data.memory.max()) / size)
+def budget_range(data: FrontierData, view: View) -> tuple[float, float, float]:
+    """Return the ends and the step of the memory slider, in the unit shown: as far as the plot shows
+    memory."""
+    size, largest = data.units.memory.factor, float(data.memory.max())
+    if data.near_capacity(largest, view):
+        largest = max(largest, data.capacity_bytes)
+    return _slider_range(float(data.memory.min()) / size, largest / size)
 
 
 def target_range(data: FrontierData) -> tuple[float, float, float]:
@@ -68,7 +71,7 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
 def on_budget(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the memory slider moved: the fastest point within its limit."""
     unit, budget = data.units.memory.factor, view.budget_bytes
-    return _after_slide(view, data, value, budget_range(data), unit, budget, state.set_budget)
+    return _after_slide(view, data, value, budget_range(data, view), unit, budget, state.set_budget)
 
 
 def _on_target(view: View, data: FrontierData, value: Any) -> View:

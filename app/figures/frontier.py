@@ -117,10 +117,14 @@ def _first_of_each(across: np.ndarray, up: np.ndarray, rows: np.ndarray, most: i
 
 BAND, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
 """The places of the traces."""
-_CAPACITY, _USABLE, BUDGET, TARGET = range(4)
-"""The places of the shapes."""
-_IN_VIEW = 2.5
-"""The capacity line is in view if it is at most this many times the largest point (log: squared)."""
+_CAPACITY, _USABLE, BUDGET, TARGET, LIMIT = range(5)
+"""The places of the shapes: lines of a device's memory, veils over what limits exclude, the budget's line."""
+LABEL = 1
+"""The place of the budget's words among the annotations."""
+NO_BUDGET = "◂ budget"
+"""The words by which a budget is dragged from the plot's edge while there is none."""
+_GRIP_PX = 9
+"""The width in which the budget's line can be taken hold of."""
 THINNED = "Of points closer than a dot's width, only one is drawn; zoom in to see the others."
 _FAMILIES = ("DP", "TP", "CP", "PP", "ZeRO", "placed", OTHER_FAMILY)
 """The families of plans in the order of their colours."""
@@ -357,7 +361,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         xs = np.append(xs, proven.memory[[0, -1]] / data.units.memory.factor)
         ys = np.append(ys, [proven.upper[0], proven.lower[-1]] / np.array(data.units.time.factor))
     capacity = data.capacity_bytes / data.units.memory.factor
-    in_view = axes.over_memory and capacity <= xs.max() * (_IN_VIEW**2 if view.log_x else _IN_VIEW)
+    in_view = axes.over_memory and data.near_capacity(float(xs.max()) * data.units.memory.factor, view)
     right = max(xs.max(), capacity) if in_view else xs.max()
     low_y = ys.min()
     if view.lines and axes.up_time and len(on_line):
@@ -383,7 +387,9 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         # whole again, for which Plotly by itself takes the axes that it drew first.
         meta={"usual": axes.over_memory and axes.up_time, "whole": ends},
         annotations=[
-            _capacity_text(data, view, capacity if in_view else None, colours) | {"visible": axes.over_memory}
+            _capacity_text(data, view, capacity if in_view else None, colours)
+            | {"visible": axes.over_memory},
+            budget_label(data, view, colours, ends[0][1]),
         ],
         legend={
             "x": 1,
@@ -393,13 +399,13 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
             "itemclick": False,
             "itemdoubleclick": False,
         },
-        margin={"l": 64, "r": 16, "t": 28, "b": 48},
+        margin={"l": 64, "r": 16, "t": 48, "b": 48},
     )
 
 
 def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
-    """Return the capacity, the capacity less headroom, and the veils of budget and target; none off their own
-    axes."""
+    """Return the capacity, the capacity less headroom, the veils of budget and target, and the budget's line;
+    none off their own axes."""
     data = data if data.axes is not None else drawn(data, view)
     size, second = data.units.memory.factor, data.units.time.factor
     # Shapes keep their places in the list, so that a veil that is off is invisible and far away, not left
@@ -422,12 +428,40 @@ def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
         memory(data.usable_bytes(view), color=colours.muted, dash="dash"),
         veil("x", budget),
         veil("y", target),
-    ]
+        {
+            "type": "rect", "xsizemode": "pixel", "xref": "x", "xanchor": budget or far, "x0": -1, "x1": 1,
+            "yref": "paper", "y0": 0, "y1": 1, "fillcolor": colours.accent, "layer": "above",
+            "line": {"width": _GRIP_PX, "color": "rgba(0,0,0,0)"}, "visible": budget is not None,
+        },
+    ]  # fmt: skip
+
+
+def budget_label(data: FrontierData, view: View, colours: Palette, right: float | None = None) -> Json:
+    """Return the budget over its line, by which it is dragged; at the plot's right edge if it lies beyond, or
+    if there is none.
+
+    Args:
+        right: the right end of the memory axis, as in Plotly; by default that of the whole plot.
+    """
+    data = data if data.axes is not None else drawn(data, view)
+    if right is None:
+        whole = np.flatnonzero(data.passing(view) & data.on_frontier)
+        right = _layout(data, view, whole, colours)["meta"]["whole"][0][1]
+    unit, budget = data.units.memory, view.budget_bytes
+    at = math.log10(budget / unit.factor) if budget and view.log_x else (budget or np.inf) / unit.factor
+    text = NO_BUDGET if budget is None else unit.limit(budget) + ("" if at <= right else " ▸")
+    return {
+        **({"x": at, "xref": "x"} if at <= right else {"x": 1, "xref": "paper"}),
+        "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "center" if at <= right else "right",
+        "showarrow": False, "captureevents": True, "visible": data.axes.over_memory, "text": text,
+        "font": font(colours.accent), "bgcolor": colours.surface, "bordercolor": colours.accent,
+        "borderpad": 2,
+    }  # fmt: skip
 
 
 def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Palette) -> Json:
-    """Return the text of a device's memory, above its line; with an arrow at the right edge if that is far
-    out of view."""
+    """Return the text of a device's memory, above its line and the budget's words; with an arrow at the right
+    edge if that is far out of view."""
     whole = unit_for(data.capacity_bytes)
     text = f"{data.device}: {digits(whole.of(data.capacity_bytes))} {whole.name}"
     place: Json = {"x": 1, "xref": "paper"}
@@ -435,5 +469,5 @@ def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Pal
         place = {"x": math.log10(x) if view.log_x else x}
     return {
         **place, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "right", "showarrow": False,
-        "text": text if x is not None else f"{text} →", "font": font(colours.muted),
+        "text": text if x is not None else f"{text} →", "font": font(colours.muted), "yshift": 22,
     }  # fmt: skip

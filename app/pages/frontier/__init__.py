@@ -33,6 +33,9 @@ _PLACES = {
     "selected": drawing.SELECTED,
     "budget": drawing.BUDGET,
     "target": drawing.TARGET,
+    "line": drawing.LIMIT,
+    "label": drawing.LABEL,
+    "free": drawing.NO_BUDGET,
 }
 """The places in the figure at which the browser moves things with a slider, before it asks the server."""
 
@@ -89,7 +92,7 @@ def _plot() -> Any:
         ),
         html.Div(id="frontier-notes"),
         parts.keyboard_plot(
-            parts.plot("graph", 400, doubleClick="reset"),
+            parts.plot("graph", 418, doubleClick="reset"),
             "plot",
             "Memory against time. Arrow keys walk along the frontier.",
         ),

@@ -184,7 +184,7 @@ def test_what_the_band_claims_holds_for_every_plan(seed: int) -> None:
     assert (band.lower <= band.upper * (1 + 1e-12)).all()
 
 
-def test_a_selection_moves_three_traces_and_two_veils() -> None:
+def test_a_selection_moves_three_traces_two_veils_and_the_budget() -> None:
     """What the patch says is what a whole new figure would say."""
     view = View(point=4, other=1, budget_bytes=35 * GIB)
     patch = json.loads(json.dumps(marking(DATA, view, "light").to_plotly_json()))
@@ -192,11 +192,32 @@ def test_a_selection_moves_three_traces_and_two_veils() -> None:
     found = {tuple(o["location"]): o["params"]["value"] for o in patch["operations"]}
     assert set(found) == {
         *(("data", i, axis) for i in (drawing.KNEE, drawing.OTHER, drawing.SELECTED) for axis in "xy"),
-        *(("layout", "shapes", i) for i in (drawing.BUDGET, drawing.TARGET)),
+        *(("layout", "shapes", i) for i in (drawing.BUDGET, drawing.TARGET, drawing.LIMIT)),
+        ("layout", "annotations", drawing.LABEL),
     }
     for (_, i, name), value in ((k, v) for k, v in found.items() if k[0] == "data"):
         assert whole["data"][i][name] == value
-    assert whole["layout"]["shapes"][drawing.BUDGET] == found["layout", "shapes", drawing.BUDGET]
+    for of, i in (("shapes", drawing.BUDGET), ("shapes", drawing.LIMIT), ("annotations", drawing.LABEL)):
+        assert whole["layout"][of][i] == found["layout", of, i]
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_budget_is_a_line_with_its_words_over_it(log: bool) -> None:
+    frame = figure(View(budget_bytes=24 * GIB, log_x=log))["layout"]
+    line, label = frame["shapes"][drawing.LIMIT], frame["annotations"][drawing.LABEL]
+    assert line["visible"]
+    # On a logarithmic axis Plotly takes shapes by their values, and annotations by their powers of ten.
+    assert (line["xanchor"], label["x"]) == (24, pytest.approx(np.log10(24) if log else 24))
+    assert (label["xref"], label["text"]) == ("x", "24 GiB")
+
+
+def test_a_budget_that_is_beyond_the_plot_or_not_set_is_at_its_edge() -> None:
+    for view, words in ((View(budget_bytes=200 * GIB), "200 GiB ▸"), (View(), drawing.NO_BUDGET)):
+        label = figure(view)["layout"]["annotations"][drawing.LABEL]
+        assert (label["xref"], label["x"], label["text"]) == ("paper", 1, words)
+    hours = figure(View(budget_bytes=24 * GIB, across="hours"))["layout"]
+    assert not hours["annotations"][drawing.LABEL]["visible"]
+    assert not hours["shapes"][drawing.LIMIT]["visible"]
 
 
 LONG = FrontierData.of(long_exploration(20_000))

@@ -160,6 +160,12 @@ class FrontierData:
         """The kind of the device with the least memory."""
         return _capacity_of(self.exploration.cluster)[1]
 
+    @property
+    def asked_bytes(self) -> float | None:
+        """The memory budget of the run that made it, if it had one."""
+        asked = self.exploration.settings.get("memory_bytes")
+        return float(asked) if asked else None
+
     def usable_bytes(self, view: View) -> float:
         """Return the memory of the smallest device, less the headroom."""
         return self.capacity_bytes * (1.0 - view.headroom)

@@ -164,12 +164,12 @@ class Budgeted:
 def answer(
     findings: Findings, budget_bytes: float | None = None, rows: Sequence[int] | np.ndarray | None = None
 ) -> Budgeted:
-    """Return the answer within a budget; without one, within the memory of the smallest device.
+    """Return the answer within a budget; without one, within :func:`default_budget`.
 
     Args:
         rows: the numbers of the frontier's points that are asked about, ascending; by default all.
     """
-    budget = _smallest_device(findings) if budget_bytes is None else budget_bytes
+    budget = default_budget(findings) if budget_bytes is None else budget_bytes
     asked = np.arange(len(findings.points)) if rows is None else np.asarray(rows, dtype=int)
     # Ascending in memory, descending in time.
     sizes, times = (findings.all_points.column(name)[asked] for name in ("memory_bytes", "time_s"))
@@ -239,8 +239,10 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _smallest_device(findings: Findings) -> float:
-    return float(min(kind["memory_bytes"] for kind in findings.cluster["kinds"]))
+def default_budget(findings: Findings) -> float:
+    """Return the budget that the exploration was made for, otherwise the memory of the smallest device."""
+    asked = findings.settings.get("memory_bytes")
+    return float(asked or min(kind["memory_bytes"] for kind in findings.cluster["kinds"]))
 
 
 def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:

@@ -203,7 +203,7 @@ def view_from_url(context: Context, search: Any) -> View:
 
 def _opened(context: Context, view: View) -> View:
     data = context.frontier(view)
-    return view if data is None else state.with_point(view, data)  # the page says what is wrong with it
+    return view if data is None else state.opened(view, data)  # the page says what is wrong with it
 
 
 @CALLBACKS.answer(sets="exploration.data", when="page.data finished.data runs-edited.data", at_start=True)

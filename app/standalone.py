@@ -55,18 +55,17 @@ def _packed() -> str:
     return base64.b64encode(gzip.compress(plotly().encode(), 9)).decode()
 
 
-def notebook_plot(exploration: Exploration, budget_bytes: float | None, picture: str) -> Html:
-    """Return the plot for the output of a notebook's cell, with the fastest plan within a budget selected.
+def notebook_plot(exploration: Exploration, picture: str) -> Html:
+    """Return the plot for the output of a notebook's cell, with the answer's plan selected.
 
     The first cell of a kernel that shows a plot carries Plotly for all others (0.5 MB).
 
     Args:
-        budget_bytes: the budget, drawn as a line; None for the device's memory.
         picture: HTML that is shown where scripts do not run.
     """
-    row = answer(exploration, budget_bytes).row
-    view = View("notebook", point=row, budget_bytes=budget_bytes, headroom=0.0)
     data = FrontierData.of(exploration)
+    row = answer(exploration).row
+    view = View("notebook", point=row, budget_bytes=data.asked_bytes, headroom=0.0)
     return _plot(data, view, Html(picture), thinned=True, carries=_carries())
 
 

@@ -99,10 +99,9 @@ def _overview(findings: Findings) -> str:
 
 
 def _answered(findings: Findings) -> str:
-    """Return the answer within the memory limit of the search, or a device's; "" if there is no plan, or
+    """Return the answer within the budget of the search, or a device's memory; "" if there is no plan, or
     nothing is known of devices."""
-    known = findings.points and findings.cluster.get("kinds")
-    return answer(findings, findings.settings.get("memory_bytes")).sentence() if known else ""
+    return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
 
 
 def _overview_html(findings: Findings) -> str:
@@ -116,7 +115,7 @@ def _overview_html(findings: Findings) -> str:
             # name. In a checkout that is not installed it is not there, and the picture remains.
             with contextlib.suppress(ModuleNotFoundError):
                 standalone = importlib.import_module("tensoropt_app.standalone")
-                picture = standalone.notebook_plot(findings, findings.settings.get("memory_bytes"), picture)
+                picture = standalone.notebook_plot(findings, picture)
         picture = f"<p>{escape(_answered(findings))}</p>{picture}"
     remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(findings))
     title = f"<p><b>{escape(_headline(findings))}</b></p>"

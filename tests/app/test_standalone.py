@@ -71,7 +71,7 @@ def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def carried() -> bool:
-        return CARRIED in standalone.notebook_plot(exploration(), None, "<svg/>")
+        return CARRIED in standalone.notebook_plot(exploration(), "<svg/>")
 
     monkeypatch.setitem(sys.modules, "IPython", None)
     assert carried()
@@ -90,8 +90,9 @@ def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(
     assert carried()  # each output is a page of its own there
 
 
-def test_a_notebook_says_within_which_budget_and_selects_its_answer() -> None:
-    kept = told(standalone.notebook_plot(exploration(), 45.0 * GIB, "<svg/>"))
+def test_a_notebook_selects_the_answer_within_the_budget_of_the_search() -> None:
+    asked = exploration(settings={"memory_bytes": 45.0 * GIB})
+    kept = told(standalone.notebook_plot(asked, "<svg/>"))
     (selected,) = (trace for trace in kept["wide"]["data"] if trace.get("name") == "selected")
     assert selected["x"] == [40.0]
 

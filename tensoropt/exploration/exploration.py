@@ -5,6 +5,8 @@ Python and notebooks show an exploration as a headline, a few rows of its fronti
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -97,17 +99,24 @@ def _overview(findings: Findings) -> str:
 
 
 def _answered(findings: Findings) -> str:
-    """Return the answer within a device's memory; "" if there is no plan, or nothing is known of devices."""
+    """Return the answer within the budget of the search, or a device's memory; "" if there is no plan, or
+    nothing is known of devices."""
     return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
 
 
 def _overview_html(findings: Findings) -> str:
-    """Return the same for a notebook, with the frontier's picture."""
+    """Return the same for a notebook, with the frontier's plot, or its picture where scripts do not run."""
     picture = ""
     if findings.points:
         svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
-        said = f"<p>{escape(_answered(findings))}</p>"
-        picture = f'{said}<div style="max-width:720px">{svg}</div>'
+        picture = f'<div style="max-width:720px">{svg}</div>'
+        if findings.cluster.get("kinds"):
+            # The plot is the dashboard's, which is above this package in the import order: it is looked up by
+            # name. In a checkout that is not installed it is not there, and the picture remains.
+            with contextlib.suppress(ModuleNotFoundError):
+                standalone = importlib.import_module("tensoropt_app.standalone")
+                picture = standalone.notebook_plot(findings, picture)
+        picture = f"<p>{escape(_answered(findings))}</p>{picture}"
     remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(findings))
     title = f"<p><b>{escape(_headline(findings))}</b></p>"
     return f"<div>{title}{picture}{_frontier_html(findings)}{remarks}</div>"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.units import parse_bytes, parse_seconds
+from tensoropt.units import parse_bytes, parse_seconds, read_number
 
 from . import state
 from .jobs.fields import RequestError, number, price_from
@@ -111,8 +111,8 @@ def _typed_limit(text: Any, data: FrontierData, kind: str) -> float | None:
     if not words or words.lower() in ("none", "no limit"):
         return None
     try:
-        value = float(words) * unit.factor
-    except ValueError:
+        value = read_number(words) * unit.factor
+    except TensorOptError:
         try:
             value = parse_bytes(words) if kind == "memory" else parse_seconds(words)
         except TensorOptError as error:

@@ -14,8 +14,10 @@ from tensoropt.units import (
     format_seconds,
     parse_bandwidth,
     parse_bytes,
+    parse_count,
     parse_flops,
     parse_seconds,
+    read_number,
     with_article,
     without_zeros,
 )
@@ -137,6 +139,25 @@ def test_what_is_not_a_size_is_refused_with_an_example(text: str) -> None:
 )
 def test_a_comma_groups_thousands_or_is_a_decimal(text: str, expected: float) -> None:
     assert parse_bytes(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4,5", 4.5), ("5%", 0.05), (" 0,1 % ", 0.001), ("1,024", 1024.0), ("2.5e3", 2500.0), ("-1", -1.0)],
+)
+def test_a_number_is_read_as_people_write_it(text: str, expected: float) -> None:
+    assert read_number(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "%", "5%%", "5 %5", "1,5,5", "1,5.5", "nan", "five"])
+def test_what_is_no_number_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(TensorOptError, match=r"is not a number; write for example"):
+        read_number(text)
+
+
+def test_counts_are_read_alike() -> None:
+    assert parse_count("50,000") == 50_000
+    assert parse_count("1,5T") == 1.5e12
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.files import parse_typed
 from tensoropt.question.constraints import constraints_of
 from tensoropt.question.question import read_batches
 from tensoropt.question.settings import Setting, Settings, settings_fields
@@ -16,7 +16,8 @@ from tensoropt.units import read_counts, read_number, write_counts
 MOST_DEVICES = 1024
 _DEAREST = 10**6
 """The highest price of a device-hour, in any currency."""
-PIN = '{"pin": [{"operators": "*mlp*", "axes": {"*": "out_features"}}]}'
+PIN = """pin:
+  - {operators: "*mlp*", axes: {"*": out_features}}"""
 _LONGEST = 50_000
 """The most characters of constraints."""
 
@@ -109,10 +110,10 @@ def words(value: Any) -> list[str]:
 
 
 def constraints(value: Any) -> dict[str, Any] | None:
-    """Return the constraints written as JSON, as ``--constraints`` takes them; None for none.
+    """Return the constraints written as YAML or JSON, as ``--constraints`` takes them; None for none.
 
     Raises:
-        RequestError: the text is too long, not JSON, or contains no constraints that could be kept.
+        RequestError: the text is too long, neither, or contains no constraints that could be kept.
     """
     text = str(value or "").strip()
     if not text:
@@ -120,12 +121,11 @@ def constraints(value: Any) -> dict[str, Any] | None:
     if len(text) > _LONGEST:
         raise RequestError(f"constraints: at most {_LONGEST:,} characters; use the command line for more")
     try:
-        data = json.loads(text)
-    # Deeply nested JSON exceeds Python's recursion before it is decoded.
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"constraints: no JSON ({str(error)[:80]})") from error
+        data = parse_typed(text)
+    except ValueError as error:
+        raise RequestError(f"constraints: neither YAML nor JSON ({str(error)[:200]})") from error
     if not isinstance(data, dict):
-        raise RequestError(f"constraints: an object, for example {PIN}")
+        raise RequestError(f"constraints: sections with entries, for example\n{PIN}")
     try:
         constraints_of(data)
     except TensorOptError as error:

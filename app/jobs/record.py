@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -65,6 +66,11 @@ class Job:
     ended: float | None = None
     server: tuple[int, float] = (0, 0.0)
     question: Mapping[str, Any] | None = None
+
+    @property
+    def line(self) -> str:
+        """The command line that does the same, to copy."""
+        return shlex.join(["tensoropt", *self.arguments])
 
     @property
     def active(self) -> bool:

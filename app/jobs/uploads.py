@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.files import parse_typed
 
 from ..safety import MAX_UPLOAD_BYTES
 from . import fields
@@ -75,16 +74,8 @@ def read_description(data: bytes, label: str) -> dict[str, Any]:
         RequestError: it is neither YAML nor JSON, or uses features that could make a small file large.
     """
     try:
-        text = data.decode("utf-8-sig")
-        # Not as YAML, to which 5e-06 is a word.
-        if label.lower().endswith(".json"):
-            content = json.loads(text)
-        # Written out, a file says no more than its size; a dozen nested aliases would stand for gigabytes.
-        elif any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise RequestError(f"'{label}': aliases (*name) are not accepted here; write the values out")
-        else:
-            content = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        content = parse_typed(data.decode("utf-8-sig"))
+    except ValueError as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(f"'{label}' is not valid YAML or JSON ({reason}); correct that line") from None
     if not isinstance(content, dict):

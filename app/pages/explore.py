@@ -160,7 +160,7 @@ def _options() -> Any:
     about = next(setting for setting in settings_fields() if setting.name == "constraints").help
     constraints = dmc.Textarea(
         id="constraints", autosize=True, minRows=3, maxRows=12, placeholder=PIN,
-        description=f"{about} (here JSON)", **parts.aria(label="Constraints"),
+        description=about, **parts.aria(label="Constraints"),
     )  # fmt: skip
     return parts.panel(
         *(parts.row(*controls, names="fields") for controls in [*groups.values(), run]),

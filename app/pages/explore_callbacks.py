@@ -15,7 +15,7 @@ from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
 from tensoropt.question.settings import settings_fields
-from tensoropt.report.commands import question_of
+from tensoropt.report.commands import explore_line, question_of
 
 from ..context import Context
 from ..jobs.fields import CHECKS, MOST_DEVICES, RequestError, count, faults
@@ -24,6 +24,7 @@ from ..jobs.refill import Refill, hardware_fields, question_of_job, refill
 from ..jobs.request import Hardware, Request, hardware_from, request_from
 from ..jobs.uploads import ClusterFile
 from ..state import View
+from ..views.export import command_folder
 from ..views.jobs import clusters, duration, estimate_words, model_words, models
 from ..views.planners import refusals
 from . import parts
@@ -112,7 +113,7 @@ def _of_job(jobs: JobManager, id: str) -> tuple[str, Refill]:
     job = jobs.job(id)
     if job is None:
         raise RequestError("this job is not kept any more; fill the form from another one")
-    return f"'{job.title}'", refill(question_of_job(job), jobs.uploads)
+    return f"'{job.title}'", refill(question_of_job(job), jobs.uploads, job.line)
 
 
 def _of_exploration(context: Context, state: Any) -> tuple[str, Refill]:
@@ -121,7 +122,9 @@ def _of_exploration(context: Context, state: Any) -> tuple[str, Refill]:
     if exploration is None:
         raise RequestError("no exploration is shown; choose one in the list at the top")
     name = context.library.model_name(exploration.model.source)
-    form = refill(question_of(exploration), context.manager.uploads)
+    entry = context.library.entry(view.exploration)
+    line = explore_line(exploration, f"out/{entry.key}", command_folder(entry))
+    form = refill(question_of(exploration), context.manager.uploads, line)
     return f"{name} on {exploration.cluster['name']}", form
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = (), found: str = "
         words=" · ".join(filter(None, (words, when, found))),
         stages=tuple(lines),
         error=job.error,
-        command="tensoropt " + shlex.join(job.arguments),
+        command=job.line,
         results=results,
         active=job.active,
         can_refill=can_refill(job),

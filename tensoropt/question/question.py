@@ -25,7 +25,7 @@ from tensoropt.question.model_source import (
     load_model,
 )
 from tensoropt.question.settings import Settings, settings_fields
-from tensoropt.units import format_bytes, parse_bytes, read_counts, write_counts, write_size
+from tensoropt.units import format_bytes, parse_bytes, read_counts, read_number, write_counts, write_size
 
 
 class Question(BaseModel):
@@ -237,10 +237,9 @@ def headroom_bytes(headroom: str, whole: float) -> float:
     Raises:
         TensorOptError: it is neither a share nor a size, or leaves nothing.
     """
-    share, percent, rest = headroom.partition("%")
     try:
-        kept = whole * float(share) / 100 if percent and not rest.strip() else parse_bytes(headroom)
-    except (ValueError, TensorOptError):
+        kept = whole * read_number(headroom) if "%" in headroom else parse_bytes(headroom)
+    except TensorOptError:
         raise TensorOptError(
             f"--headroom '{headroom}' is neither a share nor a size; write 5% or 2GiB"
         ) from None

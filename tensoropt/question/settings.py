@@ -148,7 +148,8 @@ class Setting:
             if self.choices:
                 return typed
             value = self.read(text)
-            return self._checked(float(f"{value / 100:.6g}") if self.percent else value)
+            in_percent = self.percent and "%" not in text  # with the sign it is read as a share already
+            return self._checked(float(f"{value / 100:.6g}") if in_percent else value)
         except TensorOptError as error:
             raise TensorOptError(f"{self.form_label}: {error}") from error
 

@@ -130,7 +130,7 @@ def test_a_cluster_of_two_kinds_becomes_a_file(uploads: Uploads) -> None:
 def test_what_the_form_cannot_be_is_said(uploads: Uploads, words: list[str], said: str) -> None:
     job = Job("j", "t", tuple(words))
     with pytest.raises(TensorOptError, match=said):
-        refill(question_of_job(job), uploads)
+        refill(question_of_job(job), uploads, job.line)
     assert can_refill(job) == (words[0] == "explore")
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.notable import CARDS_GIB
 from tensoropt.units import parse_bytes, parse_seconds, read_number
 
 from . import state
@@ -310,10 +311,6 @@ def _on_most_cost(view: View, data: FrontierData, value: Any) -> View:
     return replace(view, within_cost=cost)
 
 
-BUDGETS = (16, 24, 40, 80)
-"""The GiB of memory of cards that people have."""
-
-
 def _on_card(size: int) -> Callable[[View, FrontierData, Any], View]:
     """Return the event of a button with the memory of a card."""
     return lambda view, data, _: state.set_budget(view, data, size * 2.0**30)
@@ -348,6 +345,6 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "compare-this": lambda view, data, _: on_word(view, data, "compare"),
     "compare-swap": lambda view, data, _: on_word(view, data, "swap"),
     "compare-clear": lambda view, data, _: on_word(view, data, "clear"),
-    **{f"budget-{size}": _on_card(size) for size in BUDGETS},
+    **{f"budget-{size}": _on_card(size) for size in CARDS_GIB},
 }
 """The events by the id of the control."""

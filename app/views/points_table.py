@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tensoropt.plan.figures import KEPT, LISTED
-from tensoropt.plan.plan_names import JOIN, planner_title
+from tensoropt.plan.plan_names import planner_title, short_name
 
 from ..state import View
 from .frontier import FrontierData, rate_arrays
@@ -96,10 +95,3 @@ def row_filter(view: View) -> dict[str, Any]:
     if not view.marks:
         model["point"] = {"filterType": "number", "type": "notBlank"}
     return model
-
-
-def short_name(name: str) -> str:
-    """Return a plan's name without what most plans of a frontier share or another column says: what sets it
-    apart then stands where it is not cut off."""
-    parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
-    return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name

@@ -9,6 +9,7 @@ from typing import Any
 from dash import Patch, ctx, no_update, set_props
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.notable import CARDS_GIB
 
 from ... import events, state
 from ...context import Context
@@ -40,7 +41,7 @@ CALLBACKS = Callbacks()
 
 _BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
-    *(f"budget-{size}" for size in events.BUDGETS),
+    *(f"budget-{size}" for size in CARDS_GIB),
 )  # fmt: skip
 _LIMITS = ("budget", "target")
 _FIELDS = (

@@ -24,10 +24,11 @@ of each are those of the stage's own step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -854,6 +855,24 @@ def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
     return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
 
+_OfStage = Callable[[Evaluation], int]
+
+
+def _once_each(bytes_of: _OfStage) -> _OfStage:
+    """Return the function, which is called once for each evaluation: a stage is in many pipelines, and at
+    many places of them."""
+    known: WeakKeyDictionary[Evaluation, int] = WeakKeyDictionary()
+
+    @wraps(bytes_of)
+    def of(evaluation: Evaluation) -> int:
+        if evaluation not in known:
+            known[evaluation] = bytes_of(evaluation)
+        return known[evaluation]
+
+    return of
+
+
+@_once_each
 def _kept_given(evaluation: Evaluation) -> int:
     """Return the bytes of arriving tensors that a stage, evaluated alone, keeps between its forward and its
     backward.
@@ -868,6 +887,7 @@ def _kept_given(evaluation: Evaluation) -> int:
     )
 
 
+@_once_each
 def _given_back(evaluation: Evaluation) -> int:
     """Return the bytes of the gradients of what another stage gave a stage, evaluated alone, when all exist;
     those of several tensors may share one storage."""

@@ -258,8 +258,8 @@ WORKING = "FBIWO"
 class ScheduleTimes:
     """The times of all actions and messages in a pipeline's step, as tasks of the scheduler.
 
-    A message is sent as soon as its content exists; messages from one stage in one direction follow one
-    another.
+    The tasks themselves are not kept: a step of many micro-batches has 100,000 of them, and a search has many
+    steps in memory.
 
     Args:
         actions: the actions of each place, in order.
@@ -285,6 +285,43 @@ class ScheduleTimes:
         *,
         blocking_sends: bool = False,
         one_behind: bool = False,
+    ):
+        self.stages = stages
+        self._made_of = actions, stages, blocking_sends, one_behind
+        tasks = _StepTasks(*self._made_of)
+        self.total_s = tasks.timeline.total_s
+        self.working_s, self.sending_s, self.waiting_s = tasks.seconds()
+
+    @cached_property
+    def happenings(self) -> tuple[ScheduledEvent, ...]:
+        """All actions and everything else that takes time, in the order in which they start."""
+        return _StepTasks(*self._made_of).happenings()
+
+    def idle_s(self, place: int) -> float:
+        """Return the seconds in which a place waits for others."""
+        busy_s = self.working_s[place] + self.sending_s[place] + self.waiting_s[place]
+        return self.total_s - busy_s
+
+    @property
+    def bubble(self) -> float:
+        """The share of all places' seconds that they spend waiting."""
+        whole = self.total_s * len(self.working_s)
+        return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
+
+
+class _StepTasks:
+    """A pipeline's step as tasks, and when they take place.
+
+    A message is sent as soon as its content exists; messages from one stage in one direction follow one
+    another.
+    """
+
+    def __init__(
+        self,
+        actions: Sequence[Sequence[Action]],
+        stages: Sequence[StageSeconds],
+        blocking_sends: bool,
+        one_behind: bool,
     ):
         self._actions, self.stages = actions, stages
         self._blocking, self._one_behind = blocking_sends, one_behind
@@ -313,12 +350,11 @@ class ScheduleTimes:
             if seconds.sync_s:
                 self._labels[step] = "O", place, stage, NO_MICRO_BATCH
             ends[place] = [step]
-        self._timeline = schedule(self._tasks)
-        self.total_s = self._timeline.total_s
-        self.working_s, self.sending_s, self.waiting_s = self._seconds()
+        self.timeline = schedule(self._tasks)
 
-    def _seconds(self) -> Iterator[tuple[float, ...]]:
-        starts, ends = self._timeline.starts, self._timeline.ends
+    def seconds(self) -> Iterator[tuple[float, ...]]:
+        """Return the seconds of each place: working, sending and waiting."""
+        starts, ends = self.timeline.starts, self.timeline.ends
         working, sending, waiting = ([0.0] * len(self._actions) for _ in range(3))
         for task, (kind, place, _, _) in self._labels.items():
             if kind in WORKING:
@@ -332,25 +368,13 @@ class ScheduleTimes:
             waiting[place] += max(ends[i] for i in (action, *reduction)) - ends[action]
         return map(tuple, (working, sending, waiting))
 
-    @cached_property
     def happenings(self) -> tuple[ScheduledEvent, ...]:
-        """All actions and everything else that takes time, in the order in which they start."""
-        return tuple(self._event(task) for task in self._timeline.order if task in self._labels)
+        """Return all that takes time, in the order in which it starts."""
+        return tuple(self._event(task) for task in self.timeline.order if task in self._labels)
 
     def _event(self, task: int) -> ScheduledEvent:
-        start, end = self._timeline.starts[task], self._timeline.ends[self._over.get(task, task)]
+        start, end = self.timeline.starts[task], self.timeline.ends[self._over.get(task, task)]
         return ScheduledEvent(*self._labels[task], start, end)
-
-    def idle_s(self, place: int) -> float:
-        """Return the seconds in which a place waits for others."""
-        busy_s = self.working_s[place] + self.sending_s[place] + self.waiting_s[place]
-        return self.total_s - busy_s
-
-    @property
-    def bubble(self) -> float:
-        """The share of all places' seconds that they spend waiting."""
-        whole = self.total_s * len(self.working_s)
-        return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
 
     def _add(self, name: str, seconds: float, after: list[int], *resources: str) -> int:
         self._tasks.append(Task(name, seconds, resources, after))

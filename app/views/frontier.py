@@ -17,6 +17,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts
 from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf, Tariff, amount_of, prices_of
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Fact
@@ -105,6 +106,11 @@ class FrontierData:
         """Whether each row is a point of the frontier, as bools."""
         # Also a planner's own plan that none beats: it is one of the points, as in the CSV.
         return np.arange(len(self)) < len(self.exploration.points)
+
+    @cached_property
+    def notable(self) -> dict[int, list[str]]:
+        """The few points that a short table has, with what each is."""
+        return notable(self.exploration)
 
     @cached_property
     def by_planners(self) -> np.ndarray:

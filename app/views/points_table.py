@@ -35,14 +35,21 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
         "devices": data.devices.astype(float),
         "name": list(names),
         "short": [short[name] for name in names],
+        "is": [_what_it_is(data, row) for row in range(len(data))],
+        "few": np.isin(np.arange(len(data)), list(data.notable)).astype(float),
         "gap": [point.proven.replace("-", "—") for point in points],
         "fits": (data.memory <= data.usable_bytes(view)).astype(float),
-        "planner": [planner_title(name) for name in data.planner],
     }
     for name in ("rate", "mfu", "device_hours", "cost"):
         values = getattr(rates, name)
         columns[name] = unknown if values is None else values * (100.0 if name == "mfu" else 1.0)
     return columns
+
+
+def _what_it_is(data: FrontierData, row: int) -> str:
+    """Return what a point of the frontier is called, and which planner found it if not the search."""
+    planner = [planner_title(data.planner[row])] if data.by_planners[row] else []
+    return ", ".join((*data.notable.get(row, ()), *planner))
 
 
 def table_rows(

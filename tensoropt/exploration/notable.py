@@ -44,8 +44,10 @@ def notable(findings: Findings, most: int = NOTABLE) -> dict[int, list[str]]:
         if 0 <= row < fastest:
             within.setdefault(row, []).append(without_zeros(format_bytes(limit)))
     families = {OTHER_FAMILY, family(findings.names[fastest])}
-    for row in reversed(range(count)):
-        title = family(findings.names[row])
+    # Of many points with one name, only the last is asked about: it is the fastest.
+    last = {name: row for row, name in enumerate(findings.names[:count])}
+    for name, row in sorted(last.items(), key=lambda item: -item[1]):
+        title = family(name)
         if title not in families:
             families.add(title)
             add(row, f"fastest {title}")

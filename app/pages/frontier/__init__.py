@@ -93,7 +93,7 @@ def _plot() -> Any:
         ),
         html.Div(id="frontier-notes"),
         parts.keyboard_plot(
-            parts.plot("graph", 418, doubleClick="reset"),
+            parts.plot("graph", 450, doubleClick="reset"),
             "plot",
             "Memory against time. Arrow keys walk along the frontier.",
         ),

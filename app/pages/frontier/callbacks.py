@@ -347,8 +347,8 @@ def marking(data: FrontierData, view: View, scheme: str) -> Patch:
     patch = Patch()
     traces = drawing.selection_traces(data, view, colours)
     for place, trace in zip((drawing.KNEE, drawing.OTHER, drawing.SELECTED), traces, strict=True):
-        patch["data"][place]["x"] = trace["x"]
-        patch["data"][place]["y"] = trace["y"]
+        for name in ("x", "y", "showlegend"):
+            patch["data"][place][name] = trace[name]
     veils = drawing.shapes(data, view, colours)
     for place in (drawing.BUDGET, drawing.TARGET, drawing.LIMIT):
         patch["layout"]["shapes"][place] = veils[place]

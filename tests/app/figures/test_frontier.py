@@ -5,10 +5,12 @@ Which of many points are drawn: those left out are covered by one that is.
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
+from contrast_app import lab, linear
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -191,7 +193,11 @@ def test_a_selection_moves_three_traces_two_veils_and_the_budget() -> None:
     whole = figure(view)
     found = {tuple(o["location"]): o["params"]["value"] for o in patch["operations"]}
     assert set(found) == {
-        *(("data", i, axis) for i in (drawing.KNEE, drawing.OTHER, drawing.SELECTED) for axis in "xy"),
+        *(
+            ("data", i, name)
+            for i in (drawing.KNEE, drawing.OTHER, drawing.SELECTED)
+            for name in ("x", "y", "showlegend")
+        ),
         *(("layout", "shapes", i) for i in (drawing.BUDGET, drawing.TARGET, drawing.LIMIT)),
         ("layout", "annotations", drawing.LABEL),
     }
@@ -212,9 +218,9 @@ def test_the_budget_is_a_line_with_its_words_over_it(log: bool) -> None:
 
 
 def test_a_budget_that_is_beyond_the_plot_or_not_set_is_at_its_edge() -> None:
-    for view, words in ((View(budget_bytes=200 * GIB), "200 GiB ▸"), (View(), drawing.NO_BUDGET)):
-        label = figure(view)["layout"]["annotations"][drawing.LABEL]
-        assert (label["xref"], label["x"], label["text"]) == ("paper", 1, words)
+    for budget, at, words in ((200 * GIB, 1, "200 GiB ▸"), (GIB, 0, "◂ 1 GiB"), (None, 1, drawing.NO_BUDGET)):
+        label = figure(View(budget_bytes=budget))["layout"]["annotations"][drawing.LABEL]
+        assert (label["xref"], label["x"], label["text"]) == ("paper", at, words)
     hours = figure(View(budget_bytes=24 * GIB, across="hours"))["layout"]
     assert not hours["annotations"][drawing.LABEL]["visible"]
     assert not hours["shapes"][drawing.LIMIT]["visible"]
@@ -266,6 +272,38 @@ def test_other_planners_are_marks_of_their_own_shape() -> None:
     trace = figure(View(), FrontierData.of(exploration(points)))["data"][drawing.MARKS]
     assert trace["text"] == ["ZeRO", "Megatron"]
     assert len(set(trace["marker"]["symbol"])) == 2
+
+
+MARKED = FrontierData.of(
+    exploration(
+        others=tuple(
+            point((15 + i) * GIB, 1.2, planner=p) for i, p in enumerate(("zero", "megatron", "zero"))
+        )
+    )
+)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_legend_has_every_shape_and_no_entry_twice(narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["DP 8", "TP 8", "ZeRO-1", "CP 2", "PP 2 1F1B", "placed", "other", "DP 8 · 1/2 blocks recomputed"]
+    monkeypatch.setattr(type(MARKED.exploration), "names", tuple(names + ["DP 8"] * 3))
+    view = View(headroom=0.15, point=2, other=3)
+    for scheme in ("light", "dark"):
+        traces = drawing.frontier_figure(MARKED, view, scheme, narrow=narrow)["data"]
+        entries = [t for t in traces if t["showlegend"] and t.get("visible", True)]
+        assert len({t["name"] for t in entries}) == len(entries)
+        looks = {(t["marker"]["color"], t["marker"]["symbol"]) for t in entries}
+        assert len(looks) == len(entries)
+        seen = [lab(linear(colour)) for colour, symbol in looks if symbol == "circle"]
+        # CIE76 distances; 10 is told apart at a glance.
+        assert all(np.linalg.norm(a - b) > 20 for a, b in itertools.combinations(seen, 2))
+        shapes = {t["marker"]["symbol"].removesuffix("-open") for t in entries}
+        drawn = {s.removesuffix("-open") for s in traces[drawing.FITS]["marker"]["symbol"]}
+        assert shapes >= {*drawn, *traces[drawing.MARKS]["marker"]["symbol"]}
+        colours = {t["marker"]["color"] for t in entries}
+        assert colours >= {*traces[drawing.FITS]["marker"]["color"], traces[drawing.OVER]["marker"]["color"]}
+        assert "compared" in {t["name"] for t in entries}
+    assert "compared" not in {t["name"] for t in figure(View(point=2))["data"] if t["showlegend"]}
 
 
 def test_no_plot_offers_to_upload_itself() -> None:

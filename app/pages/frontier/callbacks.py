@@ -40,7 +40,7 @@ CALLBACKS = Callbacks()
 
 _BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
-    *(f"budget-{size}" for size in events.BUDGETS),
+    *(f"{page}budget-{size}" for size in events.BUDGETS for page in ("", "shop-")),
 )  # fmt: skip
 _LIMITS = ("budget", "target")
 _FIELDS = (

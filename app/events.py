@@ -345,6 +345,7 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "compare-this": lambda view, data, _: on_word(view, data, "compare"),
     "compare-swap": lambda view, data, _: on_word(view, data, "swap"),
     "compare-clear": lambda view, data, _: on_word(view, data, "clear"),
-    **{f"budget-{size}": _on_card(size) for size in CARDS_GIB},
+    "shop-budget": on_budget_text,
+    **{f"{page}budget-{size}": _on_card(size) for size in CARDS_GIB for page in ("", "shop-")},
 }
 """The events by the id of the control."""

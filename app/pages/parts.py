@@ -58,9 +58,12 @@ def grow() -> html.Span:
     return html.Span(className="grow")
 
 
-def heading(title: str) -> html.H1:
-    """Return a page's heading, for screen readers."""
-    return html.H1(title, className="unseen")
+def heading(title: str, sentence: str = "") -> Any:
+    """Return a page's heading, with the sentence that says what the page is; without one, for screen readers
+    alone."""
+    if not sentence:
+        return html.H1(title, className="unseen")
+    return html.Header([html.H1(title, className="page-title"), hint(sentence)], className="above")
 
 
 def hint(*content: Any, **more: Any) -> html.P:

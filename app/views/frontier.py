@@ -247,9 +247,9 @@ def price_of(data: FrontierData, view: View) -> float | None:
     return max(prices_known) if prices_known and len(prices_known) == len(prices) else None
 
 
-def money(amount: float) -> str:
+def money(amount: float, view: View) -> str:
     """Format money per thousand steps, as single steps cost fractions of a cent."""
-    return f"{digits(1000 * amount)} per 1,000 steps"
+    return f"{digits(1000 * amount)} {view.currency}".rstrip() + " per 1,000 steps"
 
 
 def limit_sentence(data: FrontierData, view: View) -> str:

@@ -41,7 +41,7 @@ CALLBACKS = Callbacks()
 
 _BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
-    *(f"budget-{size}" for size in CARDS_GIB),
+    *(f"{page}budget-{size}" for size in CARDS_GIB for page in ("", "shop-")),
 )  # fmt: skip
 _LIMITS = ("budget", "target")
 _FIELDS = (

@@ -122,7 +122,7 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
     columns = {
         "point": "point", "memory": f"memory, {size}", "time": f"time, {time}",
         "compute": f"compute, {time}", "network": f"network, {time}",
-        "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "planner": "planner", "name": "plan",
+        "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "is": "what it is", "name": "plan",
     }  # fmt: skip
     # Evenly thinned rather than cut off, so that the table covers the whole frontier; with the chosen point.
     step = max(1, -(-len(data) // _SHOWN_ROWS))

@@ -100,9 +100,9 @@ def test_a_notebook_selects_the_answer_within_the_budget_of_the_search() -> None
 def test_the_page_tells_the_answer_the_chosen_point_and_the_baselines(data: FrontierData) -> None:
     page = standalone.frontier_page(data, CHOSEN)
     words = re.sub(r"<[^>]+>", " ", page.split("<script", 1)[0])
-    assert "Within 45.0 GiB of each of" in words
+    assert "Within 45 GiB of each of" in words
     assert "point 3 of 8" in page
-    assert "Fits the budget of 45.0 GiB" in page
+    assert "Fits your 45 GiB (" in page
     assert "<td class=word>DDP" in page
     (chosen,) = re.findall(r"<tr class=chosen><td>(\d+)", page)
     assert chosen == "3"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.console import without_eta
 from tensoropt.exploration.exploration_files import Costs
-from tensoropt.profiling.measure import without_eta
 
 from ..jobs.estimate import Estimate
 from ..jobs.record import Job, Stage

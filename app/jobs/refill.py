@@ -85,6 +85,10 @@ def refill(question: Question, uploads: Uploads, line: str = "") -> Refill:
         RequestError, ClusterError: the form cannot express it; the message says why, and what to do.
     """
     model, _, options = _model(question, uploads, line).partition("?")
+    *others, last = options.split("&")
+    # A length that is not the last option stays one of these: the source is the same text again.
+    name, _, sequence = last.partition("=") if re.match(r"(sequence|steps)=", last) else ("", "", "")
+    options = "&".join(others) if name else options
     cluster = load_cluster(question.cluster)
     named = question.cluster if isinstance(question.cluster, str) else str(cluster.name)
     limits = [limit for limit in question.limits if limit is not None]
@@ -98,6 +102,7 @@ def refill(question: Question, uploads: Uploads, line: str = "") -> Refill:
         "model": model,
         "batch": write_counts(question.batches) if question.batch is None else str(question.batch),
         "options": options,
+        "sequence": sequence,
         "dims": ", ".join(f"{name}={size}" for name, size in question.dims.items()),
         "outputs": ", ".join(question.outputs),
         "loss": question.loss or "auto",

@@ -1,7 +1,7 @@
 """Uploaded files: limited in size and kept under generated names.
 
-The server itself never opens model files. Cluster files are small text: they are read as data and checked
-once, at the upload, and kept as the plain values in them.
+The server itself never opens model files: what one leaves open is read in another process. Cluster files are
+small text: they are read as data and checked once, at the upload, and kept as the plain values in them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.files import parse_typed
+from tensoropt.question.onnx_dims import open_dims
 
 from ..safety import MAX_UPLOAD_BYTES
 from . import fields
@@ -161,7 +162,8 @@ class Uploads:
         """Store a page's upload (a ``data:`` URL); return its token.
 
         Raises:
-            UploadError: it is not an ONNX file by its name, or it is empty, too large, or damaged in transit.
+            UploadError: it is not an ONNX file by its name or content, or it is empty, too large, or damaged
+                in transit.
         """
         label = label_of(name)
         if not label.lower().endswith(".onnx"):
@@ -169,9 +171,22 @@ class Uploads:
         data = _decoded(contents, label, MAX_UPLOAD_BYTES, "export the model again")
         self._check_room(len(data))
         token = f"upload-{secrets.token_hex(8)}"
-        _write(self.folder / f"{token}.onnx", data)
-        _write(self.folder / f"{token}.json", json.dumps({"label": label}).encode())
+        path = self.folder / f"{token}.onnx"
+        _write(path, data)
+        try:
+            dims = open_dims(path)
+        except ValueError as error:
+            path.unlink()
+            raise UploadError(f"'{label}' cannot be read as ONNX ({error}); export it again") from None
+        _write(self.folder / f"{token}.json", json.dumps({"label": label, "dims": dims}).encode())
         return token
+
+    def open_dims(self, token: str) -> list[str]:
+        """Return the names of the dims that an uploaded model leaves open; none for an unknown one."""
+        if token not in self.known():
+            return []
+        note = json.loads((self.folder / f"{token}.json").read_text(encoding="utf-8"))
+        return [str(name) for name in note.get("dims", ())]
 
     # -- clusters -----------------------------------------------------------------------------------
 

@@ -258,7 +258,7 @@ def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
     )  # fmt: skip
 
 
-def number_field(id: str, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
+def number_field(id: Any, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
     """Return a field for a number, which keeps what was typed.
 
     It is not Mantine's NumberInput, which drops letters as they are typed, so that 1e9 becomes 19, and moves

@@ -40,7 +40,10 @@ def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
     without = next((kind.name for kind in kinds if not kind.has_bfloat16), "")
     if without:
         return _WIDE, f"computes in {_WIDE}: {without} has no {_NARROW}"
-    return _NARROW, f"computes in {_NARROW}, as is usual for language models; --dtype {_WIDE} does not"
+    return (
+        _NARROW,
+        f"computes in {_NARROW}, as is usual for language models; dtype {_WIDE} is the other choice",
+    )
 
 
 def with_dtype(settings: Settings, source: str, clusters: Iterable[Cluster]) -> Settings:

@@ -29,7 +29,8 @@ PINS = '{"together": [["*attn*"]]}'
 
 
 @pytest.fixture
-def uploads(tmp_path: Path) -> Uploads:
+def uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Uploads:
+    monkeypatch.setattr("tensoropt_app.jobs.uploads.open_dims", lambda path: [])  # what is kept is no model
     return Uploads(tmp_path / "uploads")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from tensoropt_app.figures.palette import DARK, LIGHT
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 
+import tensoropt
+from tensoropt.report.detail import detail
+from tensoropt.report.sheet import SheetOptions, decision_sheet
+
 from .conftest import Watch
+
+DATA = Path(__file__).parents[3] / "app" / "data"
 
 GROUND = "getComputedStyle(document.querySelector('.main-svg')).backgroundColor"
 
@@ -66,6 +73,16 @@ def test_all_outputs_of_a_notebook_are_drawn_with_the_script_of_one(
     assert "restart the kernel" not in page.inner_text("body")
     assert page.evaluate(GROUND) == rgb(DARK.surface)  # the notebook's scheme, not the machine's
     assert page.evaluate("window.Plotly") is None
+
+
+def test_a_decision_is_the_first_of_two_printed_pages(opened: Any) -> None:
+    found = tensoropt.load(DATA / "gpt2-dgx-h100")
+    options = SheetOptions(memory_bytes=8 * 2**30, detail=detail(found, found.knee))
+    page = opened(decision_sheet(found, found.knee, options), "dark", 390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(DARK.surface)
+    printed = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 2
 
 
 def test_an_output_without_its_script_keeps_the_picture_and_says_why(

@@ -25,6 +25,7 @@ from tensoropt.pipeline.stages import arriving_group, departing_group
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
+from tensoropt.types import Itself
 
 _PIPELINE = 0
 """The axis of a job's mesh along which its stages lie, numbered as in messages to people, without the
@@ -333,7 +334,7 @@ class ScheduleTimes:
     ):
         self.stages = stages
         parts = tuple(seconds.parts for seconds in stages)
-        self._tasks = _step_tasks(_Itself(actions), parts, blocking_sends, one_behind)
+        self._tasks = _step_tasks(Itself(actions), parts, blocking_sends, one_behind)
         # Not kept: a step of many micro-batches has 100,000 tasks, and a search has many steps in memory.
         durations, starts, ends, _ = self._tasks.times(stages)
         self.total_s = float(ends.max())
@@ -356,22 +357,12 @@ class ScheduleTimes:
         return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
 
 
-class _Itself:
-    """Makes an object equal to itself alone, so that large tuples need not be compared."""
-
-    def __init__(self, content: Sequence[Sequence[Action]]):
-        self.content = content
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.content is self.content
-
-    def __hash__(self) -> int:
-        return id(self.content)
-
-
 @lru_cache(maxsize=16)
 def _step_tasks(
-    actions: _Itself, parts: tuple[StageParts, ...], blocking_sends: bool, one_behind: bool
+    actions: Itself[Sequence[Sequence[Action]]],
+    parts: tuple[StageParts, ...],
+    blocking_sends: bool,
+    one_behind: bool,
 ) -> _StepTasks:
     return _StepTasks(actions.content, parts, blocking_sends, one_behind)
 

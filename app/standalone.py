@@ -25,6 +25,7 @@ from tensoropt.version import __version__
 
 from .figures.frontier import frontier_figure
 from .figures.palette import DARK, FONT, GRAPH_CONFIG, LIGHT, Palette
+from .figures.traces import Json
 from .state import View
 from .views.answer import answer_words
 from .views.frontier import FrontierData
@@ -85,14 +86,17 @@ def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carri
     wide, narrow = (
         frontier_figure(data, view, "light", thinned=thinned, narrow=narrow) for narrow in (False, True)
     )
-    dark = zip(_colours(LIGHT), _colours(DARK), strict=True)
+    for figure in (wide, narrow) if view.budget_bytes is None else ():
+        # Here is no budget that could be dragged into the plot.
+        kept = [words for words in figure["layout"]["annotations"] if not words.get("captureevents")]
+        figure["layout"]["annotations"] = kept
     told = {
         "wide": wide,
-        "narrow": [  # what is different on a phone
-            {key: value for key, value in other.items() if value != trace.get(key)}
-            for trace, other in zip(wide["data"], narrow["data"], strict=True)
-        ],
-        "dark": dict(dark),
+        "narrow": {
+            "data": [_other(*traces) for traces in zip(wide["data"], narrow["data"], strict=True)],
+            "layout": _other(wide["layout"], narrow["layout"]),
+        },
+        "dark": dict(zip(_colours(LIGHT), _colours(DARK), strict=True)),
         "config": GRAPH_CONFIG,
     }
     text = json.dumps(told, separators=(",", ":"))
@@ -100,6 +104,11 @@ def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carri
     # In an attribute between single quotes; escaped so that it is well-formed as XML too.
     figure = Html(text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&#39;"))
     return Html(filled(_PLOT, title=data.model, figure=figure, picture=picture, carried=Html(carried)))
+
+
+def _other(wide: Json, narrow: Json) -> Json:
+    """Return what is different on a phone."""
+    return {key: value for key, value in narrow.items() if value != wide.get(key)}
 
 
 def _colours(palette: Palette) -> list[str]:

@@ -42,8 +42,10 @@ def test_it_is_the_figure_of_the_frontier_page_in_both_schemes_and_widths(data: 
         json.dumps(kept["wide"]),
     )
     assert json.loads(swapped) == plain(frontier_figure(data, CHOSEN, "dark"))
-    narrow = [trace | other for trace, other in zip(kept["wide"]["data"], kept["narrow"], strict=True)]
-    assert narrow == plain(frontier_figure(data, CHOSEN, "light", narrow=True))["data"]
+    wide, other = kept["wide"], kept["narrow"]
+    narrow = [trace | less for trace, less in zip(wide["data"], other["data"], strict=True)]
+    phone = plain(frontier_figure(data, CHOSEN, "light", narrow=True))
+    assert (narrow, wide["layout"] | other["layout"]) == (phone["data"], phone["layout"])
 
 
 def plain(figure: Any) -> Any:

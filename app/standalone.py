@@ -21,6 +21,7 @@ from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Html, facts_rows, filled, table_html
+from tensoropt.plan.plan_names import planner_title
 from tensoropt.version import __version__
 
 from .figures.frontier import frontier_figure
@@ -127,12 +128,15 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
     columns = {
         "point": "point", "memory": f"memory, {size}", "time": f"time, {time}",
         "compute": f"compute, {time}", "network": f"network, {time}",
-        "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "planner": "planner", "name": "plan",
+        "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "by": "found by", "name": "plan",
     }  # fmt: skip
     # Evenly thinned rather than cut off, so that the table covers the whole frontier; with the chosen point.
     step = max(1, -(-len(data) // _SHOWN_ROWS))
     listed = sorted({*range(0, len(data), step), view.point})
-    points = [[_cell(row, name) for name in columns] for row in table_rows(table_columns(data, view), listed)]
+    rows = table_rows(table_columns(data, view), listed)
+    for number, row in zip(listed, rows, strict=True):
+        row["by"] = planner_title(data.planner[number])
+    points = [[_cell(row, name) for name in columns] for row in rows]
     points[listed.index(view.point)][0] += " ◂ chosen"
     baselines = [(b.title, b.plan, b.memory, b.time, b.verdict) for b in answer_words(data, view).baselines]
     return filled(

@@ -9,22 +9,24 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.verified import Verified
-from tensoropt.plan.facts_table import Fact, Html, filled
+from tensoropt.plan.facts_table import Html, facts_rows, filled, table_html
+from tensoropt.plan.plan_names import planner_title
 from tensoropt.version import __version__
 
 from .figures.frontier import frontier_figure
 from .figures.palette import DARK, FONT, GRAPH_CONFIG, LIGHT, Palette
+from .figures.traces import Json
 from .state import View
 from .views.answer import answer_words
 from .views.frontier import FrontierData
@@ -85,12 +87,16 @@ def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carri
     wide, narrow = (
         frontier_figure(data, view, "light", thinned=thinned, narrow=narrow) for narrow in (False, True)
     )
+    for figure in (wide, narrow) if view.budget_bytes is None else ():
+        # Here is no budget that could be dragged into the plot.
+        kept = [words for words in figure["layout"]["annotations"] if not words.get("captureevents")]
+        figure["layout"]["annotations"] = kept
     told = {
         "wide": wide,
-        "narrow": [  # what is different on a phone
-            {key: value for key, value in other.items() if value != trace.get(key)}
-            for trace, other in zip(wide["data"], narrow["data"], strict=True)
-        ],
+        "narrow": {
+            "data": [_other(*traces) for traces in zip(wide["data"], narrow["data"], strict=True)],
+            "layout": _other(wide["layout"], narrow["layout"]),
+        },
         "dark": dict(zip(_colours(LIGHT), _colours(DARK), strict=True)),
         "config": GRAPH_CONFIG,
     }
@@ -101,14 +107,14 @@ def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carri
     return Html(filled(_PLOT, title=data.model, figure=figure, picture=picture, carried=Html(carried)))
 
 
+def _other(wide: Json, narrow: Json) -> Json:
+    """Return what is different on a phone."""
+    return {key: value for key, value in narrow.items() if value != wide.get(key)}
+
+
 def _colours(palette: Palette) -> list[str]:
     """Return the colours of a palette in the order of its fields."""
-    fields = asdict(palette)
-    return [colour for field in fields.values() for colour in _each(field)]
-
-
-def _each(field: Any) -> Iterable[str]:
-    return (field,) if isinstance(field, str) else field.values() if isinstance(field, dict) else field
+    return re.findall(r"#[0-9a-f]{6}|rgba\([^)]*\)", json.dumps(asdict(palette)))
 
 
 def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] = ()) -> str:
@@ -122,19 +128,23 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
     columns = {
         "point": "point", "memory": f"memory, {size}", "time": f"time, {time}",
         "compute": f"compute, {time}", "network": f"network, {time}",
-        "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "is": "what it is", "name": "plan",
+        "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "by": "found by", "name": "plan",
     }  # fmt: skip
     # Evenly thinned rather than cut off, so that the table covers the whole frontier; with the chosen point.
     step = max(1, -(-len(data) // _SHOWN_ROWS))
     listed = sorted({*range(0, len(data), step), view.point})
     rows = table_rows(table_columns(data, view), listed)
-    colours = {f"dark_{name}": colour for name, colour in asdict(DARK).items()} | asdict(LIGHT)
-    baselines = answer_words(data, view).baselines
+    for number, row in zip(listed, rows, strict=True):
+        row["by"] = planner_title(data.planner[number])
+    points = [[_cell(row, name) for name in columns] for row in rows]
+    points[listed.index(view.point)][0] += " ◂ chosen"
+    baselines = [(b.title, b.plan, b.memory, b.time, b.verdict) for b in answer_words(data, view).baselines]
     return filled(
         _PAGE,
         title=f"{data.model} on {data.exploration.cluster['name']}",
         font=Html(FONT),
-        **colours,
+        **asdict(LIGHT),
+        **{f"dark_{name}": colour for name, colour in asdict(DARK).items()},
         made=f"Made by TensorOpt {__version__}.",
         answer=found.sentence(data.units.memory.text, data.units.time.text),
         plot=_plot(data, view, Html(), thinned=False, carries=True),
@@ -142,39 +152,18 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
         name=card.name,
         costs=f"{card.memory} per device, {card.time} per step",
         verdict=card.verdict,
-        facts=_facts(card.facts),
-        baselines=_table(
-            ("baseline", "plan", "memory", "time", "beside the answer"),
-            [(row.title, row.plan, row.memory, row.time, row.verdict) for row in baselines],
-            words=(0, 1, 4),
+        facts=facts_rows(card.facts),
+        baselines=table_html(
+            [("baseline", "plan", "memory", "time", "beside the answer"), *baselines], (0, 1, 4)
         ),
         thinned=Html(f"<p>Every {step}th of {len(data):,} is listed.</p>" if step > 1 else ""),
-        points=_table(
-            list(columns.values()),
-            [[_cell(name, row[name]) for name in columns] for row in rows],
-            words=(7, 8, 9),
-            chosen=listed.index(view.point),
-        ),
-        said=_facts(assumptions(data, view, verified)),
-    )  # fmt: skip
+        points=table_html([list(columns.values()), *points], left=(7, 8, 9)),
+        said=facts_rows(assumptions(data, view, verified)),
+    )
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(row: dict[str, Any], name: str) -> str:
+    value = row[name]
     if value is None or isinstance(value, str):
         return value or ""
     return f"{value:,.0f}" if name in _COUNTS else digits(value)
-
-
-def _facts(facts: Iterable[Fact]) -> Html:
-    return Html("".join(f"<tr><th scope=row>{escape(f.name)}<td>{escape(f.words)}" for f in facts))
-
-
-def _table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int], chosen: int = -1
-) -> Html:
-    def cells(row: Sequence[str], tag: str) -> str:
-        kinds = (f"<{tag} class=word>" if i in words else f"<{tag}>" for i in range(len(row)))
-        return "".join(kind + escape(cell) for kind, cell in zip(kinds, row, strict=True))
-
-    body = (f"<tr{' class=chosen' if i == chosen else ''}>{cells(row, 'td')}" for i, row in enumerate(rows))
-    return Html(f"<table><thead><tr>{cells(head, 'th')}</thead><tbody>{''.join(body)}</tbody></table>")

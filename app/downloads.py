@@ -52,7 +52,7 @@ def _standalone(data: FrontierData, point: int, verified: Sequence[Verified] = (
     columns = {
         "point": "point", "memory": f"memory, {size}", "time": f"time, {time}", "compute": f"compute, {time}",
         "network": f"network, {time}", "mesh": "mesh", "micro": "micro-batches", "gap": "proof",
-        "planner": "planner", "name": "plan",
+        "name": "plan", "is": "what it is",
     }  # fmt: skip
     # Evenly thinned rather than cut off, so that the table covers the whole frontier.
     step = max(1, -(-len(data) // _SHOWN_ROWS))

@@ -215,3 +215,16 @@ def test_an_address_in_use_is_an_error_in_words(dash: Any) -> None:
             listen(dash, "127.0.0.1", 70_000)
     finally:
         first.server_close()
+
+
+def test_the_scheme_is_known_before_anything_is_painted() -> None:
+    """A dark page is never white: the script that says so is the first of the document, and is there once."""
+    client = create_app(Library()).server.test_client()
+    document = client.get("/").text
+    assert document.count("scheme.js") == 1
+    assert document.index("scheme.js") < document.index("stylesheet") < document.index("<body")
+    assert "documentElement.dataset.scheme = " in client.get("/assets/scheme.js").text
+    assert 'forceColorScheme":"light"' in client.get("/_dash-layout").text
+    client.set_cookie("tensoropt-scheme", "dark")
+    asked = client.get("/_dash-layout", headers={"Referer": "http://localhost/plan"})
+    assert 'forceColorScheme":"dark"' in asked.text

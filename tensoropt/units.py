@@ -166,6 +166,12 @@ def format_bytes(value: float) -> str:
     return _readable(value, units, f"{value:.0f} B")
 
 
+def without_zeros(text: str) -> str:
+    """Return a formatted size or time without zeros behind a dot, as people write limits: ``24 GiB``."""
+    number, blank, unit = text.partition(" ")
+    return (number.rstrip("0").rstrip(".") if "." in number else number) + blank + unit
+
+
 def format_seconds(value: float) -> str:
     """Format seconds readably with three significant figures, such as ``12.4 ms``."""
     if not math.isfinite(value):

@@ -19,6 +19,7 @@ from tensoropt.units import (
     parse_seconds,
     read_number,
     with_article,
+    without_zeros,
 )
 
 
@@ -223,3 +224,17 @@ def test_a_printed_size_reads_back_within_its_three_figures(value: int) -> None:
 @given(st.floats(min_value=1e-9, max_value=1e6))
 def test_a_printed_time_reads_back_within_its_three_figures(value: float) -> None:
     assert parse_seconds(format_seconds(value)) == pytest.approx(value, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24.0 GiB", "24 GiB"),
+        ("8.00 GiB", "8 GiB"),
+        ("13.60 ms", "13.6 ms"),
+        ("100 GiB", "100 GiB"),
+        ("5", "5"),
+    ],
+)
+def test_limits_are_written_without_zeros_behind_a_dot(text: str, expected: str) -> None:
+    assert without_zeros(text) == expected

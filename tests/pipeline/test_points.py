@@ -258,7 +258,7 @@ def explored(found: PipelineEvaluation) -> Exploration:
         spaces=(pipelined_space(MESH, 4, keys, ["a heuristic"]),),
         model=ModelInfo(source="tests:four", fingerprint=graph.fingerprint),
         cluster=load_cluster("cpu:4").to_dict(),
-        settings=Settings().to_dict(),
+        settings=Settings(dtype="float32").to_dict(),
         versions=versions(),
         report={"notes": []},
     )

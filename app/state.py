@@ -13,7 +13,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.rates import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 
-PAGES = ("explore", "frontier", "runs", "plan", "clusters", "export")
+PAGES = ("fit", "explore", "frontier", "runs", "plan", "clusters", "export")
 FRAME = (
     "exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices",
     "price", "across", "up", "amount", "currency", "prices",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import Patch, ctx, no_update, set_props
+from dash import Patch, ctx, dcc, no_update, set_props
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.notable import CARDS_GIB
@@ -364,8 +364,9 @@ def marking(data: FrontierData, view: View, scheme: str) -> Patch:
 def _body(context: Context, _: Any, kept: Any) -> Any:
     view = view_of(kept)
     if not view.exploration:
-        text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
-        return text, visible(False)
+        first = dcc.Link("Will your model fit? An answer at once, before any search.", href="/fit")
+        said = "Start an exploration on the Explore page; its frontier appears here."
+        return empty("No exploration yet", said, first), visible(False)
     try:
         exploration = context.exploration(view)
     except TensorOptError as error:

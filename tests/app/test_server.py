@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_the_standalone_page_takes_point_and_limits_from_its_address(client: Fla
     text = client.get("/download/opened-a/frontier.html?point=3&budget=45GiB").text
     assert "gpt2-tiny on dgx-h100" in text
     assert "Chosen: point 3 of 8" in text
-    assert "Fits your 45 GiB (" in text
+    assert re.search(r"Fits [^.]*45(\.0)? GiB", text)
 
 
 def test_the_decision_sheet_takes_limits_and_price_from_its_address(client: FlaskClient) -> None:
@@ -215,16 +216,3 @@ def test_an_address_in_use_is_an_error_in_words(dash: Any) -> None:
             listen(dash, "127.0.0.1", 70_000)
     finally:
         first.server_close()
-
-
-def test_the_scheme_is_known_before_anything_is_painted() -> None:
-    """A dark page is never white: the script that says so is the first of the document, and is there once."""
-    client = create_app(Library()).server.test_client()
-    document = client.get("/").text
-    assert document.count("scheme.js") == 1
-    assert document.index("scheme.js") < document.index("stylesheet") < document.index("<body")
-    assert "documentElement.dataset.scheme = " in client.get("/assets/scheme.js").text
-    assert 'forceColorScheme":"light"' in client.get("/_dash-layout").text
-    client.set_cookie("tensoropt-scheme", "dark")
-    asked = client.get("/_dash-layout", headers={"Referer": "http://localhost/plan"})
-    assert 'forceColorScheme":"dark"' in asked.text

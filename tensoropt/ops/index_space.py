@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from functools import cached_property
+from math import gcd, prod
 from typing import Any
 
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
@@ -308,10 +309,12 @@ class AtomGraph:
     def may_zigzag(self, mesh: Sequence[int]) -> bool:
         """Return whether sequences can be cut in zig-zag order on this mesh: into two chunks per rank,
         however many of its axes are used."""
-        parts = 2 * prod(mesh[1:])
-        return bool(self.zigzag) and all(
-            self.atom_sizes(name)[position] % parts == 0 for name, position in self.zigzag
-        )
+        return bool(self.zigzag) and self._common_divisor % (2 * prod(mesh[1:])) == 0
+
+    @cached_property
+    def _common_divisor(self) -> int:
+        """The greatest number that divides the sizes of all atoms that may be in zig-zag order."""
+        return gcd(*(self.atom_sizes(name)[position] for name, position in self.zigzag))
 
     def discoveries(self) -> dict[str, str]:
         """Map each target to what discovery learned about it, in words."""

@@ -71,6 +71,8 @@ def layout(context: Context, first: str = "") -> Any:
                 id="content",
                 tabIndex=-1,
             ),
+            # Drawn in the header; behind the content for the keyboard, which is on its way to the answer.
+            dmc.Button("Dark", id="scheme-button", variant="default", size="sm", className="scheme"),
         ],
         id="mantine",
         forceColorScheme="light",
@@ -121,7 +123,6 @@ def _header() -> html.Header:
                 className="which", comboboxProps={"width": 420, "position": "bottom-end"},
                 **aria(label="Exploration"),
             ),
-            dmc.Button("Dark", id="scheme-button", variant="default", size="sm", className="scheme"),
         ],
         className="top",
     )  # fmt: skip

@@ -59,7 +59,7 @@ def _model(jobs: JobManager) -> Any:
         html.Div(
             [
                 parts.row(
-                    parts.number_field("batch", "Batch", placeholder="the model's; 8,16; auto", w=190),
+                    parts.number_field("batch", "Batch", placeholder="8; 8,16; auto", w=150),
                     html.Div(
                         parts.number_field("sequence", "Sequence, tokens", placeholder="the model's", w=150),
                         id="sequence-place",
@@ -67,8 +67,8 @@ def _model(jobs: JobManager) -> Any:
                     names="fields",
                 ),
                 parts.hint(
-                    "Several batches are explored one after the other; auto tries larger and larger ones, up "
-                    "to the largest that fits."
+                    "Empty is the model's own. Several, as in 8,16, are explored in turn; auto tries larger "
+                    "ones, up to the largest that fits."
                 ),
             ],
             id="zoo-fields",

@@ -42,7 +42,7 @@ def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
         return _WIDE, f"computes in {_WIDE}: {without} has no {_NARROW}"
     return (
         _NARROW,
-        f"computes in {_NARROW}, as is usual for language models; dtype {_WIDE} is the other choice",
+        f"computes in {_NARROW}, as is usual for language models ({_WIDE} can be chosen)",
     )
 
 

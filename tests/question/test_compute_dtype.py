@@ -25,7 +25,7 @@ def test_language_models_are_those_that_read_tokens_alone() -> None:
 @pytest.mark.parametrize(
     ("source", "clusters", "dtype", "why"),
     [
-        ("zoo:gpt2", "dgx-h100", "bfloat16", "dtype float32"),
+        ("zoo:gpt2", "dgx-h100", "bfloat16", "float32 can be chosen"),
         ("zoo:llama3-8b?sequence=64", "dgx-a100,dgx-h100", "bfloat16", "language models"),
         ("zoo:gpt2", "dgx-v100", "float32", "V100-32GB has no bfloat16"),
         ("zoo:gpt2", "dgx-h100,dgx-v100", "float32", "V100-32GB has no bfloat16"),

@@ -189,7 +189,14 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     whole = capacity if to_scale else used
     where = point.kind.memory_of
     segments = [
-        Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
+        # In the page's unit, a few bytes would be 7.6e-06 GiB.
+        Segment(
+            kind,
+            KIND_TITLES[kind],
+            size / whole,
+            unit.text(size) if unit.of(size) >= 1e-3 or not size else format_bytes(size),
+            percent(size / used),
+        )
         for kind, size in sizes_of(point).items()
         if size or kind in MEMORY_KINDS
     ]

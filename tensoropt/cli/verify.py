@@ -252,7 +252,7 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             "inputs and constants"
         )
     if plan["time_measured_s"] is not None and (busy := busy_words(plan["cores_busy"])):
-        lines.append(f"{busy}: its measured time says little")
+        lines.append(f"{busy}, so its measured time says little")
     if plan["unsplit_on"] == "cpu" and plan["memory_allocated_bytes"] is not None:
         lines.append("the unsplit model ran on the CPU, as it does not fit on one GPU")
     if plan["compared_in"] is None and plan["ranks_checked"]:

@@ -220,15 +220,10 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
     peaks = point.stages.peak_bytes
     devices = math.prod(data.exploration.spaces[point.space].mesh.shape)
     most, unit = max(peaks, default=0.0) or 1.0, data.units.memory
+    titles = [devices_words(number, len(peaks), devices) for number in range(len(peaks))]
     return tuple(
-        Segment(
-            "parameters",
-            devices_words(number, len(peaks), devices),
-            peak / most,
-            unit.text(peak),
-            percent(peak / most),
-        )
-        for number, peak in enumerate(peaks)
+        Segment("parameters", title, peak / most, unit.text(peak), percent(peak / most))
+        for title, peak in zip(titles, peaks, strict=True)
     )
 
 

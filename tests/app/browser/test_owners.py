@@ -73,7 +73,7 @@ def test_the_timeline_is_searched_and_moved_by_keys(page: Any) -> None:
     page.wait_for_function(found.format(2))
     # What is wide enough has its name on it.
     named = "document.querySelector('#plan-timeline .js-plotly-plot').layout.annotations.map(a => a.text)"
-    page.wait_for_function(f"{named}.some(text => text.includes('ln_'))")
+    page.wait_for_function(f"{named}.some(text => text.startsWith('h.'))")
     page.keyboard.press("0")
     page.keyboard.press("w")
     page.keyboard.press("d")

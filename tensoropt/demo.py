@@ -199,9 +199,9 @@ def _result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
         + " and ".join(f"{100 * value:.0f} % as {k}" for k, value in share.items())
         + " of the fastest one's memory",
     ]
-    busy = max((run["cores_busy"] or 0.0 for run in runs.values()), default=0.0)
+    busy = max((run.get("cores_busy") or 0.0 for run in runs.values()), default=0.0)
     if words := busy_words(busy):
-        lines.append(f"{words}: measured times say little, run the demo again when it is idle")
+        lines.append(f"{words}, so measured times say little; run the demo again when it is idle")
     for name, run in runs.items():
         lines += [f"{name}: {line}" for line in _complaints(run)]
     return "\n".join(lines)

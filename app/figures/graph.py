@@ -71,12 +71,8 @@ def stylesheet(scheme: str) -> list[_Json]:
             "text-background-color": colours.surface, "text-background-opacity": 0.85,
             "text-background-padding": "1px",
         },
-        "edge.back": {
-            "curve-style": "unbundled-bezier",
-            "control-point-distances": [48],
-            "control-point-weights": [0.5],
-            "line-style": "dashed",
-        },
+        "edge.back": {"curve-style": "unbundled-bezier", "control-point-distances": [48],
+                      "control-point-weights": [0.5], "line-style": "dashed"},
         "edge.resharded": {"width": 3.5, "line-color": colours.select, "target-arrow-color": colours.select},
         "node:selected, node.linked, node.found": {
             "background-color": colours.select, "color": colours.surface

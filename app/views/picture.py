@@ -274,7 +274,7 @@ def _node_tip(
         key.partition(".#")[0],
         f"{each}{plural(len(members) // times, 'operator')}: "
         + "; ".join(f"{words} ({count})" if len(axes) > 1 else words for words, count in axes.most_common(3)),
-        *((f"{recomputed} of them computed again in backward",) if recomputed else ()),
+        *((f"{recomputed // times} of them computed again in backward",) if recomputed else ()),
         *(("hands on:", *_tensor_lines(writes)) if writes else ()),
     )
 

@@ -189,7 +189,14 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     whole = capacity if to_scale else used
     where = point.kind.memory_of
     segments = [
-        Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
+        # In the page's unit, a few bytes would be 7.6e-06 GiB.
+        Segment(
+            kind,
+            KIND_TITLES[kind],
+            size / whole,
+            unit.text(size) if unit.of(size) >= 1e-3 or not size else format_bytes(size),
+            percent(size / used),
+        )
         for kind, size in sizes_of(point).items()
         if size or kind in MEMORY_KINDS
     ]
@@ -213,15 +220,10 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
     peaks = point.stages.peak_bytes
     devices = math.prod(data.exploration.spaces[point.space].mesh.shape)
     most, unit = max(peaks, default=0.0) or 1.0, data.units.memory
+    titles = [devices_words(number, len(peaks), devices) for number in range(len(peaks))]
     return tuple(
-        Segment(
-            "parameters",
-            devices_words(number, len(peaks), devices),
-            peak / most,
-            unit.text(peak),
-            percent(peak / most),
-        )
-        for number, peak in enumerate(peaks)
+        Segment("parameters", title, peak / most, unit.text(peak), percent(peak / most))
+        for title, peak in zip(titles, peaks, strict=True)
     )
 
 

@@ -140,9 +140,8 @@ def devices(segments: tuple[Segment, ...]) -> list[Any]:
         ]
         for s in segments
     ]
-    return (
-        [html.H3("Most that a device holds"), plain_table(["", "", ""], rows, numbers=(2,))] if rows else []
-    )
+    table = plain_table(["", "", ""], rows, numbers=(2,))
+    return [html.H3("Most that a device holds"), table] if rows else []
 
 
 def difference(data: FrontierData, view: View) -> Any:

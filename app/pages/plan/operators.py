@@ -66,8 +66,6 @@ def _graph_picture() -> Any:
     )
 
 
-_MOST_OPENED = 40
-"""The most boxes that stay opened, the last ones."""
 _FIGURE = (
     "params.value == null ? '' : params.value === 0 ? '0' : "
     "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
@@ -178,8 +176,7 @@ def _open(_: Context, node: Any, __: Any, opened: Any) -> Any:
     if ctx.triggered_id == "picture-fold":
         return []
     key = node.get("id") if isinstance(node, Mapping) and node.get("closed") else None
-    known = [str(other) for other in opened or ()][-_MOST_OPENED:]
-    return no_update if key is None or key in known else [*known, str(key)]
+    return no_update if key is None or key in (opened or ()) else [*(opened or ()), str(key)]
 
 
 @CALLBACKS.answer(

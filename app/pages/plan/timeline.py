@@ -31,14 +31,13 @@ def timeline_panel(graph: Any) -> Any:
         ("in", "+", "Closer in time"),
         ("out", "−", "Further in time"),
     )
+    hits = buttons(
+        "timeline", ("before", "◀", "The previous event found"), ("after", "▶", "The next event found")
+    )
     return panel(
         row(
             search("timeline-search", "find modules, operators, collectives", "Find in the timeline", 260),
-            *buttons(
-                "timeline",
-                ("before", "◀", "The previous event found"),
-                ("after", "▶", "The next event found"),
-            ),
+            *hits,
             small("timeline-found", **aria(live="polite")),
             grow(),
             *zoom,

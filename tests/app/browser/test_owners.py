@@ -62,7 +62,18 @@ def test_the_timeline_is_searched_and_moved_by_keys(page: Any) -> None:
     page.press("#timeline-search", "Enter")
     page.wait_for_function("document.getElementById('timeline-found').innerText.startsWith('1 of ')")
     assert page.evaluate(RANGE)[1] < whole[1] / 10
+    # From hit to hit by buttons and, over the plot, by n and N.
+    found = "document.getElementById('timeline-found').innerText.startsWith('{} of ')"
+    page.click("#timeline-after")
+    page.wait_for_function(found.format(2))
     page.locator(".timed").nth(1).focus()
+    page.keyboard.press("n")
+    page.wait_for_function(found.format(3))
+    page.keyboard.press("Shift+N")
+    page.wait_for_function(found.format(2))
+    # What is wide enough has its name on it.
+    named = "document.querySelector('#plan-timeline .js-plotly-plot').layout.annotations.map(a => a.text)"
+    page.wait_for_function(f"{named}.some(text => text.startsWith('h.'))")
     page.keyboard.press("0")
     page.keyboard.press("w")
     page.keyboard.press("d")

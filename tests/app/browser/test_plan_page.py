@@ -30,6 +30,9 @@ def zoom(page: Any) -> float:
 
 @pytest.mark.slow
 def test_the_graph_leaves_the_wheel_to_the_page_and_filters_its_operators(page: Any) -> None:
+    # Twelve equal blocks are one, in letters of 11 px or more.
+    assert page.evaluate(f"{NODES}") == 15
+    page.wait_for_function(f"{GRAPH}.zoom() * 12 >= 11")
     page.locator("#plan-picture").scroll_into_view_if_needed()
     box, before, at = page.locator("#plan-picture").bounding_box(), zoom(page), page.evaluate("scrollY")
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -41,23 +44,23 @@ def test_the_graph_leaves_the_wheel_to_the_page_and_filters_its_operators(page: 
     page.click("#picture-fit")
     page.wait_for_function(f"Math.abs({GRAPH}.zoom() - {before}) < 0.05")
     page.fill("#picture-search", "attn")
-    page.wait_for_selector("#picture-found:text-is('12 boxes')")
-    node = f"{GRAPH}.getElementById('network.transformer.h.0.attn')"
+    page.wait_for_selector("#picture-found:text-is('3 boxes')")
+    node = f"{GRAPH}.getElementById('network.transformer.h.0–11.attn.#1')"
     page.evaluate(f"{node}.emit('mouseover')")
     page.wait_for_selector("#picture-tip:visible")
     assert "computed again in backward" in page.inner_text("#picture-tip")
     assert "MiB" in page.inner_text("#picture-tip")
     # A tapped module shows its operators and no others; one button shows all again.
     page.evaluate(f"{node}.emit('tap')")
-    page.wait_for_selector("#operator-shown:text-is('in network.transformer.h.0.attn')")
+    page.wait_for_selector("#operator-shown:text-is('in network.transformer.h.0–11.attn')")
     rows = page.locator("#operators .ag-center-cols-container .ag-row")
     page.wait_for_function(
-        "document.querySelectorAll('#operators .ag-center-cols-container .ag-row').length === 3"
+        "document.querySelectorAll('#operators .ag-center-cols-container .ag-row').length === 12"
     )
     assert all("attn" in text for text in rows.locator("[col-id='module']").all_inner_texts())
     page.click("#operator-all")
     page.wait_for_function(
-        "document.querySelectorAll('#operators .ag-center-cols-container .ag-row').length > 5"
+        "document.querySelectorAll('#operators .ag-center-cols-container .ag-row').length > 12"
     )
     # The table adds up to what stands in large type.
     memory = page.inner_text("#plan-headline .big strong >> nth=0").split()[0]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tensoropt_app
 from contrast_app import contrast, lab, linear
 from tensoropt_app.figures.palette import DARK, LIGHT, Palette
 
@@ -52,3 +55,19 @@ def test_the_common_configurations_are_told_apart(colours: Palette, seen: str) -
     series = [lab(BLINDNESS[seen] @ linear(c)) for c in colours.series[:5]]
     for a, b in itertools.combinations(series, 2):
         assert np.linalg.norm(a - b) > 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_kinds_of_memory_are_told_apart_in_the_bar(scheme: str) -> None:
+    """Those of tensors, and what lies beside them; free memory and headroom are pale, and hatched."""
+    text = (Path(tensoropt_app.__file__).parent / "assets" / "style.css").read_text(encoding="utf-8")
+    values: dict[str, str] = {}
+    for block in text.split("}")[: 1 if scheme == "light" else 2]:  # dark, the second, overrides
+        values |= dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+    seen = {}
+    for kind in (*LIGHT.kinds, "constants", "process"):
+        found = re.search(rf"\.seg-{kind}\b[^{{}}]*{{ background: var\(--([\w-]+)\)", text)
+        assert found, kind
+        seen[kind] = lab(linear(values[found[1]]))
+    for (a, first), (b, second) in itertools.combinations(seen.items(), 2):
+        assert np.linalg.norm(first - second) > 10, (a, b)

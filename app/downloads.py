@@ -1,7 +1,5 @@
 """Downloads that a page offers, made on demand from an exploration of the library; no path comes from
 outside.
-
-One of them is the standalone page: a frontier as a single HTML file (plot and table) that fetches nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +7,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,58 +19,14 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.exploration.verified import Verified
-from tensoropt.plan.facts_table import Html, filled
 from tensoropt.report.detail import detail
 from tensoropt.report.sheet import SheetOptions, decision_sheet
 
 from .context import Context
-from .figures.frontier import frontier_figure
-from .figures.palette import FONT, GRAPH_CONFIG
-from .safety import plotly
+from .standalone import frontier_page
 from .state import View
 from .views.export import command_folder
 from .views.frontier import FrontierData, amount_in, tariff_of
-from .views.point import assumptions
-from .views.points_table import table_columns, table_rows
-
-_SHOWN_ROWS = 500
-"""The most rows of the table; the plot has every point."""
-_TEMPLATE = Path(__file__).with_name("page_file.html")
-
-
-def _standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()) -> str:
-    """Return the whole file as text, with the given point marked."""
-    view = View(exploration="file", point=point, lines=True)
-    title = f"{data.model} on {data.exploration.cluster['name']}"
-    # A name that contains `</script>` would end the script that it stands in.
-    figure = json.dumps(frontier_figure(data, view, "light", thinned=False)).replace("<", "\\u003c")
-    table = table_columns(data, view)
-    size, time = data.units.memory.name, data.units.time.name
-    columns = {
-        "point": "point", "memory": f"memory, {size}", "time": f"time, {time}", "compute": f"compute, {time}",
-        "network": f"network, {time}", "mesh": "mesh", "micro": "micro-batches", "gap": "proof",
-        "planner": "planner", "name": "plan",
-    }  # fmt: skip
-    # Evenly thinned rather than cut off, so that the table covers the whole frontier.
-    step = max(1, -(-len(data) // _SHOWN_ROWS))
-    rows = table_rows(table, range(0, len(data), step))
-    cells = [["" if row[name] is None else row[name] for name in columns] for row in rows]
-    return filled(
-        _TEMPLATE,
-        title=title,
-        font=Html(FONT),
-        plotly=Html(plotly()),
-        figure=Html(figure),
-        config=Html(json.dumps(GRAPH_CONFIG)),
-        thinned=Html(f"<p>Every {step}th of {len(data):,} points is listed." if step > 1 else ""),
-        head=_joined("<th scope=col>", columns.values()),
-        body=Html("".join("<tr>" + _joined("<td>", row) for row in cells)),
-        said=_joined("<li>", (f"{f.name}: {f.words}" for f in assumptions(data, view, verified))),
-    )
-
-
-def _joined(tag: str, texts: Iterable[object]) -> Html:
-    return Html("".join(tag + escape(str(text)) for text in texts))
 
 
 def address(key: str, name: str, point: int | None, view: View | None = None) -> str:
@@ -119,7 +72,8 @@ def _written(write: Callable[[Exploration, Path], None]) -> Callable[[_Query], s
 
 
 def _page(query: _Query) -> str:
-    return _standalone(FrontierData.of(query.exploration, query.model), query.point, query.verified)
+    view = replace(query.view, point=query.point)
+    return frontier_page(FrontierData.of(query.exploration, query.model), view, query.verified)
 
 
 def _sheet(query: _Query) -> str:

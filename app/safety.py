@@ -18,7 +18,6 @@ import json
 import logging
 import re
 import threading
-from pathlib import Path
 from typing import Any
 
 from dash import Dash
@@ -26,6 +25,7 @@ from dash.exceptions import DependencyException
 from flask import Flask, Response, request
 
 from .recent import Recent
+from .standalone import plotly
 from .state import PAGES
 
 SUITES = "/_dash-component-suites/"
@@ -39,15 +39,6 @@ _BEST, _QUICK = 9, 1
 KEPT = 64
 """The most scripts kept compressed, about 3 MiB together."""
 _TEXT = re.compile(r"text/|application/(json|javascript|manifest\+json|x-ndjson)|image/svg\+xml")
-
-
-def plotly() -> str:
-    """Return Plotly's script with lines, markers and bars, which is all that the figures here use.
-
-    It is ``plotly-basic.min.js`` 4.1.1 from npm's ``plotly.js-basic-dist-min``, MIT licence. The whole script
-    that comes with Dash is four times as long: half a second of a first load, and most of an exported page.
-    """
-    return (Path(__file__).parent / "vendored" / "plotly-basic.min.js").read_text(encoding="utf-8")
 
 
 def deliver(app: Dash) -> None:

@@ -192,11 +192,23 @@ class _Rows(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def asked_bytes(self) -> float | None:
+        """The memory budget of the run that made it, if it had one."""
+
     def picked(self, view: View) -> int | None:
         """Return the row that the limits select."""
 
     def special(self, view: View) -> Mapping[str, int]:
         """Return rows by name, the knee among them."""
+
+
+def opened(view: View, data: _Rows) -> View:
+    """Return the view of an exploration as it is first seen: where nothing is chosen yet, within the budget
+    that it was made for."""
+    if view.point is None and view.budget_bytes is None and view.target_s is None:
+        view = replace(view, budget_bytes=data.asked_bytes)
+    return with_point(view, data)
 
 
 def with_point(view: View, data: _Rows) -> View:

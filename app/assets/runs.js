@@ -3,6 +3,7 @@ window.dash_clientside = window.dash_clientside || {};
 (function () {
   const SAME = () => window.dash_clientside.no_update;
   const FLAGS = ["total", "sample", "logx", "logy", "rate"];
+  const LINEAR = { logx: "linx", logy: "liny" }; // in the URL what is not usual: models differ by factors
   const LEGEND = 12; // runs that are named below the plot; with more, the table's colours say which is which
   const REST_MS = 150; // an assumption: a pointer that stays so long looks at a point
   const USERS = ["checkboxSelected", "spaceKey", "uiSelectAll", "uiSelectAllFiltered", "rowClicked"];
@@ -20,13 +21,14 @@ window.dash_clientside = window.dash_clientside || {};
 
   function parsed(search) {
     const found = { shown: null };
-    FLAGS.forEach((flag) => { found[flag] = false; });
+    FLAGS.forEach((flag) => { found[flag] = flag in LINEAR; });
     (search || "").replace(/^\?/, "").split("&").forEach((pair) => {
       const [name, ...rest] = pair.split("=");
       if (name !== "runs" && name !== "runaxes") return;
       let text = "";
       try { text = decodeURIComponent(rest.join("=")); } catch (error) { return; } // written by hand, badly
-      if (name === "runaxes") FLAGS.forEach((flag) => { found[flag] = text.split(",").includes(flag); });
+      const said = (flag) => text.split(",").includes(flag);
+      if (name === "runaxes") FLAGS.forEach((flag) => { found[flag] = flag in LINEAR ? !said(LINEAR[flag]) : said(flag); });
       else if (text === "all") found.shown = "all";
       else if (text === "none") found.shown = [];
       else if (text) {
@@ -44,7 +46,7 @@ window.dash_clientside = window.dash_clientside || {};
     const parts = [];
     if (now.shown === "all") parts.push("runs=all");
     else if (now.shown) parts.push("runs=" + (now.shown.length ? now.shown.map(packed).join(",") : "none"));
-    const flags = FLAGS.filter((flag) => now[flag]);
+    const flags = FLAGS.map((flag) => (flag in LINEAR ? !now[flag] && LINEAR[flag] : now[flag] && flag)).filter(Boolean);
     if (flags.length) parts.push("runaxes=" + flags.join(","));
     return parts.join("&");
   }

@@ -1,105 +1,112 @@
-"""A plot of money against time for one model's step on several clusters, with iso-cost and iso-time lines."""
+"""A plot of money against time for one model's step on several clusters, with iso-cost and iso-time lines.
+
+On one cluster money is time times a price, so that all its plans lie on a line, and the fastest is the
+cheapest: each cluster is one mark. Both axes are logarithmic, as clusters differ by factors.
+"""
 
 from __future__ import annotations
 
-from itertools import chain
+import math
 from typing import Any
-
-import numpy as np
 
 from ..state import View
 from ..views.clusters import ClustersData, OnCluster
-from .palette import Palette, layout, palette
-from .traces import LEGEND_ABOVE, Json, across, font, ring, scatter, short, titled
+from ..views.units import digits
+from .palette import Palette, layout, palette, run_colours, run_style
+from .traces import LEGEND_ABOVE, Json, across, axis, font, ring, scatter
 
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "pentagon", "hexagram")
-"""Symbols; combined with the number of colours, pairs repeat late."""
+_ROOM = 1.5
+"""The factor of room beside the outermost marks and lines."""
 
 
 def clusters_figure(data: ClustersData, view: View, scheme: str) -> Json:
-    """Return the plot: a colour and a symbol for each cluster, grey for what does not fit, rings around the
-    answer."""
+    """Return the plot: a mark for each cluster, hollow if beyond a limit and grey if nothing fits, a line
+    through those that none beats, rings around the answer."""
     colours = palette(scheme)
     shown = [(place, row) for place, row in enumerate(data.rows) if row.money is not None]
-    traces = [_cluster(data, place, row, colours) for place, row in shown]
-    traces.append(_rest(data, shown, colours))
+    best = data.unbeaten
     both = data.cheapest == data.fastest
-    traces += [
-        _ring(data, data.cheapest, "cheapest, fastest" if both else "cheapest", colours.select, 19),
-        _ring(data, None if both else data.fastest, "fastest", colours.other, 15),
-    ]
-    return {"data": traces, "layout": _layout(data, view, colours)}
+    traces = [
+        scatter(
+            "lines", [_time(data, row) for row in best], [row.money for row in best],
+            name="none is both faster and cheaper", showlegend=len(best) > 1,
+            line={"color": colours.muted, "width": 1.5, "dash": "dot", "shape": "hv"},
+        ),
+        *(_cluster(data, place, row, colours) for place, row in shown),
+        _ring(data, data.fastest, "cheapest, fastest" if both else "fastest", colours.other, "top right"),
+        _ring(data, None if both else data.cheapest, "cheapest", colours.select, "top left"),
+    ]  # fmt: skip
+    return {"data": traces, "layout": _layout(data, view, [row for _, row in shown], colours)}
 
 
-def _style_of(place: int, colours: Palette) -> tuple[str, str]:
-    """Return (colour, symbol) of the cluster at a place of the list."""
-    return colours.series[place % len(colours.series)], _SYMBOLS[place % len(_SYMBOLS)]
-
-
-def _points(data: ClustersData, place: int, row: OnCluster, keep: np.ndarray) -> tuple[list[Any], ...]:
-    """Return (times, money, what a click and a tooltip know) of some points of a cluster."""
-    assert row.money is not None
-    rows = np.flatnonzero(keep)
-    custom = [[place, int(i), f"{row.label}, point {i + 1}"] for i in rows]
-    return short(row.curve.time[rows] / data.time.factor), short(row.money[rows]), custom
+def _time(data: ClustersData, row: OnCluster) -> float:
+    return row.time_s / data.time.factor
 
 
 def _cluster(data: ClustersData, place: int, row: OnCluster, colours: Palette) -> Json:
-    colour, symbol = _style_of(place, colours)
-    x, y, custom = _points(data, place, row, row.fitting)
+    number, _, symbol = run_style(place)
+    colour = run_colours(colours)[number] if row.offer.point is not None else colours.faded
     return scatter(
-        "lines+markers", x, y, customdata=custom, name=row.label, showlegend=True,
-        line={"color": colour, "width": 1}, marker={"color": colour, "symbol": symbol, "size": 8},
-        hover="<b>%{customdata[2]}</b><br>%{x:.4~g} " + data.time.name + " · %{y:.4~g}<extra></extra>",
+        "markers", [_time(data, row)], [row.money], name=row.label, showlegend=True,
+        customdata=[[place, row.point, row.label, "<br>".join(row.words)]],
+        marker={
+            "color": colour, "size": 12, "symbol": f"{symbol}-open" if row.offer.reason else symbol,
+            "line": {"width": 2, "color": colour},
+        },
+        hover="<b>%{customdata[2]}</b><br>%{customdata[3]}<extra></extra>",
     )  # fmt: skip
 
 
-def _rest(data: ClustersData, shown: list[tuple[int, OnCluster]], colours: Palette) -> Json:
-    """Return the points that no device has room for: grey, not dropped."""
-    unfit = [_points(data, place, row, ~row.fitting) for place, row in shown]
-    x, y, custom = (list(chain.from_iterable(points[part] for points in unfit)) for part in range(3))
-    return scatter(
-        "markers", x, y, customdata=custom, name="does not fit", showlegend=bool(x),
-        marker={"color": colours.faded, "size": 6, "symbol": "x-thin-open"},
-        hover="<b>%{customdata[2]}</b><br>does not fit<extra></extra>",
+def _ring(data: ClustersData, place: int | None, word: str, colour: str, side: str) -> Json:
+    rows = [] if place is None or data.rows[place].money is None else [data.rows[place]]
+    return ring(
+        [_time(data, row) for row in rows], [row.money for row in rows], [word] * len(rows), colour, 22,
+        textposition=side,
     )  # fmt: skip
 
 
-def _ring(data: ClustersData, place: int | None, word: str, colour: str, size: int) -> Json:
-    row = None if place is None else data.rows[place]
-    x, y = [], []
-    if row is not None and row.money is not None and row.offer.point is not None:
-        at = row.offer.point
-        x, y = [float(row.curve.time[at] / data.time.factor)], [float(row.money[at])]
-    # To the right, where slower points of the same cluster lie, there is too much; below is the axis.
-    return ring(x, y, [word] * len(x), colour, size, textposition="top center")
-
-
-def _layout(data: ClustersData, view: View, colours: Palette) -> Json:
+def _layout(data: ClustersData, view: View, shown: list[OnCluster], colours: Palette) -> Json:
     lines = [
-        (view.within_s and view.within_s / data.time.factor, "x", "iso-time"),
+        (view.within_s and view.within_s / data.time.factor, "x", data.time.name),
         # Where no price is known there is no line of equal cost.
-        (view.within_cost if data.priced else None, "y", "iso-cost"),
+        (view.within_cost if data.priced else None, "y", data.currency),
     ]
-    drawn = [(at, axis, name) for at, axis, name in lines if at]
+    drawn = [(at, side, f"at most {digits(at)} {unit}".rstrip()) for at, side, unit in lines if at]
+    ends = {
+        side: _range([*values, *(at for at, of, _ in drawn if of == side)])
+        for side, values in (
+            ("x", [_time(data, row) for row in shown]), ("y", [row.money or 0.0 for row in shown]),
+        )
+    }  # fmt: skip
     return layout(
         colours,
-        xaxis=titled(colours, f"time per step, {data.time.name}", rangemode="tozero", exponentformat="none"),
-        yaxis=titled(colours, data.money_title, rangemode="tozero", exponentformat="none"),
+        xaxis=axis(colours, f"time per step, {data.time.name} (log scale)", log=True)
+        | {"range": ends["x"], "nticks": 5},
+        yaxis=axis(colours, f"{data.money_title} (log scale)", log=True) | {"range": ends["y"]},
         hovermode="closest",
         clickmode="event",
-        uirevision=f"{view.exploration}/{view.amount}/{view.prices}/{view.price}",
+        uirevision=f"{view.exploration}/{view.amount}/{view.prices}/{view.price}/{view.budget_bytes}",
         shapes=[
-            across(axis, at, {"color": colours.ink, "width": 1.5, "dash": "dash"}) for at, axis, _ in drawn
+            across(side, at, {"color": colours.ink, "width": 1.5, "dash": "dash"}) for at, side, _ in drawn
         ],
-        annotations=[_name(axis, at, name, colours) for at, axis, name in drawn],
+        annotations=[_name(side, at, name, colours) for at, side, name in drawn],
         legend=LEGEND_ABOVE | {"y": 1.02},
         margin={"l": 64, "r": 16, "t": 16, "b": 48},
     )  # fmt: skip
 
 
-def _name(axis: str, at: float, name: str, colours: Palette) -> Json:
-    place = {"x": at, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "left"}
-    if axis == "y":
-        place = {"y": at, "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom"}
+def _range(values: list[float]) -> list[float]:
+    """Return the ends of a logarithmic axis, in powers of ten as Plotly takes them."""
+    if not values:
+        return [0.0, 1.0]
+    return [math.log10(min(values) / _ROOM), math.log10(max(values) * _ROOM)]
+
+
+def _name(side: str, at: float, name: str, colours: Palette) -> Json:
+    # Annotations on a logarithmic axis are placed by the power of ten.
+    place: dict[str, Any] = {
+        "x": math.log10(at), "y": 0, "yref": "paper", "yanchor": "bottom", "xanchor": "left"
+    }  # fmt: skip
+    if side == "y":
+        place = {"y": math.log10(at), "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom"}
     return {**place, "text": name, "showarrow": False, "font": font(colours.muted)}

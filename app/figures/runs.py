@@ -51,10 +51,11 @@ def runs_figure(
         )  # fmt: skip
     across_y = "throughput" if axes.per_second else f"time per {'sample' if axes.per_sample else 'step'}"
     of_what = "all devices (of the largest, times their number)" if axes.total else "per device"
+    log_x, log_y = (" (log scale)" if log else "" for log in (axes.log_x, axes.log_y))
     frame = layout(
         colours,
-        xaxis=axis(colours, f"memory {of_what}, {size.name}", log=axes.log_x),
-        yaxis=axis(colours, f"{across_y}, {second.name}", log=axes.log_y),
+        xaxis=axis(colours, f"memory {of_what}{log_x}, {size.name}", log=axes.log_x),
+        yaxis=axis(colours, f"{across_y}{log_y}, {second.name}", log=axes.log_y),
         hovermode="closest",
         clickmode="event",
         dragmode="zoom",

@@ -7,6 +7,7 @@ from typing import Any
 
 from dash import dcc, html, no_update
 
+from tensoropt.exploration.notable import CARDS_GIB
 from tensoropt.units import format_bytes, format_number
 
 from ..context import Context
@@ -20,7 +21,9 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-CLUSTER_FIELDS = ("shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices")
+CLUSTER_FIELDS = (
+    "shop-budget", "shop-within", "shop-cost", "shop-amount", "shop-currency", "shop-prices"
+)  # fmt: skip
 """The controls of this page whose values are the view's."""
 _MORE = (
     "Explore the model on other clusters (“Also on” of the Explore page, or --also-on) to compare them here."
@@ -30,7 +33,9 @@ _MORE = (
 def shown_fields(view: View, data: FrontierData) -> dict[str, str]:
     """Return what the controls of this page show for a view."""
     within = "" if view.within_s is None else data.units.time.text(view.within_s).replace(",", "")
+    budget = "" if view.budget_bytes is None else data.units.memory.text(view.budget_bytes).replace(",", "")
     return {
+        "shop-budget": budget,
         "shop-within": within,
         "shop-cost": "" if view.within_cost is None else f"{view.within_cost:.10g}",
         "shop-amount": view.amount,
@@ -42,16 +47,22 @@ def shown_fields(view: View, data: FrontierData) -> dict[str, str]:
 def layout() -> Any:
     """Return the page, empty."""
     fields = (
+        ("shop-budget", "Memory of a device", "all it has", 160),
         ("shop-within", "Step at most", "no limit", 160),
         ("shop-cost", "Cost at most", "no limit", 130),
         ("shop-amount", "Hours and cost of", "1,000 steps", 220),
-        ("shop-currency", "Currency", "none", 90),
+        ("shop-currency", "Currency", "such as EUR", 110),
         ("shop-prices", "Prices per device-hour", "H100-80GB=2.5, A100-80GB=1.6", 380),
     )
+    cards = [parts.button(f"{size} GiB", f"shop-budget-{size}") for size in CARDS_GIB]
     label = "Cost against time of every cluster; the table below has the figures."
     return html.Div(
         [
-            parts.heading("Clusters"),
+            parts.heading(
+                "Clusters",
+                "This model on every cluster that it was explored on: each mark is a cluster at its fastest "
+                "plan that fits, which is its cheapest too, as money is time times a price.",
+            ),
             *parts.stores("clusters-open", "clusters-opened"),
             html.Div(id="clusters-empty"),
             parts.stack(
@@ -63,9 +74,13 @@ def layout() -> Any:
                         ),
                         names="fields",
                     ),
+                    parts.row(html.Span("Devices of", className="muted small"), *cards, names="fields tight"),
                     parts.spoken("clusters-answer"),
                     html.Div(parts.plot("clusters-graph", 420), role="group", **parts.aria(label=label)),
-                    parts.hint("A click on a point opens it."),
+                    parts.hint(
+                        "Hollow marks are beyond a limit; where nothing fits, the leanest plan is grey. "
+                        "A click opens the plan."
+                    ),
                     title="Which cluster",
                 ),
                 parts.panel(parts.scrolled("Clusters", id="clusters-table"), title="Clusters"),
@@ -162,7 +177,7 @@ def table(data: ClustersData, view: View) -> Any:
         rows.append([name, offer.devices, *cells, words])
     rows += [[name, *["—"] * 6, why] for name, why in data.refused]
     caption = parts.hint(
-        f"For every cluster, its fastest plan that fits, also its cheapest. Hours and {money} are of "
+        f"For every cluster, its fastest plan that fits, also its cheapest. Hours and {money} are for "
         f"{data.amount}."
     )
     return [parts.plain_table(["cluster", "devices", *titles, ""], rows, numbers=(2, 3, 4, 5, 6)), caption]

@@ -19,7 +19,10 @@ CALLBACKS = Callbacks()
 
 
 def layout() -> Any:
-    return html.Div([heading("Export"), html.Div(id="export-body")])
+    sentence = (
+        "Files of the selected point to take along, and the commands that do the same without this page."
+    )
+    return html.Div([heading("Export", sentence), html.Div(id="export-body")])
 
 
 def body(context: Context, data: FrontierData, view: View) -> Any:

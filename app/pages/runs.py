@@ -37,7 +37,12 @@ _LOCALE = {
 
 def layout() -> Any:
     kept = parts.stores(*(f"runs-{name}" for name in _STORES))
-    return html.Div([parts.heading("Runs"), *kept, parts.stack(_plot(), _table())])
+    heading = parts.heading(
+        "Runs",
+        "All explorations in one plot and one table. Axes are logarithmic unless you switch that off, as "
+        "models differ by factors.",
+    )
+    return html.Div([heading, *kept, parts.stack(_plot(), _table())])
 
 
 _STORES = (
@@ -66,7 +71,9 @@ def _plot() -> Any:
                 "runs-time", "Time", ("step", "time per step"), ("sample", "per sample"),
                 ("rate", "samples per second"),
             ),
-            dmc.ChipGroup(parts.row(*chips, names="tight"), id="runs-logs", multiple=True, value=[]),
+            dmc.ChipGroup(
+                parts.row(*chips, names="tight"), id="runs-logs", multiple=True, value=["logx", "logy"]
+            ),
             names="above",
         ),
         html.Div(id="runs-said", role="status"),

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.batch import refused_in
 from tensoropt.exploration.cluster_offers import (
@@ -32,7 +30,7 @@ from tensoropt.units import format_number
 from ..library import Entry, Library
 from ..state import View, open_exploration
 from .frontier import amount_in, money, tariff_of
-from .units import Unit, Units, unit_for
+from .units import Unit, Units, digits, unit_for
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
         entry = list(curves)[of.exploration]
         price = library.head_of(entry).price if view.price is None else view.price
         devices = int(library.costs_of(entry).devices[of.point])
-        cost = "" if price is None else money(of.time_s / 3600.0 * devices * price)
+        cost = "" if price is None else money(of.time_s / HOUR_S * devices * price, view)
         return _ProfileCell(units.time.text(of.time_s), cost, _shown(view, entry, of, budget))
 
     return _profile_table(
@@ -148,6 +146,7 @@ def _shown(view: View, entry: Entry, of: Cell, budget: float) -> View:
         budget_bytes=float(round(budget)),
         headroom=view.headroom,
         price=view.price,
+        currency=view.currency,
     )
 
 
@@ -177,17 +176,24 @@ class OnCluster:
 
     Attributes:
         label: the cluster's name, with the key if several have the same name.
-        fitting: for each point, whether a device has room for it.
-        money: the money of each point for the amount; device-hours if no cluster's price is known; None for a
+        point: the offered point; the leanest if none fits.
+        money: what that point costs for the amount; device-hours if no cluster's price is known; None for a
             cluster without a price beside others that have one.
+        words: what it is and costs, on lines.
     """
 
     entry: Entry
     label: str
     offer: ClusterOffer
     curve: ClusterCurve
-    fitting: np.ndarray
-    money: np.ndarray | None
+    point: int
+    money: float | None
+    words: tuple[str, ...]
+
+    @property
+    def time_s(self) -> float:
+        """The seconds of a step of the point."""
+        return float(self.curve.time[self.point])
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +219,17 @@ class ClustersData:
     fault: str = ""
 
     @property
+    def unbeaten(self) -> tuple[OnCluster, ...]:
+        """The clusters within the limits that none of the others beats in both time and money, the fastest
+        first."""
+        offered = [row for row in self.rows if not row.offer.reason and row.money is not None]
+        best: list[OnCluster] = []
+        for row in sorted(offered, key=lambda row: (row.time_s, row.money)):
+            if not best or (row.money or 0.0) < (best[-1].money or 0.0):
+                best.append(row)
+        return tuple(best)
+
+    @property
     def money_title(self) -> str:
         """The name of what serves as money, with what it is for."""
         if not self.priced:
@@ -233,7 +250,7 @@ def clusters_data(library: Library, view: View) -> ClustersData | None:
     names = [curve.cluster for _, curve in curves]
     priced = any(curve.per_hour(question.tariff) is not None for _, curve in curves)
     rows = tuple(
-        _row(entry, curve, work, question, priced=priced, alone=names.count(curve.cluster) == 1)
+        _row(entry, curve, work, question, units, priced=priced, alone=names.count(curve.cluster) == 1)
         for entry, curve in curves
     )
     offers = Offers(question, tuple(row.offer for row in rows))
@@ -259,6 +276,7 @@ def _question(view: View, work: StepWork) -> tuple[ClusterQuestion, str]:
     question = ClusterQuestion(
         time_s=view.within_s,
         cost=view.within_cost,
+        memory_bytes=view.budget_bytes,
         headroom=view.headroom,
         amount=amount_in(view),
         tariff=tariff_of(view),
@@ -271,20 +289,28 @@ def _question(view: View, work: StepWork) -> tuple[ClusterQuestion, str]:
 
 
 def _row(
-    entry: Entry, curve: ClusterCurve, work: StepWork, question: ClusterQuestion, *, priced: bool, alone: bool
+    entry: Entry,
+    curve: ClusterCurve,
+    work: StepWork,
+    question: ClusterQuestion,
+    units: Units,
+    *,
+    priced: bool,
+    alone: bool,
 ) -> OnCluster:
     label = curve.cluster if alone else f"{curve.cluster} ({entry.key.removeprefix('opened-')})"
     named = replace(curve, cluster=label)
+    offer = offer_of(named, work, question)
+    point = 0 if offer.point is None else offer.point
     per_hour = curve.per_hour(question.tariff) if priced else float(sum(s.count for s in curve.devices))
-    hours = question.amount.steps(work) * curve.time / HOUR_S
-    return OnCluster(
-        entry=entry,
-        label=label,
-        offer=offer_of(named, work, question),
-        curve=named,
-        fitting=curve.fitting(question),
-        money=None if per_hour is None else hours * per_hour,
+    hours = question.amount.steps(work) * float(curve.time[point]) / HOUR_S
+    cost = None if per_hour is None else hours * per_hour
+    spent = "" if cost is None else question.tariff.words(cost) if priced else f"{digits(cost)} device-hours"
+    figures = (
+        f"{units.time.text(float(curve.time[point]))} a step, {units.memory.text(float(curve.memory[point]))}"
     )
+    lines = (offer.devices, figures, spent and f"{spent} for {question.amount.words}", offer.reason)
+    return OnCluster(entry, label, offer, named, point, cost, tuple(filter(None, lines)))
 
 
 def _refused(curves: list[tuple[Entry, ClusterCurve]]) -> dict[str, str]:
@@ -314,5 +340,6 @@ def strange_prices(data: ClustersData, view: View) -> str:
 
 
 def point_view(view: View, row: OnCluster, point: int) -> View:
-    """Return the view that shows a point of one of the clusters."""
-    return replace(open_exploration(replace(view, exploration=""), row.entry.key), point=point)
+    """Return the view that shows a point of one of the clusters, within the same budget."""
+    opened = open_exploration(replace(view, exploration=""), row.entry.key)
+    return replace(opened, point=point, budget_bytes=view.budget_bytes)

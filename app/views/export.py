@@ -28,7 +28,7 @@ FILES = (
     File("frontier.html", "the frontier on one page that needs no server", "frontier.html"),
     File(
         "decision.html",
-        "the reasons for the selected point: one page to print, with the alternatives",
+        "the reasons for the selected point and the alternatives: a page to print, and one with its basis",
         "decision.html",
     ),
     File("trace.json", "the selected point's step for ui.perfetto.dev, opened from disk", "trace.json"),

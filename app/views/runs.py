@@ -64,12 +64,12 @@ class Run:
 @dataclass(frozen=True)
 class AxisOptions:
     """The meaning of the plot's axes: memory of one device or of all, time of a step or of a sample, or
-    samples in a second."""
+    samples in a second; logarithmic unless linear ones are chosen, as models differ by factors."""
 
     total: bool = False
     per_sample: bool = False
-    log_x: bool = False
-    log_y: bool = False
+    log_x: bool = True
+    log_y: bool = True
     per_second: bool = False
 
     @property
@@ -81,7 +81,8 @@ class AxisOptions:
     def from_data(cls, data: Any) -> AxisOptions:
         """Return the axes in a page's store, which may hold anything."""
         known = data if isinstance(data, Mapping) else {}
-        return cls(*(known.get(name) is True for name in ("total", "sample", "logx", "logy", "rate")))
+        usual = {"total": False, "sample": False, "logx": True, "logy": True, "rate": False}
+        return cls(*(known.get(name, default) is True for name, default in usual.items()))
 
 
 def title_of(library: Library, entry: Entry) -> str:

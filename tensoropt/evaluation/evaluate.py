@@ -91,9 +91,9 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Strategies of one space with the simulator's figures, in the order given."""
+    """Strategies of one space with the simulator's figures, in the order given; equal only to itself."""
 
     batch: Batch
     metrics: StepMetrics

@@ -18,7 +18,7 @@ import numpy as np
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, planner_title
 from tensoropt.plan.point import FRONTIER, SAME, Point
-from tensoropt.units import format_bytes, format_seconds, share_words
+from tensoropt.units import format_bytes, format_seconds, share_words, without_zeros
 
 _ZERO_TITLES = {"1": "ZeRO-1", "2": "ZeRO-2", "3": "FSDP (ZeRO-3)"}
 _TITLES = {"data_parallel": "DDP", "megatron": "TP (Megatron)"}
@@ -136,7 +136,7 @@ class Budgeted:
         """Return all of it: ``Within 24 GiB of each of 8 H100-80GB: DP 8 · ZeRO-2, 250 ms a step, 13.6 GiB.
         DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
         found = ", ".join(filter(None, (self.name, self.costs(memory, time))))
-        within = f"Within {memory(self.budget_bytes)} of {devices_words(self.findings)}"
+        within = f"Within {without_zeros(memory(self.budget_bytes))} of {devices_words(self.findings)}"
         return " ".join([f"{within}: {found}.", *self.beside(memory)])
 
     def to_data(self) -> dict[str, Any]:
@@ -164,12 +164,12 @@ class Budgeted:
 def answer(
     findings: Findings, budget_bytes: float | None = None, rows: Sequence[int] | np.ndarray | None = None
 ) -> Budgeted:
-    """Return the answer within a budget; without one, within the memory of the smallest device.
+    """Return the answer within a budget; without one, within :func:`default_budget`.
 
     Args:
         rows: the numbers of the frontier's points that are asked about, ascending; by default all.
     """
-    budget = _smallest_device(findings) if budget_bytes is None else budget_bytes
+    budget = default_budget(findings) if budget_bytes is None else budget_bytes
     asked = np.arange(len(findings.points)) if rows is None else np.asarray(rows, dtype=int)
     # Ascending in memory, descending in time.
     sizes, times = (findings.all_points.column(name)[asked] for name in ("memory_bytes", "time_s"))
@@ -239,8 +239,10 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _smallest_device(findings: Findings) -> float:
-    return float(min(kind["memory_bytes"] for kind in findings.cluster["kinds"]))
+def default_budget(findings: Findings) -> float:
+    """Return the budget that the exploration was made for, otherwise the memory of the smallest device."""
+    asked = findings.settings.get("memory_bytes")
+    return float(asked or min(kind["memory_bytes"] for kind in findings.cluster["kinds"]))
 
 
 def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:

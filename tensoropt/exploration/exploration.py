@@ -5,6 +5,8 @@ Python and notebooks show an exploration as a headline, a few rows of its fronti
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration_files import read_files, write_files
 from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
+from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.plan.facts_table import table_html
 from tensoropt.plan.findings import Findings
@@ -26,8 +29,6 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.units import counted, format_bytes, format_seconds
 
-ROWS = 12
-"""Points in a ``repr``: with headline and remarks it stays under 25 lines, a small terminal's height."""
 _WIDTH = 110
 """The most characters of a line of words in a ``repr``."""
 _DRAWN = 400
@@ -74,7 +75,7 @@ def _headline(findings: Findings) -> str:
 
 
 def _frontier_words(findings: Findings) -> str:
-    """Return the frontier as a table of at most :data:`ROWS` rows: both ends, the knee, some between."""
+    """Return the frontier as a table of its notable points."""
     if not findings.points:
         return "no points"
     rows = _rows(findings)
@@ -97,17 +98,24 @@ def _overview(findings: Findings) -> str:
 
 
 def _answered(findings: Findings) -> str:
-    """Return the answer within a device's memory; "" if there is no plan, or nothing is known of devices."""
+    """Return the answer within the budget of the search, or a device's memory; "" if there is no plan, or
+    nothing is known of devices."""
     return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
 
 
 def _overview_html(findings: Findings) -> str:
-    """Return the same for a notebook, with the frontier's picture."""
+    """Return the same for a notebook, with the frontier's plot, or its picture where scripts do not run."""
     picture = ""
     if findings.points:
         svg = draw_frontier(findings, title=_title_of(findings), indices=shown_points(findings, _DRAWN))
-        said = f"<p>{escape(_answered(findings))}</p>"
-        picture = f'{said}<div style="max-width:720px">{svg}</div>'
+        picture = f'<div style="max-width:720px">{svg}</div>'
+        if findings.cluster.get("kinds"):
+            # The plot is the dashboard's, which is above this package in the import order: it is looked up by
+            # name. In a checkout that is not installed it is not there, and the picture remains.
+            with contextlib.suppress(ModuleNotFoundError):
+                standalone = importlib.import_module("tensoropt_app.standalone")
+                picture = standalone.notebook_plot(findings, picture)
+        picture = f"<p>{escape(_answered(findings))}</p>{picture}"
     remarks = "".join(f"<p>{escape(line)}</p>" for line in _remarks(findings))
     title = f"<p><b>{escape(_headline(findings))}</b></p>"
     return f"<div>{title}{picture}{_frontier_html(findings)}{remarks}</div>"
@@ -118,8 +126,11 @@ def _rows(findings: Findings) -> list[list[str]]:
     last.
     """
     columns_kept = [i for i, name in enumerate(HEADER[:-1]) if name not in _LEFT_OUT]
-    rows = table_rows(findings, shown_points(findings, ROWS))
-    return [[row[0], row[-1].removeprefix("<- "), *(row[i] for i in columns_kept[1:])] for row in rows]
+    rows = table_rows(findings, list(notable(findings)))
+    return [
+        [row[0], row[-1].removeprefix("<- ").partition(", ")[0], *(row[i] for i in columns_kept[1:])]
+        for row in rows
+    ]
 
 
 def _counted(findings: Findings, shown: int) -> str:

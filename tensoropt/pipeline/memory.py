@@ -24,10 +24,11 @@ of each are those of the stage's own step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -730,10 +731,7 @@ class _TransientMemory:
         self._expected = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
-        # Some gradients of what arrived may share a storage, which is then sent several times.
-        self._back = {
-            n: min(arriving_bytes(strategy, n, learning=True), _given_back(stages[n])) for n in self.at_place
-        }
+        self._back = {n: _back_bytes(strategy, n, stages[n]) for n in self.at_place}
         # A stage at this place passes them on as they are.
         self._coming_back = {
             n: self._back.get(n + 1, departing_bytes(strategy, n, learning=True)) for n in self.at_place
@@ -854,6 +852,24 @@ def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
     return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
 
+_OfStage = Callable[[Evaluation], int]
+
+
+def _once_each(bytes_of: _OfStage) -> _OfStage:
+    """Return the function, which is called once for each evaluation: a stage is in many pipelines, and at
+    many places of them."""
+    known: WeakKeyDictionary[Evaluation, int] = WeakKeyDictionary()
+
+    @wraps(bytes_of)
+    def of(evaluation: Evaluation) -> int:
+        if evaluation not in known:
+            known[evaluation] = bytes_of(evaluation)
+        return known[evaluation]
+
+    return of
+
+
+@_once_each
 def _kept_given(evaluation: Evaluation) -> int:
     """Return the bytes of arriving tensors that a stage, evaluated alone, keeps between its forward and its
     backward.
@@ -868,6 +884,15 @@ def _kept_given(evaluation: Evaluation) -> int:
     )
 
 
+def _back_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation) -> int:
+    """Return the bytes of the gradients that a stage sends back for a micro-batch."""
+    sent_bytes, tensors = arriving_bytes(strategy, number, learning=True), strategy.graph.atoms.graph.tensors
+    learning = [name for name in strategy.parts[number].arriving if tensors[name].requires_grad]
+    # Of several, some may share a storage, which is then sent several times.
+    return sent_bytes if len(learning) <= 1 else min(sent_bytes, _given_back(stage))
+
+
+@_once_each
 def _given_back(evaluation: Evaluation) -> int:
     """Return the bytes of the gradients of what another stage gave a stage, evaluated alone, when all exist;
     those of several tensors may share one storage."""

@@ -195,6 +195,7 @@ class StageFrontiers:
         self.frontier: dict[str, _StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
         self._strategies: dict[tuple[Range, int], Strategy] = {}
+        self._alone: dict[tuple[str, int], Evaluation] = {}
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
     def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
@@ -286,10 +287,13 @@ class StageFrontiers:
         return [{name: strategy.stored[name] for name in used_names} for strategy in strategies]
 
     def evaluation(self, where: Range, row: int) -> Evaluation:
-        """Return the simulated figures of a row."""
-        frontier = self.frontier[self.look[where]]
-        assert frontier is not None
-        return only(*frontier.at(row))
+        """Return the simulated figures of a row, the same object for all ranges that look alike."""
+        look = self.look[where]
+        if (look, row) not in self._alone:
+            frontier = self.frontier[look]
+            assert frontier is not None
+            self._alone[look, row] = only(*frontier.at(row))
+        return self._alone[look, row]
 
     # -- searching ----------------------------------------------------------------------------------
 

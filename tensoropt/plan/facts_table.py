@@ -104,7 +104,13 @@ def filled(template: Path, **values: Any) -> str:
     return Template(template.read_text(encoding="utf-8")).substitute(words)
 
 
-def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
+def facts_rows(facts: Iterable[Fact]) -> Html:
+    """Return the facts as an HTML table of the class ``facts``, for a page with a style of its own."""
+    cells = "".join(f"<tr><th scope=row>{escape(fact.name)}<td>{escape(fact.words)}" for fact in facts)
+    return Html(f"<table class=facts><tbody>{cells}</tbody></table>")
+
+
+def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Html:
     """Return rows (the first is the header) as an HTML table, aligned to the right except for the columns
     ``left``.
     """
@@ -118,4 +124,4 @@ def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
 
     head, *body = rows
     lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
-    return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
+    return Html(f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>")

@@ -29,7 +29,7 @@ from tensoropt.exploration.frontier_table import draw_frontier, marks_of, shown_
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
 from tensoropt.exploration.verified import Verified, fingerprint
 from tensoropt.files import write_text
-from tensoropt.plan.facts_table import Fact, Html, filled, named
+from tensoropt.plan.facts_table import Fact, Html, facts_rows, filled, named
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
 from tensoropt.question.settings import settings_fields
@@ -308,20 +308,20 @@ class _Sheet:
             devices=self.row.space.devices,
             fit="fits" if fits else "over",
             verdict=verdict,
-            facts=_table(self._chosen(fits=fits)),
+            facts=facts_rows(self._chosen(fits=fits)),
             picture=Html(draw_frontier(exploration, title=title, indices=drawn, chosen=self.index)),
             plans=counted(len(exploration.points), "plan"),
             thinned=f" {len(drawn):,} are drawn." if len(drawn) < len(exploration.points) else "",
             spent="device-hours" if self.row.rates.per_hour is None else "cost",
             amount=self.amount.words,
             alternatives=Html("".join(self._alternatives())),
-            costs=_table(self._costs()),
-            proven=_table(self._proven()),
-            assumptions=_table(self._assumptions()),
+            costs=facts_rows(self._costs()),
+            proven=facts_rows(self._proven()),
+            assumptions=facts_rows(self._assumptions()),
             notes=self._notes(),
             place=run_place(exploration, self.options.folder),
             commands=self._commands(),
-            versions=_table(self._versions(print_of)),
+            versions=facts_rows(self._versions(print_of)),
         )
 
     def _chosen(self, *, fits: bool) -> list[Fact]:
@@ -420,8 +420,3 @@ def _ran_words(run: Verified, cluster: Mapping[str, Any]) -> str:
     else:
         parts.append("numbers as of the unsplit model" if run.ok else "numbers differ from the unsplit model")
     return f"{'; '.join(parts)} ({run.checked_on})"
-
-
-def _table(facts: Sequence[Fact]) -> Html:
-    cells = "".join(f"<tr><th scope=row>{escape(fact.name)}<td>{escape(fact.words)}" for fact in facts)
-    return Html(f"<table class=facts><tbody>{cells}</tbody></table>")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tensoropt_app import figures as drawing
 from tensoropt_app.library import Library
-from tensoropt_app.safety import LATER, PLOTLY, SUITES, plotly, prepare
+from tensoropt_app.safety import LATER, PLOTLY, SUITES, prepare
 from tensoropt_app.server import create_app
+from tensoropt_app.standalone import plotly
 
 GZIP = {"Accept-Encoding": "gzip, deflate, br"}
 MOST_BYTES = 3 * 10**6

@@ -48,12 +48,11 @@ def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClie
     assert len(strategies) == 1 + 8 * 4
 
 
-def test_the_standalone_page_fetches_nothing(client: FlaskClient) -> None:
-    text = client.get("/download/opened-a/frontier.html?point=3").text
-    assert "Plotly.newPlot" in text
-    assert "<script src" not in text
-    assert "<link" not in text.split("<script>")[0]
+def test_the_standalone_page_takes_point_and_limits_from_its_address(client: FlaskClient) -> None:
+    text = client.get("/download/opened-a/frontier.html?point=3&budget=45GiB").text
     assert "gpt2-tiny on dgx-h100" in text
+    assert "Chosen: point 3 of 8" in text
+    assert "Fits your 45 GiB (" in text
 
 
 def test_the_decision_sheet_takes_limits_and_price_from_its_address(client: FlaskClient) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -75,6 +75,16 @@ def test_without_a_point_the_knee_is_shown() -> None:
     assert state.with_point(View(), found).point == found.exploration.knee
     assert state.with_point(View(point=99), found).point == found.exploration.knee
     assert state.with_point(View(point=3, other=3), found).other is None
+
+
+def test_an_exploration_opens_within_the_budget_it_was_made_for() -> None:
+    found = exploration()
+    asked = found.points[1].memory_bytes
+    made_for = FrontierData.of(replace(found, settings={**found.settings, "memory_bytes": asked}))
+    assert state.opened(View(), made_for) == View(point=1, budget_bytes=asked)
+    assert state.opened(View(point=0), made_for) == View(point=0)
+    assert state.opened(View(target_s=1e9), made_for).budget_bytes is None
+    assert state.opened(View(), FrontierData.of(found)).budget_bytes is None
 
 
 def test_a_budget_selects_the_fastest_point_that_fits_and_a_target_the_leanest_that_is_fast_enough() -> None:

@@ -88,3 +88,9 @@ def test_planners_without_a_plan_say_why() -> None:
     report = {**found.report, "tried": {"zero": {"refusal": "no axis"}, "megatron": {"refusal": "odd"}}}
     found = replace(found, comparison=(refused,), report=report)
     assert without_plans(found) == {"zero": "no axis", "optcnn": "needs one device; or two"}
+
+
+def test_the_budget_of_the_run_is_the_default() -> None:
+    found = exploration()
+    asked = found.points[0].memory_bytes
+    assert answer(replace(found, settings={**found.settings, "memory_bytes": asked})).row == 0

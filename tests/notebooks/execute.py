@@ -8,6 +8,7 @@ Outputs are kept as they are shown; what differs without meaning (execution time
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 TIMEOUT_S = 600
+PLOTLY = re.compile(r'<script type="text/plain" class="tensoropt-plotly">.*?</script>', re.DOTALL)
+"""The script that one output of a notebook carries for all plots."""
 
 
 def notebooks() -> list[Path]:
@@ -38,6 +41,7 @@ def executed(path: Path, store: Path | None = None) -> nbformat.NotebookNode:
     with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
         for helper in FOLDER.glob("*.py"):
             shutil.copy(helper, folder)
+        (Path(folder) / "tensoropt_app").symlink_to(FOLDER.parent / "app")  # of this checkout
         paths = os.pathsep.join([str(FOLDER.parent), folder])
         os.environ |= {"TENSOROPT_CACHE": str(store or folder), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         try:
@@ -70,6 +74,9 @@ def plain(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                     output.execution_count = None
                 if "image/svg+xml" in output.get("data", {}):
                     output.data.pop("text/plain", None)
+                if "text/html" in output.get("data", {}):
+                    # 0.5 MB that no one runs before running the cell, which brings them again.
+                    output.data["text/html"] = PLOTLY.sub("", output.data["text/html"])
     return notebook
 
 

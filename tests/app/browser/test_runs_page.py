@@ -171,8 +171,14 @@ def test_a_point_says_its_plan_and_the_page_what_is_alike(runs: Site, opened: Ca
     again.wait_for_function(f"{PLOT}.layout.yaxis.title.text.startsWith('time per sample')")
     again.wait_for_function("document.querySelector('#runs-time input[value=sample]').checked")
     again.click("text=samples per second")
-    again.wait_for_function(f"{PLOT}.layout.yaxis.title.text === 'throughput, samples/s'")
+    again.wait_for_function(f"{PLOT}.layout.yaxis.title.text === 'throughput (log scale), samples/s'")
     again.wait_for_function("location.search.includes('runaxes=rate')")
+    again.click("#page-runs >> text=log time")
+    again.wait_for_function(f"{PLOT}._fullLayout.yaxis.type === 'linear'")
+    again.wait_for_function("decodeURIComponent(location.search).includes('runaxes=liny,rate')")
+    last = opened(again.url)
+    last.wait_for_function(f"{PLOT}?._fullLayout?.yaxis.type === 'linear'")
+    last.wait_for_function(f"{PLOT}._fullLayout.xaxis.type === 'log'")
     assert again.locator("#runs-said .note").count() == 0
 
 

@@ -25,7 +25,7 @@ def runs(tmp_path: Path) -> tuple[Run, ...]:
 
 
 def test_every_run_is_a_trace_and_those_not_shown_are_hidden(runs: tuple[Run, ...]) -> None:
-    figure = runs_figure(runs, {"opened-b"}, AxisOptions(log_x=True), common_units(runs), "light")
+    figure = runs_figure(runs, {"opened-b"}, AxisOptions(), common_units(runs), "light")
     one, other = figure["data"]
     assert (one["visible"], other["visible"]) == (False, True)
     assert one["x"] == [10.0 * (i + 1) for i in range(8)]
@@ -34,7 +34,10 @@ def test_every_run_is_a_trace_and_those_not_shown_are_hidden(runs: tuple[Run, ..
     assert one["customdata"][3] == [4, ""]
     assert "point %{customdata[0]} of 8" in one["hovertemplate"]
     assert figure["layout"]["xaxis"]["type"] == "log"
-    assert figure["layout"]["xaxis"]["title"]["text"] == "memory per device, GiB"
+    assert figure["layout"]["xaxis"]["title"]["text"] == "memory per device (log scale), GiB"
+    linear = runs_figure(runs, {"opened-b"}, AxisOptions(log_x=False), common_units(runs), "light")["layout"]
+    assert (linear["xaxis"]["type"], linear["yaxis"]["type"]) == ("linear", "log")
+    assert linear["xaxis"]["title"]["text"] == "memory per device, GiB"
     lines = {shape["name"]: shape["visible"] for shape in figure["layout"]["shapes"]}
     assert lines == {"H100-80GB": False, "V100-32GB": True}  # of those that are shown
 
@@ -44,11 +47,11 @@ def test_axes_change_what_is_drawn(runs: tuple[Run, ...]) -> None:
     figure = runs_figure(runs, {"opened-a"}, axes, common_units(runs), "dark")
     assert figure["data"][0]["x"][0] == 80.0
     assert figure["data"][0]["y"][0] == 25.0
-    assert figure["layout"]["yaxis"]["title"]["text"] == "time per sample, ms"
+    assert figure["layout"]["yaxis"]["title"]["text"] == "time per sample (log scale), ms"
     assert figure["layout"]["shapes"] == []
     rate = runs_figure(runs, {"opened-a"}, AxisOptions(per_second=True), common_units(runs), "dark")
     assert rate["data"][0]["y"][0] == 40.0
-    assert rate["layout"]["yaxis"]["title"]["text"] == "throughput, samples/s"
+    assert rate["layout"]["yaxis"]["title"]["text"] == "throughput (log scale), samples/s"
     assert "samples/s per" not in rate["data"][0]["hovertemplate"]
     assert (
         figure["layout"]["uirevision"]

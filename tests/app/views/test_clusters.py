@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from samples_app import CALL, GIB, exploration, of_model, point, space
 from tensoropt_app.figures.clusters import clusters_figure
+from tensoropt_app.figures.palette import LIGHT
 from tensoropt_app.library import Library
 from tensoropt_app.pages.clusters import clicked
 from tensoropt_app.state import View
@@ -128,7 +129,7 @@ def test_without_prices_device_hours_are_shown(library: Library) -> None:
     assert not found.priced
     assert found.money_title == "device-hours for 1,000 steps"
     assert clusters_data(library, VIEW).money_title == "cost of 1,000 steps, EUR"
-    assert found.rows[0].money[0] == pytest.approx(1000 * 0.4 / 3600 * 8)
+    assert found.rows[0].money == pytest.approx(1000 * 0.4 / 3600 * 8)
     assert unpriced_kinds(found, view) == ["H100-80GB", "A100-80GB"]
     one = clusters_data(library, replace(VIEW, prices="A100-80GB=1"))
     assert one.rows[0].money is None
@@ -142,21 +143,49 @@ def test_an_amount_that_the_model_lacks_is_said(library: Library) -> None:
     assert found.amount == "1,000 steps"
 
 
-def test_the_plot_has_a_trace_per_cluster_and_lines_of_limits(library: Library) -> None:
-    found = clusters_data(library, replace(VIEW, within_s=0.5, within_cost=5.0))
-    figure = clusters_figure(found, replace(VIEW, within_s=0.5, within_cost=5.0), "light")
-    first, second, rest, best, fastest = figure["data"]
+def test_the_plot_has_a_mark_per_cluster_and_lines_of_limits(library: Library) -> None:
+    view = replace(VIEW, within_s=0.5, within_cost=5.0)
+    figure = clusters_figure(clusters_data(library, view), view, "light")
+    line, first, second, fastest, cheapest = figure["data"]
     assert (first["name"], second["name"]) == ("dgx-h100", "dgx-a100")
     assert first["marker"]["color"] != second["marker"]["color"]
-    assert first["x"] == [400.0]
-    assert rest["x"] == [200.0]  # needs more than a device has
-    assert best["text"] == ["cheapest, fastest"]
-    assert fastest["x"] == []
+    assert (first["x"], second["x"]) == ([400.0], [600.0])  # the fastest that fits, not the others
+    assert (first["marker"]["symbol"], second["marker"]["symbol"]) == ("circle", "circle-open")
+    assert first["customdata"][0][:3] == [0, 0, "dgx-h100"]
+    assert "2.67 EUR for 1,000 steps" in first["customdata"][0][3]
+    assert "too slow: 600 ms a step" in second["customdata"][0][3]
+    assert line["x"] == [400.0]
+    assert fastest["text"] == ["cheapest, fastest"]
+    assert cheapest["x"] == []
     assert [(s["x0"], s["y0"]) for s in figure["layout"]["shapes"]] == [(500.0, 0), (0, 5.0)]
-    assert [a["text"] for a in figure["layout"]["annotations"]] == ["iso-time", "iso-cost"]
+    assert [a["text"] for a in figure["layout"]["annotations"]] == ["at most 500 ms", "at most 5.00 EUR"]
+    x, y = (figure["layout"][f"{side}axis"] for side in "xy")
+    assert x["type"] == y["type"] == "log"
+    assert 10 ** x["range"][0] < 400 < 600 < 10 ** x["range"][1]
     # Without prices there is no line of equal cost.
     bare = replace(VIEW, prices="", within_cost=5.0)
     assert clusters_figure(clusters_data(library, bare), bare, "dark")["layout"]["shapes"] == []
+
+
+def test_a_budget_chooses_each_clusters_plan(library: Library) -> None:
+    view = replace(VIEW, budget_bytes=16.0 * GIB)
+    found = clusters_data(library, view)
+    assert [row.time_s for row in found.rows] == [0.4, 0.9]
+    assert "within 16 GiB a device" in found.answer[0]
+    assert point_view(view, found.rows[1], 0).budget_bytes == 16.0 * GIB
+    none = clusters_data(library, replace(VIEW, budget_bytes=4.0 * GIB))
+    assert [row.point for row in none.rows] == [0, 0]
+    assert all("does not fit" in row.words[-1] for row in none.rows)
+    assert none.unbeaten == ()
+    marks = clusters_figure(none, VIEW, "light")["data"][1:3]
+    assert {mark["marker"]["color"] for mark in marks} == {LIGHT.faded}
+
+
+def test_those_are_unbeaten_that_no_other_is_faster_and_cheaper_than(library: Library) -> None:
+    found = clusters_data(library, VIEW)
+    assert [row.label for row in found.unbeaten] == ["dgx-h100", "dgx-a100"]
+    dear = clusters_data(library, replace(VIEW, prices="H100-80GB=1, A100-80GB=1"))
+    assert [row.label for row in dear.unbeaten] == ["dgx-h100"]
 
 
 @pytest.mark.parametrize("custom", [None, [], [0], ["0", 1], [True, 0], [2, 0], [0, 99], [-1, 0], {"a": 1}])

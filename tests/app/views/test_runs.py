@@ -88,6 +88,8 @@ def test_axes_are_what_they_say(library: Library) -> None:
     assert rate.y == pytest.approx([32 / (0.8 - 0.1 * i) for i in range(8)])
     assert len(drawn(other, AxisOptions(per_second=True)).x) == 0
     assert AxisOptions.from_data({"rate": True}) == AxisOptions(per_second=True)
+    assert AxisOptions.from_data({"logx": False}) == AxisOptions(log_x=False)
+    assert AxisOptions.from_data("nothing") == AxisOptions()
     assert len(drawn(other, AxisOptions(per_sample=True)).x) == len(drawn(broken, AxisOptions()).x) == 0
     assert any("cannot be read" in line for line in plot_notes([broken]))
     assert plot_notes([one, other]) == []

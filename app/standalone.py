@@ -1,0 +1,169 @@
+"""The plot of a frontier where no server is: in the output of a notebook's cell, and on a page of its own.
+
+Both are HTML that fetches nothing: the figure of the frontier page as data (``standalone.html``), and Plotly,
+compressed, once a page. They follow the scheme of their surroundings and a window's width in the browser.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tensoropt.exploration.answer import answer
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.verified import Verified
+from tensoropt.plan.facts_table import Html, facts_rows, filled, table_html
+from tensoropt.plan.plan_names import planner_title
+from tensoropt.version import __version__
+
+from .figures.frontier import frontier_figure
+from .figures.palette import DARK, FONT, GRAPH_CONFIG, LIGHT, Palette
+from .figures.traces import Json
+from .state import View
+from .views.answer import answer_words
+from .views.frontier import FrontierData
+from .views.point import assumptions, point_card
+from .views.points_table import table_columns, table_rows
+from .views.units import digits
+
+_SHOWN_ROWS = 500
+"""The most rows of a page's table; its plot has every point."""
+_COUNTS = ("point", "micro", "devices")
+_PLOT, _PAGE = (Path(__file__).with_name(name) for name in ("standalone.html", "page_file.html"))
+_PLOTLY = Path(__file__).parent / "vendored" / "plotly-basic.min.js"
+_carriers: dict[int, str] = {}
+"""For each IPython of this process, the cell whose output carries Plotly."""
+
+
+def plotly() -> str:
+    """Return Plotly's script with lines, markers and bars, which is all that the figures here use.
+
+    It is ``plotly-basic.min.js`` 4.1.1 from npm's ``plotly.js-basic-dist-min``, MIT licence. The whole script
+    that comes with Dash is four times as long: half a second of a first load, and most of an exported page.
+    """
+    return _PLOTLY.read_text(encoding="utf-8")
+
+
+@cache
+def _packed() -> str:
+    return base64.b64encode(gzip.compress(plotly().encode(), 9)).decode()
+
+
+def notebook_plot(exploration: Exploration, picture: str) -> Html:
+    """Return the plot for the output of a notebook's cell, with the answer's plan selected.
+
+    The first cell of a kernel that shows a plot carries Plotly for all others (0.5 MB).
+
+    Args:
+        picture: HTML that is shown where scripts do not run.
+    """
+    data = FrontierData.of(exploration)
+    row = answer(exploration).row
+    view = View("notebook", point=row, budget_bytes=data.asked_bytes, headroom=0.0)
+    return _plot(data, view, Html(picture), thinned=True, carries=_carries())
+
+
+def _carries() -> bool:
+    """Return whether an output has to carry Plotly: that of the first cell that shows a plot, also when it is
+    run again, and every output that is a page of its own."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or not hasattr(shell, "get_parent") or "google.colab" in sys.modules:
+        return True
+    request = shell.get_parent()
+    cell = request.get("metadata", {}).get("cellId") or request.get("header", {}).get("msg_id", "")
+    return _carriers.setdefault(id(shell), cell) == cell
+
+
+def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carries: bool) -> Html:
+    wide, narrow = (
+        frontier_figure(data, view, "light", thinned=thinned, narrow=narrow) for narrow in (False, True)
+    )
+    for figure in (wide, narrow) if view.budget_bytes is None else ():
+        # Here is no budget that could be dragged into the plot.
+        kept = [words for words in figure["layout"]["annotations"] if not words.get("captureevents")]
+        figure["layout"]["annotations"] = kept
+    told = {
+        "wide": wide,
+        "narrow": {
+            "data": [_other(*traces) for traces in zip(wide["data"], narrow["data"], strict=True)],
+            "layout": _other(wide["layout"], narrow["layout"]),
+        },
+        "dark": dict(zip(_colours(LIGHT), _colours(DARK), strict=True)),
+        "config": GRAPH_CONFIG,
+    }
+    text = json.dumps(told, separators=(",", ":"))
+    carried = f'<script type="text/plain" class="tensoropt-plotly">{_packed()}</script>' if carries else ""
+    # In an attribute between single quotes; escaped so that it is well-formed as XML too.
+    figure = Html(text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&#39;"))
+    return Html(filled(_PLOT, title=data.model, figure=figure, picture=picture, carried=Html(carried)))
+
+
+def _other(wide: Json, narrow: Json) -> Json:
+    """Return what is different on a phone."""
+    return {key: value for key, value in narrow.items() if value != wide.get(key)}
+
+
+def _colours(palette: Palette) -> list[str]:
+    """Return the colours of a palette in the order of its fields."""
+    return re.findall(r"#[0-9a-f]{6}|rgba\([^)]*\)", json.dumps(asdict(palette)))
+
+
+def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] = ()) -> str:
+    """Return a page that needs no server: the answer, the plot with the view's point and budget, that point,
+    baselines, all points and the assumptions."""
+    view = replace(view, exploration="file", point=view.point or 0)
+    assert view.point is not None
+    found = answer(data.exploration, data.limit_bytes(view))
+    card = point_card(data, view, view.point, verified)
+    size, time = data.units.memory.name, data.units.time.name
+    columns = {
+        "point": "point", "memory": f"memory, {size}", "time": f"time, {time}",
+        "compute": f"compute, {time}", "network": f"network, {time}",
+        "mesh": "mesh", "micro": "micro-batches", "gap": "proof", "by": "found by", "name": "plan",
+    }  # fmt: skip
+    # Evenly thinned rather than cut off, so that the table covers the whole frontier; with the chosen point.
+    step = max(1, -(-len(data) // _SHOWN_ROWS))
+    listed = sorted({*range(0, len(data), step), view.point})
+    rows = table_rows(table_columns(data, view), listed)
+    for number, row in zip(listed, rows, strict=True):
+        row["by"] = planner_title(data.planner[number])
+    points = [[_cell(row, name) for name in columns] for row in rows]
+    points[listed.index(view.point)][0] += " ◂ chosen"
+    baselines = [(b.title, b.plan, b.memory, b.time, b.verdict) for b in answer_words(data, view).baselines]
+    return filled(
+        _PAGE,
+        title=f"{data.model} on {data.exploration.cluster['name']}",
+        font=Html(FONT),
+        **asdict(LIGHT),
+        **{f"dark_{name}": colour for name, colour in asdict(DARK).items()},
+        made=f"Made by TensorOpt {__version__}.",
+        answer=found.sentence(data.units.memory.text, data.units.time.text),
+        plot=_plot(data, view, Html(), thinned=False, carries=True),
+        point=data.exploration.title(view.point),
+        name=card.name,
+        costs=f"{card.memory} per device, {card.time} per step",
+        verdict=card.verdict,
+        facts=facts_rows(card.facts),
+        baselines=table_html(
+            [("baseline", "plan", "memory", "time", "beside the answer"), *baselines], (0, 1, 4)
+        ),
+        thinned=Html(f"<p>Every {step}th of {len(data):,} is listed.</p>" if step > 1 else ""),
+        points=table_html([list(columns.values()), *points], left=(7, 8, 9)),
+        said=facts_rows(assumptions(data, view, verified)),
+    )
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    value = row[name]
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,.0f}" if name in _COUNTS else digits(value)

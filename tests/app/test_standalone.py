@@ -1,0 +1,121 @@
+"""The plot without a server: in a notebook's output and on a page of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from samples_app import exploration, long_exploration, point
+from tensoropt_app import standalone
+from tensoropt_app.figures.frontier import frontier_figure
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import FrontierData
+
+GIB = 2**30
+CARRIED = '<script type="text/plain" class="tensoropt-plotly">'
+CHOSEN = View(point=2, budget_bytes=45.0 * GIB)
+
+
+@pytest.fixture
+def data() -> FrontierData:
+    others = [point(74 * GIB, 0.21, planner="zero"), point(78 * GIB, 0.22, planner="data_parallel")]
+    return FrontierData.of(exploration(others=others), "gpt2-tiny")
+
+
+def told(html: str) -> dict[str, Any]:
+    """The figures in an output, as the browser reads them."""
+    (place,) = ElementTree.fromstring(f"<div>{html}</div>").findall("div[@class='tensoropt-plot']")
+    return json.loads(place.attrib["data-figure"])
+
+
+def test_it_is_the_figure_of_the_frontier_page_in_both_schemes_and_widths(data: FrontierData) -> None:
+    kept = told(standalone._plot(data, CHOSEN, standalone.Html(), thinned=True, carries=False))
+    assert kept["wide"] == plain(frontier_figure(data, CHOSEN, "light"))
+    swapped = re.sub(
+        r"#[0-9a-f]{6}|rgba\([^)]*\)",
+        lambda found: kept["dark"].get(found[0], found[0]),
+        json.dumps(kept["wide"]),
+    )
+    assert json.loads(swapped) == plain(frontier_figure(data, CHOSEN, "dark"))
+    wide, other = kept["wide"], kept["narrow"]
+    narrow = [trace | less for trace, less in zip(wide["data"], other["data"], strict=True)]
+    phone = plain(frontier_figure(data, CHOSEN, "light", narrow=True))
+    assert (narrow, wide["layout"] | other["layout"]) == (phone["data"], phone["layout"])
+
+
+def plain(figure: Any) -> Any:
+    return json.loads(json.dumps(figure))
+
+
+def test_names_do_not_become_markup() -> None:
+    named = FrontierData.of(exploration(), "</script><b>&'\"")
+    html = standalone._plot(named, View(point=0), standalone.Html(), thinned=True, carries=False)
+    assert told(html)["wide"]["data"]
+    assert "<b>&" not in html + standalone.frontier_page(named, View(point=0))
+
+
+class Kernel:
+    """An IPython that runs a cell."""
+
+    def __init__(self, cell: str) -> None:
+        self.cell = cell
+
+    def get_parent(self) -> dict[str, Any]:
+        return {"metadata": {"cellId": self.cell}, "header": {"msg_id": "1"}}
+
+
+def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def carried() -> bool:
+        return CARRIED in standalone.notebook_plot(exploration(), "<svg/>")
+
+    monkeypatch.setitem(sys.modules, "IPython", None)
+    assert carried()
+    kernel, another = Kernel("a"), Kernel("b")
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    assert carried()
+    kernel.cell = "b"
+    assert not carried()
+    kernel.cell = "a"
+    assert carried()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: another))
+    assert carried()
+    another.cell = "c"
+    assert not carried()
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace())
+    assert carried()  # each output is a page of its own there
+
+
+def test_a_notebook_selects_the_answer_within_the_budget_of_the_search() -> None:
+    asked = exploration(settings={"memory_bytes": 45.0 * GIB})
+    kept = told(standalone.notebook_plot(asked, "<svg/>"))
+    (selected,) = (trace for trace in kept["wide"]["data"] if trace.get("name") == "selected")
+    assert selected["x"] == [40.0]
+
+
+def test_the_page_tells_the_answer_the_chosen_point_and_the_baselines(data: FrontierData) -> None:
+    page = standalone.frontier_page(data, CHOSEN)
+    words = re.sub(r"<[^>]+>", " ", page.split("<script", 1)[0])
+    assert "Within 45 GiB of each of" in words
+    assert "point 3 of 8" in page
+    assert "Fits your 45 GiB (" in page
+    assert re.findall(r">DDP</td>", page)
+    assert re.findall(r">(\d+) ◂ chosen</td>", page) == ["3"]
+    (first,) = re.findall(r"<tr>(<td[^>]*>1</td>.*?)</tr>", page)
+    assert re.fullmatch(r"\d+", re.sub("<[^>]+>", " ", first).split()[6]), first  # micro-batches are counted
+    assert "src=" not in page
+    assert "<link" not in page
+    assert page.count(CARRIED) == 1
+
+
+def test_a_long_table_is_thinned_with_the_chosen_point_in_it(data: FrontierData) -> None:
+    long = FrontierData.of(long_exploration(1501), "long")
+    page = standalone.frontier_page(long, View(point=1000))
+    assert "Every 4th of 1,501 is listed." in page
+    assert ">1,001 ◂ chosen</td>" in page

@@ -27,7 +27,11 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--micro-batches", type=WHOLE, default=1, metavar="N", help="gradients of so many parts are added up"
     )
     verb.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adam")
-    verb.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16 on GPUs")
+    verb.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="default: bfloat16 for language models on GPUs that have it",
+    )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:

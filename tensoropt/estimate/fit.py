@@ -283,7 +283,7 @@ class Fit:
         words = ["tensoropt", "explore", shlex.quote(self.search_source), "--cluster", self.cluster.name]
         words += ["--batch", str(step.batch)]
         words += ["--optimizer", step.optimizer] * (step.optimizer != "adam")
-        words += ["--dtype", step.dtype] * (step.dtype != "float32")
+        words += ["--dtype", step.dtype]
         words += ["--process-memory"] * (self.cluster.device_type == "cuda")
         return " ".join(words)
 
@@ -304,8 +304,7 @@ class Fit:
         words += ["--sequence", str(step.sequence)] * bool(step.sequence)
         words += ["--micro-batches", str(step.micro_batches)] * (step.micro_batches > 1)
         words += ["--optimizer", step.optimizer] * (step.optimizer != "adam")
-        words += ["--dtype", step.dtype] * (step.dtype != "bfloat16")
-        return " ".join(words)
+        return " ".join([*words, "--dtype", step.dtype])
 
     def to_data(self) -> dict[str, Any]:
         """Return everything as plain data; bytes of one device."""
@@ -359,7 +358,7 @@ def fit(
             memory (``8x24GiB``).
         batch: samples of all devices; by default the model's own, or one for each device if that is more.
         sequence: tokens of a sample; by default the model's own.
-        dtype: ``bfloat16`` or ``float32``; by default bfloat16 on GPUs.
+        dtype: ``bfloat16`` or ``float32``; by default bfloat16 for language models on GPUs that have it.
 
     Raises:
         ConfigError, ClusterError, TensorOptError: a value cannot be used; the message has the rule, the value
@@ -369,7 +368,9 @@ def fit(
     known = model if isinstance(model, Known) else known_model(model)
     if sequence is not None:
         known = known.at(_at_least_one("sequence", sequence))
-    dtype = ("bfloat16" if where.device_type == "cuda" else "float32") if dtype is None else dtype
+    if dtype is None:
+        narrow = known.sequence and all(k.has_bfloat16 for k in where.kinds_of_type)
+        dtype = "bfloat16" if narrow and where.device_type == "cuda" else "float32"
     for value, valid, what in ((dtype, DTYPES, "dtype"), (optimizer, OPTIMIZERS, "optimizer")):
         if value not in valid:
             raise TensorOptError(f"unknown {what} '{value}'; {suggest(value, valid)}")
@@ -496,7 +497,7 @@ def devices(text: str) -> Cluster:
         described = {
             "name": _UNNAMED, "type": "cuda", "memory": memory,
             # Of these two nothing here depends.
-            "memory_bandwidth": "1TB/s", "flops": {"float32": "100TFLOPS"},
+            "memory_bandwidth": "1TB/s", "flops": {"float32": "100TFLOPS", "bfloat16": "100TFLOPS"},
         }  # fmt: skip
         return _of_kind(described, count)
     return load_cluster(text)

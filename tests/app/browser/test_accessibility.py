@@ -18,6 +18,7 @@ READY = {
     "plan": "#operators .ag-row",
     "clusters": "#clusters-table td",
     "export": "#command-1",
+    "fit": "#fit-table td",
     "explore": "#upload input[aria-label]",
 }
 """What is there last on each page."""

@@ -24,9 +24,14 @@ def test_the_page_answers_what_python_answers() -> None:
     found = fit_of(FORM)
     asked = tensoropt.fit("llama3-8b", "8xH100-80GB", batch=8, sequence=2048)
     assert found.to_data() == asked.to_data()
-    assert found.fit_command() == "tensoropt fit llama3-8b --cluster dgx-h100 --batch 8 --sequence 2048"
+    assert (
+        found.fit_command()
+        == "tensoropt fit llama3-8b --cluster dgx-h100 --batch 8 --sequence 2048 --dtype bfloat16"
+    )
     small = fit_of({**FORM, "device": "24GiB", "count": "2", "optimizer": "sgd"})
-    assert small.fit_command().endswith("--cluster 2x24GiB --batch 8 --sequence 2048 --optimizer sgd")
+    assert small.fit_command().endswith(
+        "--cluster 2x24GiB --batch 8 --sequence 2048 --optimizer sgd --dtype bfloat16"
+    )
 
 
 def test_empty_fields_are_the_models_own_and_a_model_without_tokens_has_no_sequence() -> None:
@@ -60,7 +65,7 @@ def test_every_device_of_the_form_is_one() -> None:
 def test_the_search_fills_the_explore_form_with_the_same_step(tmp_path: Any) -> None:
     filled = refill(search_of(fit_of({**FORM, "count": "4"})), Uploads(tmp_path)).fields
     assert filled["model"] == "zoo:llama3-8b"
-    assert filled["options"] == "sequence=2048"
+    assert (filled["options"], filled["sequence"]) == ("", "2048")
     assert (filled["cluster"], filled["per_node"], filled["batch"]) == ("dgx-h100", "4", "8")
     assert (filled["dtype"], filled["process_memory"]) == ("bfloat16", "yes")
     assert not fit_of({**FORM, "device": "24GiB"}).search_source

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.units import parse_bytes, parse_seconds
+from tensoropt.exploration.notable import CARDS_GIB
+from tensoropt.units import parse_bytes, parse_seconds, read_number
 
 from . import state
 from .jobs.fields import RequestError, number, price_from
@@ -36,10 +37,13 @@ def _slider_range(low: float, high: float) -> tuple[float, float, float]:
     return max(low - 4 * step, 0.9 * low), high + 8 * step, step
 
 
-def budget_range(data: FrontierData) -> tuple[float, float, float]:
-    """Return the ends and the step of the memory slider, in the unit shown."""
-    size = data.units.memory.factor
-    return _slider_range(float(data.memory.min()) / size, float(data.memory.max()) / size)
+def budget_range(data: FrontierData, view: View) -> tuple[float, float, float]:
+    """Return the ends and the step of the memory slider, in the unit shown: as far as the plot shows
+    memory."""
+    size, largest = data.units.memory.factor, float(data.memory.max())
+    if data.near_capacity(largest, view):
+        largest = max(largest, data.capacity_bytes)
+    return _slider_range(float(data.memory.min()) / size, largest / size)
 
 
 def target_range(data: FrontierData) -> tuple[float, float, float]:
@@ -68,7 +72,7 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
 def on_budget(view: View, data: FrontierData, value: Any) -> View:
     """Return the view after the memory slider moved: the fastest point within its limit."""
     unit, budget = data.units.memory.factor, view.budget_bytes
-    return _after_slide(view, data, value, budget_range(data), unit, budget, state.set_budget)
+    return _after_slide(view, data, value, budget_range(data, view), unit, budget, state.set_budget)
 
 
 def _on_target(view: View, data: FrontierData, value: Any) -> View:
@@ -108,8 +112,8 @@ def _typed_limit(text: Any, data: FrontierData, kind: str) -> float | None:
     if not words or words.lower() in ("none", "no limit"):
         return None
     try:
-        value = float(words) * unit.factor
-    except ValueError:
+        value = read_number(words) * unit.factor
+    except TensorOptError:
         try:
             value = parse_bytes(words) if kind == "memory" else parse_seconds(words)
         except TensorOptError as error:
@@ -307,10 +311,6 @@ def _on_most_cost(view: View, data: FrontierData, value: Any) -> View:
     return replace(view, within_cost=cost)
 
 
-BUDGETS = (16, 24, 40, 80)
-"""The GiB of memory of cards that people have."""
-
-
 def _on_card(size: int) -> Callable[[View, FrontierData, Any], View]:
     """Return the event of a button with the memory of a card."""
     return lambda view, data, _: state.set_budget(view, data, size * 2.0**30)
@@ -346,6 +346,6 @@ EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
     "compare-swap": lambda view, data, _: on_word(view, data, "swap"),
     "compare-clear": lambda view, data, _: on_word(view, data, "clear"),
     "shop-budget": on_budget_text,
-    **{f"{page}budget-{size}": _on_card(size) for size in BUDGETS for page in ("", "shop-")},
+    **{f"{page}budget-{size}": _on_card(size) for size in CARDS_GIB for page in ("", "shop-")},
 }
 """The events by the id of the control."""

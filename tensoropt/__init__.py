@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tensoropt.catalogue import list_clusters, list_models, list_planners
     from tensoropt.cluster import Cluster, load_cluster
     from tensoropt.demo import run_demo
+    from tensoropt.estimate.fit import fit
     from tensoropt.execute import load_checkpoint, original_shape, parallelize, save_checkpoint, shutdown
     from tensoropt.exploration.exploration import Exploration
     from tensoropt.exploration.exploration import load_exploration as load
@@ -61,6 +62,7 @@ _MODULE_OF = {
     "export_csv": "tensoropt.saved",
     "export_frontiers": "tensoropt.saved",
     "export_sheet": "tensoropt.saved",
+    "fit": "tensoropt.estimate.fit",
     "list_clusters": "tensoropt.catalogue",
     "list_models": "tensoropt.catalogue",
     "list_planners": "tensoropt.catalogue",
@@ -119,6 +121,7 @@ __all__ = [
     "export_csv",
     "export_frontiers",
     "export_sheet",
+    "fit",
     "list_clusters",
     "list_models",
     "list_planners",

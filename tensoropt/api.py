@@ -24,6 +24,7 @@ from tensoropt.plan.point import check_budget
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import LoadedModel
 from tensoropt.question.question import Question
 from tensoropt.question.settings import Settings
@@ -88,13 +89,14 @@ def explore(
             values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
-    settings = _settings_of(settings, chosen)
-    session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
-    # An unknown name is refused before anything is computed.
-    entries = requested_planners(planners, planner_options)
     loaded = (
         model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {}, source, seed=seed)
     )
+    settings, where = _settings_of(settings, chosen), load_cluster(cluster)
+    settings = with_dtype(settings, loaded.source, [where])
+    session = Session(where, settings, store, progress or silent, keep=keep)
+    # An unknown name is refused before anything is computed.
+    entries = requested_planners(planners, planner_options)
     name = type(loaded.model).__name__
     with failures_named(name):
         captured, problem = _prepared(session, loaded, loss)
@@ -117,7 +119,8 @@ def explore_captured(
     """Return the cost frontier of a captured model; the module itself is not needed.
 
     Args:
-        captured: the model, captured in the mode and the dtype of the settings.
+        captured: the model, captured in the mode and the dtype of the settings; with ``auto``, that of the
+            capture.
         cluster, settings, store, progress, keep, chosen: as in :func:`explore`.
 
     Raises:
@@ -126,6 +129,8 @@ def explore_captured(
         InfeasibleError: no plan fits ``memory_bytes``.
     """
     settings = _settings_of(settings, chosen)
+    if settings.dtype == AUTO:
+        settings = replace(settings, dtype=captured.graph.compute_dtype)
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
 
     def prepared() -> Problem:

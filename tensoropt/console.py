@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -51,12 +52,74 @@ WHOLE, NUMBER = option_type(read_whole), option_type(read_number)
 """The ``type`` of options that are numbers."""
 
 
+# -- how long it will take, in reports of progress --------------------------------------------------------
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_ETA = re.compile(rf"^about ([0-9.]+) ({'|'.join(_SECONDS)}) left(?: \(([^)]*)\))?(?:, |$)")
+LEAST_LEFT = 0.3
+"""The least share of the time left that is still said to be left when it takes longer; an assumption."""
+
+
+def with_eta(left_s: float, report: str, why: str = "") -> str:
+    """Return a report with the remaining time in front: ``about 20 s left (now with tables), mesh 8``."""
+    if left_s < 90:
+        shown = f"{max(1, round(left_s))} s"
+    else:
+        shown = f"{left_s / 60:.0f} min" if left_s < 5400 else f"{left_s / 3600:.1f} h"
+    return ", ".join(filter(None, (f"about {shown} left{f' ({why})' if why else ''}", report)))
+
+
+def eta_of(report: str) -> float | None:
+    """Return the remaining seconds that a report says; None if it says none."""
+    match = _ETA.match(report)
+    return None if match is None else float(match[1]) * _SECONDS[match[2]]
+
+
+def later(report: str, spent_s: float) -> str:
+    """Return a report as it reads some seconds after it was made."""
+    left_s = eta_of(report)
+    if left_s is None:
+        return report
+    why = _ETA.match(report)[3] or ""  # type: ignore[index]
+    return with_eta(max(left_s - spent_s, LEAST_LEFT * left_s), without_eta(report), why)
+
+
+def without_eta(report: str) -> str:
+    """Return a report without its remaining time."""
+    return _ETA.sub("", report)
+
+
+class _Share:
+    """The share of everything that is done: seconds spent over these and those left. It never falls."""
+
+    def __init__(self) -> None:
+        self.done = 0.0
+        self.estimated = False
+        self._before, self._width, self._began = 0.0, 1.0, 0.0
+
+    def after(self, stage: str, done: int, total: int, what: str, now: float) -> float:
+        """Return the share after a report at the moment ``now`` (seconds)."""
+        if stage in SWEEPS and total:
+            self._before, self._width, self._began = done / total, 1 / total, now
+        self._began = self._began or now
+        left_s, spent_s = eta_of(what), now - self._began
+        if left_s is not None:
+            self.estimated = True
+            part = spent_s / max(spent_s + left_s, 1e-9)
+            self.done = max(self.done, self._before + self._width * part)
+        return self.done
+
+
+SWEEPS = ("clusters", "batches")
+"""The stages of which each part is an exploration with all its stages."""
+
+
 class ProgressDisplay:
     """A display of named stages' progress; a :class:`~tensoropt.types.Progress`, called with (stage, done,
     total, what).
 
-    On a terminal one line is redrawn; elsewhere a stage writes a line when it begins, every few seconds, and
-    when it ends.
+    On a terminal one line is redrawn, whose bar is of everything once its duration is estimated, before that
+    of the stage; elsewhere a stage writes a line when it begins, every few seconds, and when it ends.
 
     Args:
         stream: the stream for progress; by default standard error.
@@ -70,20 +133,24 @@ class ProgressDisplay:
         self._stage = ""
         self._began = self._shown = 0.0
         self._drawn = False
+        self._share = _Share()
 
     def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
         now = time.monotonic()
         begins, ends = stage != self._stage, done >= total
+        whole = self._share.after(stage, done, total, what, now)
         if begins:
-            self.close()
+            if not self._share.estimated:
+                self.close()
             self._stage, self._began, self._shown = stage, now, 0.0
         elapsed = now - self._began
         if not (begins or ends or now - self._shown >= (_REDRAW_S if self.live else _LINE_EVERY_S)):
             return
         self._shown = now
         if self.live:
-            self._draw(stage, done, total, f"{elapsed:.0f}s  {what}")
-            if ends:
+            share = whole if self._share.estimated else done / total if total else 1.0
+            self._draw(share, f"{what}  ({stage} {done}/{total}, {elapsed:.0f} s)")
+            if ends and not self._share.estimated:
                 self.close()
         else:
             tail = f"done in {elapsed:.1f} s" if ends else f"{done}/{total}"
@@ -91,10 +158,14 @@ class ProgressDisplay:
         if ends:
             self._stage = ""
 
-    def _draw(self, stage: str, done: int, total: int, tail: str) -> None:
-        filled = _BAR_CELLS * done // total if total else _BAR_CELLS
-        bar = "#" * filled + "." * (_BAR_CELLS - filled)
-        text = f"{stage:14s} [{bar}] {done}/{total}  {tail}"
+    @property
+    def share(self) -> float:
+        """The share of everything that is done, 0 to 1; it never falls."""
+        return self._share.done
+
+    def _draw(self, share: float, tail: str) -> None:
+        filled = int(_BAR_CELLS * share)
+        text = f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {tail}"
         width = shutil.get_terminal_size((100, 20)).columns
         # Carriage return and "erase to the end of the line"; one column is left free, as terminals wrap at
         # the last.

@@ -191,6 +191,27 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def parse_typed(text: str) -> Any:
+    """Return the values in YAML or JSON that a person typed.
+
+    Raises:
+        ValueError: it is neither, or small text that stands for much; the message has the line.
+    """
+    try:
+        if text.lstrip().startswith(("{", "[")):
+            with contextlib.suppress(ValueError):
+                return json.loads(text)  # YAML reads 5e-06 as a word
+        # Written out, a text says no more than its size; a dozen nested aliases would stand for gigabytes.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError("aliases (*name) are not accepted here; write the values out")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f"line {mark.line + 1}: "
+        why = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"{line}{why}") from None
+
+
 def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
     """Return the values in a file that a person wrote: JSON in ``.json``, otherwise YAML.
 

@@ -35,6 +35,7 @@ from tensoropt.exploration.exploration_files import LISTED
 from tensoropt.exploration.export import write_points_csv
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, StepWork, Tariff, made_for
 from tensoropt.files import write_text
+from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import (
     LoadedModel,
     ModelSourceError,
@@ -125,6 +126,13 @@ def explore_clusters(
     loaded = model if isinstance(model, LoadedModel) else LoadedModel(model, args, kwargs or {})
     if batch_per_device is not None:
         batch_on(loaded.source, loaded.batch, batch_per_device, 1)  # refused before anything is explored
+    named = named_clusters(clusters)
+    settings = more.get("settings") or Settings(dtype=more.get("dtype", AUTO))
+    computing = with_dtype(settings, loaded.source or more.get("source", ""), map(load_cluster, named))
+    if "settings" in more:
+        more["settings"] = computing
+    else:
+        more["dtype"] = computing.dtype
     graph_settings = {k: v for k, v in more.items() if k not in ("loss", "source", "seed")}
 
     def on(cluster: Cluster, first: Exploration | None) -> Exploration:
@@ -136,7 +144,7 @@ def explore_clusters(
         captured = KeptCapture(first.model, first.recorded.graph)
         return explore_captured(captured, cluster=cluster, progress=progress, **graph_settings)
 
-    return over_clusters(named_clusters(clusters), on, out=out, progress=progress or silent)
+    return over_clusters(named, on, out=out, progress=progress or silent)
 
 
 def named_clusters(clusters: str | Sequence[str | Cluster]) -> list[str | Cluster]:

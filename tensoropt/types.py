@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,23 @@ Flags = NDArray[np.bool_]
 
 SOURCES = MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
 """The possible sources of seconds, the most trusted first."""
+
+
+_Content = TypeVar("_Content")
+
+
+@dataclass(frozen=True, eq=False)
+class Itself(Generic[_Content]):
+    """An object, equal to itself alone: a key for a cache where comparing the content takes long or is not
+    possible."""
+
+    content: _Content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.content is self.content
+
+    def __hash__(self) -> int:
+        return id(self.content)
 
 
 class Progress(Protocol):

@@ -166,6 +166,12 @@ def format_bytes(value: float) -> str:
     return _readable(value, units, f"{value:.0f} B")
 
 
+def without_zeros(text: str) -> str:
+    """Return a formatted size or time without zeros behind a dot, as people write limits: ``24 GiB``."""
+    number, blank, unit = text.partition(" ")
+    return (number.rstrip("0").rstrip(".") if "." in number else number) + blank + unit
+
+
 def format_seconds(value: float) -> str:
     """Format seconds readably with three significant figures, such as ``12.4 ms``."""
     if not math.isfinite(value):
@@ -189,7 +195,7 @@ _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 def parse_count(text: str, name: str = "a count") -> float:
     """Return the number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K to T: powers of
     1,000)."""
-    match = _QUANTITY.match(text.strip())
+    match = _QUANTITY.match(_with_point(text.strip()))
     unit = "" if match is None else match.group(3).strip().lower()
     if match is None or unit not in _COUNTS:
         raise TensorOptError(f"{name} '{text}' is not a count; write for example 1e9, 50000, 300B or 1.5T")
@@ -216,11 +222,14 @@ _SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "k
 
 
 def read_number(text: str) -> float:
-    """Return the number in a text; anything else is refused, not guessed."""
+    """Return the number in a text, in which ``4,5`` is 4.5 and ``5%`` 0.05; anything else is refused, not
+    guessed."""
+    plain = _with_point(text.strip())
+    number = plain.removesuffix("%").rstrip()
     # NaN, infinity and digits of other scripts are floats to Python.
-    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text.strip(), re.ASCII):
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", number, re.ASCII):
         raise TensorOptError(f"'{text[:40]}' is not a number; write for example 8 or 2.5")
-    return float(text)
+    return float(number) / (100 if "%" in plain else 1)
 
 
 def read_whole(text: str) -> int:

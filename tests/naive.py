@@ -256,3 +256,31 @@ def factorisations(number, parts):
     """Every ordered way to write a number as a product of so many factors of at least 2, by trying all."""
     factors = itertools.product(range(2, number + 1), repeat=parts)
     return [shape for shape in factors if math.prod(shape) == number]
+
+
+def bends(x, y, most: int) -> list[int]:
+    """The ends of a curve in a unit square, then again and again the point farthest from the line through
+    those."""
+
+    def scaled(values):
+        low, high = min(values), max(values)
+        return [(value - low) / (high - low) if high > low else 0.0 for value in values]
+
+    if not len(x):
+        return []
+    x, y = scaled(x), scaled(y)
+    found = list(dict.fromkeys([0, len(x) - 1]))[:most]
+    while 2 <= len(found) < most:
+        best, farthest = 1e-12, None
+        for i in range(len(x)):
+            before = max((k for k in found if k <= i and k != len(x) - 1), default=0)
+            behind = min(k for k in found if k > before)
+            dx, dy = x[behind] - x[before], y[behind] - y[before]
+            length = max(np.hypot(dx, dy), 1e-300)
+            away = abs(dx * (y[i] - y[before]) - dy * (x[i] - x[before])) / length
+            if away > best:
+                best, farthest = away, i
+        if farthest is None:
+            break
+        found.append(farthest)
+    return found

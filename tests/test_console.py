@@ -11,7 +11,16 @@ import sys
 import numpy as np
 import pytest
 
-from tensoropt.console import ProgressDisplay, json_text, reserved_stdout
+from tensoropt import console
+from tensoropt.console import (
+    ProgressDisplay,
+    eta_of,
+    json_text,
+    later,
+    reserved_stdout,
+    with_eta,
+    without_eta,
+)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, np.float64("nan")])
@@ -43,3 +52,73 @@ def test_a_closed_stdout_is_no_error(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with reserved_stdout(for_good=False) as answers:
         ProgressDisplay(io.StringIO(), answers).say("to nobody")
+
+
+@pytest.mark.parametrize("left_s", [0.0, 14.0, 89.0, 700.0, 90000.0])
+@pytest.mark.parametrize("why", ["", "now with planners"])
+@pytest.mark.parametrize("report", ["", "mesh 8, 1 micro-batches"])
+def test_what_is_left_is_read_from_a_report(left_s, why, report):
+    said = with_eta(left_s, report, why)
+    assert eta_of(said) == pytest.approx(max(left_s, 1), rel=0.05)
+    assert without_eta(said) == report
+    assert why in said
+    assert said.endswith(report)
+    assert eta_of(later(said, 10.0)) <= eta_of(said)
+    assert eta_of(report) is None
+    assert later(report, 10.0) == report
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The display, a function that reports at a moment and returns the share of the bar, what is written."""
+    clock = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    stream = Terminal()
+    display = ProgressDisplay(stream)
+
+    def report(now, *words):
+        clock[0] = now
+        display(*words)
+        bar = stream.getvalue().rsplit("[", 1)[1].split("]")[0]
+        return bar.count("#") / len(bar)
+
+    return display, report, stream
+
+
+def test_one_bar_shows_everything_and_never_falls(drawn):
+    display, report, stream = drawn
+    shares = [
+        report(100.0, "facts", 0, 2, "about 30 s left, found"),
+        report(110.0, "facts", 1, 2, "about 30 s left, found"),
+        report(130.0, "facts", 2, 2, "about 30 s left, found"),
+        report(140.0, "search", 0, 4, "about 90 s left (now with wide meshes), mesh 8"),
+        report(160.0, "search", 1, 4, "about 20 s left, mesh 8"),
+    ]
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert shares[2] == 0.5
+    assert display.share == 0.75
+    assert "\n" not in stream.getvalue()  # one line, redrawn
+
+
+def test_without_an_estimate_the_bar_is_the_stages(drawn):
+    _, report, stream = drawn
+    assert report(100.0, "check", 1, 2, "links") == 0.5
+    assert report(101.0, "check", 2, 2, "links") == 1.0
+    assert stream.getvalue().endswith("\n")
+
+
+def test_each_part_of_a_sweep_has_its_share(drawn):
+    display, report, _ = drawn
+    report(100.0, "clusters", 0, 2, "dgx-h100")
+    report(100.0, "search", 0, 2, "about 10 s left")
+    report(110.0, "search", 1, 2, "about 10 s left")
+    assert display.share == 0.25
+    report(120.0, "clusters", 1, 2, "dgx-a100")
+    report(120.0, "search", 0, 2, "about 30 s left")
+    assert display.share == 0.5

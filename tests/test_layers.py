@@ -41,7 +41,7 @@ def test_every_stage_has_its_layer() -> None:
         "ops",
         "graph",
         "fake_cuda",
-        "errors : files : processes : types : units : console : version",
+        "errors : files : processes : terms : types : units : console : version",
     ]
 
 

@@ -14,9 +14,12 @@ from tensoropt.units import (
     format_seconds,
     parse_bandwidth,
     parse_bytes,
+    parse_count,
     parse_flops,
     parse_seconds,
+    read_number,
     with_article,
+    without_zeros,
 )
 
 
@@ -139,6 +142,25 @@ def test_a_comma_groups_thousands_or_is_a_decimal(text: str, expected: float) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4,5", 4.5), ("5%", 0.05), (" 0,1 % ", 0.001), ("1,024", 1024.0), ("2.5e3", 2500.0), ("-1", -1.0)],
+)
+def test_a_number_is_read_as_people_write_it(text: str, expected: float) -> None:
+    assert read_number(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "%", "5%%", "5 %5", "1,5,5", "1,5.5", "nan", "five"])
+def test_what_is_no_number_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(TensorOptError, match=r"is not a number; write for example"):
+        read_number(text)
+
+
+def test_counts_are_read_alike() -> None:
+    assert parse_count("50,000") == 50_000
+    assert parse_count("1,5T") == 1.5e12
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("H100-80GB", "an H100-80GB"), ("A100-80GB", "an A100-80GB"), ("V100-32GB", "a V100-32GB"),
@@ -202,3 +224,17 @@ def test_a_printed_size_reads_back_within_its_three_figures(value: int) -> None:
 @given(st.floats(min_value=1e-9, max_value=1e6))
 def test_a_printed_time_reads_back_within_its_three_figures(value: float) -> None:
     assert parse_seconds(format_seconds(value)) == pytest.approx(value, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24.0 GiB", "24 GiB"),
+        ("8.00 GiB", "8 GiB"),
+        ("13.60 ms", "13.6 ms"),
+        ("100 GiB", "100 GiB"),
+        ("5", "5"),
+    ],
+)
+def test_limits_are_written_without_zeros_behind_a_dot(text: str, expected: str) -> None:
+    assert without_zeros(text) == expected

@@ -4,6 +4,19 @@
   const SAME = () => window.dash_clientside.no_update;
   const drawn = () => { const at = document.getElementById("plan-picture"); return at && at._cyreg && at._cyreg.cy; };
   const STEP = 1.3;
+  const LEAST = 0.92; // names of 12 px then have 11
+  const MOST = 1.25;
+
+  // At first all of it if it can be read, otherwise its beginning.
+  function first(cy) {
+    cy.fit(undefined, 12);
+    const level = Math.min(Math.max(cy.zoom(), LEAST), MOST);
+    if (level === cy.zoom()) return;
+    cy.zoom(level);
+    cy.center();
+    const box = cy.elements().renderedBoundingBox({ includeLabels: false });
+    cy.panBy({ x: Math.max(12 - box.x1, 0), y: Math.max(12 - box.y1, 0) });
+  }
 
   window.dash_clientside.picture = {
     zoom: function () {
@@ -14,6 +27,12 @@
       if (fired.includes("picture-fit")) cy.fit(undefined, 12);
       if (fired.includes("picture-in")) cy.zoom({ level: cy.zoom() * STEP, renderedPosition: middle });
       if (fired.includes("picture-out")) cy.zoom({ level: cy.zoom() / STEP, renderedPosition: middle });
+      return SAME();
+    },
+
+    first: function () {
+      // Behind the layout, which follows the elements.
+      setTimeout(() => { const cy = drawn(); if (cy && cy.nodes().length) first(cy); }, 50);
       return SAME();
     },
 

@@ -95,6 +95,7 @@ window.dash_clientside = window.dash_clientside || {};
     },
 
     // The form was filled from an earlier exploration: go where that is said.
+    cleared: () => null,
     refilled: function (said) {
       const place = document.getElementById("refill-said");
       if (!said || !place) return SAME();

@@ -1,4 +1,5 @@
-// The timeline and the memory curve of the plan page: search, zoom and pan by keys, the way to an operator.
+// The timeline and the memory curve of the plan page: names on bars, search, zoom and pan by keys, the way to an
+// operator.
 (function () {
   window.dash_clientside = window.dash_clientside || {};
   const SAME = () => window.dash_clientside.no_update;
@@ -7,6 +8,9 @@
   const ZOOM = 1.5; // of one press
   const PAN = 0.15; // of what is shown
   const PALE = 0.12;
+  const LETTER = 6.2; // px of a letter on a bar, and of the room beside it
+  const SHORTEST = 4; // letters of a name that is cut
+  const MOST_NAMES = 250; // a plot with more of them is slow
   let last = ""; // what was searched for, and how many were found
   let at = -1; // the hit that Enter has come to
 
@@ -67,10 +71,49 @@
     const inside = focus && focus.closest && focus.closest("#plan-time .timed");
     if (!inside && !(over && (!focus || focus === document.body || focus.id === "content"))) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    if (!["w", "s", "a", "d", "+", "=", "-", "0"].includes(key)) return;
+    if (!["w", "s", "a", "d", "+", "=", "-", "0", "n"].includes(key)) return;
     event.preventDefault();
-    move(key);
+    if (key === "n") next(event.shiftKey ? -1 : 1);
+    else move(key);
   });
+
+  // Of an action of a pipeline that has no room: F3, as schedules are drawn in papers.
+  const shorter = (text) =>
+    text.replace(/^(forward|backward) of micro-batch (\d+), .*/, (_, phase, n) => phase[0].toUpperCase() + n);
+
+  // -- names on bars ---------------------------------------------------------------------------------
+  // As annotations, which are made for what is shown alone: thousands of texts in bars take seconds to draw.
+  function names(plot) {
+    const full = plot && plot._fullLayout;
+    if (!full || !full.xaxis || !full.yaxis || !window.Plotly) return;
+    const [from, to] = full.xaxis.range.map(Number);
+    const perPixel = (to - from) / full.xaxis._length;
+    const high = full.yaxis._length / Math.max((full.yaxis._categories || []).length, 1);
+    const found = [];
+    if (high >= 11) plot.data.forEach((trace) => (trace.text || []).forEach((text, i) => {
+      const start = Math.max(from, trace.base[i]);
+      const end = Math.min(to, trace.base[i] + trace.x[i]);
+      const letters = Math.floor((end - start) / perPixel / LETTER) - 1;
+      if (letters < 2 || trace.visible === "legendonly") return;
+      const brief = text.length <= letters ? text : shorter(text);
+      if (brief.length > letters && letters < SHORTEST) return;
+      const name = brief.length <= letters ? brief : `${brief.slice(0, letters - 1)}…`;
+      found.push({ x: (start + end) / 2, y: trace.y[i], text: name, showarrow: false, captureevents: false,
+        font: { size: 11, color: full.paper_bgcolor }, wide: end - start });
+    }));
+    found.sort((a, b) => b.wide - a.wide);
+    const shown = found.slice(0, MOST_NAMES).map(({ wide, ...name }) => name);
+    const before = (plot.layout.annotations || []).map((a) => [a.x, a.y, a.text]);
+    if (JSON.stringify(before) === JSON.stringify(shown.map((a) => [a.x, a.y, a.text]))) return;
+    window.Plotly.relayout(plot, { annotations: shown });
+  }
+
+  function follow(plot) {
+    if (!plot || plot.named) return;
+    plot.named = true;
+    plot.on("plotly_relayout", (changed) => { if (!("annotations" in changed)) names(plot); });
+    plot.on("plotly_restyle", (changed) => { if ("visible" in (changed[0] || {})) names(plot); });
+  }
 
   // -- search ----------------------------------------------------------------------------------------
   function hits(plot) {
@@ -79,7 +122,7 @@
     if (!wanted || !plot || !plot.data) return [];
     const found = [];
     plot.data.forEach((trace, curve) => (trace.text || []).forEach((text, i) => {
-      const words = [text, trace.y[i], ((trace.customdata || [])[i] || [])[0]];
+      const words = [text, trace.y[i], ...((trace.customdata || [])[i] || [])];
       if (words.some((w) => String(w || "").toLowerCase().includes(wanted))) {
         found.push({ curve, i, from: trace.base[i], to: trace.base[i] + trace.x[i], text });
       }
@@ -94,7 +137,7 @@
   function next(step) {
     const found = hits(plotOf("plan-timeline"));
     if (!found.length) return;
-    at = (at + step + found.length) % found.length;
+    at = at < 0 && step < 0 ? found.length - 1 : (at + step + found.length) % found.length;
     const hit = found[at];
     const room = Math.max((hit.to - hit.from) * 4, whole(plotOf("plan-timeline")) / 200);
     show(Math.max(0, hit.from - room), hit.to + room);
@@ -123,6 +166,8 @@
   window.dash_clientside.timeline = {
     search: function (text) {
       const plot = plotOf("plan-timeline");
+      follow(plot);
+      names(plot);
       const searched = Boolean((text || "").trim());
       // The field has its text before the page has.
       const found = hits(plot);
@@ -132,7 +177,7 @@
       last = now;
       at = -1;
       if (!searched) return "";
-      return found.length + (found.length === 1 ? " event" : " events") + (found.length ? "; Enter goes from one to the next" : "");
+      return found.length ? found.length + (found.length === 1 ? " event" : " events") : "nothing is called that";
     },
 
     press: function () {
@@ -140,6 +185,8 @@
       if (fired.includes("timeline-fit")) all();
       if (fired.includes("timeline-in")) move("w");
       if (fired.includes("timeline-out")) move("s");
+      if (fired.includes("timeline-before")) next(-1);
+      if (fired.includes("timeline-after")) next(1);
       return SAME();
     },
 

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from tensoropt.exploration.facts import listed_facts
-from tensoropt.plan.plan_names import JOIN, OTHER_FAMILY, PLANNER_TITLES, family, is_recomputed
+from tensoropt.plan.plan_names import JOIN, OTHER_FAMILY, PLANNER_TITLES, family, is_recomputed, planner_title
 from tensoropt.plan.point import FRONTIER
 
 from ..state import View
 from ..views.certificate import certificate, has_place
 from ..views.frontier import FrontierData, axes_of
 from ..views.units import digits, unit_for
-from .mark_labels import Range, mark_labels
+from .mark_labels import Labels
 from .palette import Palette, layout, palette
 from .traces import Json, across, axis, font, ring, scatter, short
 
@@ -115,15 +115,20 @@ def _first_of_each(across: np.ndarray, up: np.ndarray, rows: np.ndarray, most: i
     return rows
 
 
-BAND, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
+BAND, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED, BENDS = range(11)
 """The places of the traces."""
-_CAPACITY, _USABLE, BUDGET, TARGET = range(4)
-"""The places of the shapes."""
-_IN_VIEW = 2.5
-"""The capacity line is in view if it is at most this many times the largest point (log: squared)."""
+_CAPACITY, _USABLE, BUDGET, TARGET, LIMIT = range(5)
+"""The places of the shapes: lines of a device's memory, veils over what limits exclude, the budget's line."""
+LABEL = 1
+"""The place of the budget's words among the annotations."""
+NO_BUDGET = "◂ budget"
+"""The words by which a budget is dragged from the plot's edge while there is none."""
+_GRIP_PX = 9
+"""The width in which the budget's line can be taken hold of."""
 THINNED = "Of points closer than a dot's width, only one is drawn; zoom in to see the others."
-_FAMILIES = ("DP", "TP", "CP", "PP", "ZeRO", "placed", OTHER_FAMILY)
+_FAMILIES = ("DP", "TP", "ZeRO", "CP", "PP", "placed", OTHER_FAMILY)
 """The families of plans in the order of their colours."""
+_RECOMPUTED, _OVER_DEVICE = "recomputed", "does not fit"
 _SYMBOLS = (
     "diamond", "square", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram", "x",
     "hexagon", "triangle-left", "triangle-right", "octagon", "bowtie", "hourglass", "star-diamond",
@@ -162,9 +167,9 @@ def frontier_figure(
     colours = palette(scheme)
     data = drawn(data, view)
     whole = np.flatnonzero(data.passing(view) & data.on_frontier)
-    frame = _layout(data, view, whole, colours)
-    # Names of marks keep their places in a zoom, whose end only the browser knows.
-    ends = frame["meta"]["whole"]
+    frame = _layout(data, view, whole, colours, narrow=narrow)
+    # Names keep their places in a zoom, whose end only the browser knows.
+    labels = Labels(data, view, frame["meta"]["whole"], narrow=narrow)
     if window is not None and window.of == frame["uirevision"]:
         # Plotly itself keeps a zoom only while the ranges that it is given stay the same; lines below the
         # frontier change them.
@@ -182,22 +187,39 @@ def frontier_figure(
     fits, over = on_line[data.memory[on_line] <= usable], on_line[data.memory[on_line] > usable]
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
+    none = np.array([], dtype=int)
+    marks = np.flatnonzero(data.passing(view) & data.by_planners) if view.marks else none
+    knee, place = labels.of_knee(marks)
+    selection = selection_traces(data, view, colours)
+    selection[0] |= {"text": [knee], "textposition": place}
+    planners = _planner_marks(data, marks, colours, *labels.of_marks(marks))
+    bends = labels.of_bends(fits, marks)
     traces: list[Json] = [
         _band(data, view, on_line, colours),
         _line(data, on_line, data.time, colours.accent, 1.5),
         _families(data, fits, colours, size),
-        _dots(data, over, colours.faded, size, "does not fit") | {"opacity": 0.6},
+        _dots(data, over, colours.faded, size, _OVER_DEVICE) | {"opacity": 0.6},
         # Lines below the frontier have courses of their own.
         *(
             _dotted(data, seen(data.shown(figure)), data.column(figure), colours.kinds[kind], name, parts)
             for figure, kind, name in PARTS
         ),
-        _planner_marks(data, view, colours, ends, narrow=narrow),
+        planners,
         # Last, so that they lie above all others.
-        *selection_traces(data, view, colours),
-        *_legend(data, fits, colours),
+        *selection,
+        _names(data, bends, colours),
+        *_legend(data, fits, over, marks, colours, "by" if narrow else "baseline"),
     ]
     return {"data": traces, "layout": frame}
+
+
+def _names(data: FrontierData, named: Mapping[int, tuple[str, str]], colours: Palette) -> Json:
+    """Return the names of plans at bends of the frontier."""
+    places = _xy(data, np.array(list(named), dtype=int), data.time)
+    return scatter(
+        "text", *places, text=[text for text, _ in named.values()],
+        textposition=[place for _, place in named.values()], textfont=font(colours.muted),
+    )  # fmt: skip
 
 
 def is_thinned(data: FrontierData, view: View) -> bool:
@@ -262,20 +284,25 @@ def family_colour(name: str, colours: Palette) -> str:
     return colours.series[_FAMILIES.index(name)]
 
 
-def _legend(data: FrontierData, rows: np.ndarray, colours: Palette) -> list[Json]:
-    """Return an entry of the legend for each family of which points fit, and one for recomputed blocks."""
-    names = [data.exploration.names[row] for row in rows]
-    entries = [(each, family_colour(each, colours), "circle") for each in _FAMILIES]
+def _legend(
+    data: FrontierData, fits: np.ndarray, over: np.ndarray, marks: np.ndarray, colours: Palette, by: str
+) -> list[Json]:
+    """Return an entry of the legend for each shape and colour of points that are there; ``by`` stands before
+    the name of a planner."""
+    names = [data.exploration.names[row] for row in fits]
     there = {family(name) for name in names}
+    entries = [(each, family_colour(each, colours), "circle") for each in _FAMILIES if each in there]
     if any(map(is_recomputed, names)):
-        entries.append(("blocks recomputed", colours.muted, "circle-open"))
-        there.add("blocks recomputed")
+        entries.append((_RECOMPUTED, colours.ink, "circle-open"))
+    if len(over):
+        entries.append((_OVER_DEVICE, colours.faded, "circle"))
+    for planner in dict.fromkeys(data.planner[row] for row in marks):
+        entries.append((f"{by} {planner_title(planner)}", colours.ink, f"{symbol_of(planner)}-open"))
     return [
         scatter("markers", [None], [None], name=name) | {
             "showlegend": True, "marker": {"color": colour, "symbol": symbol, "size": 8}
         }
         for name, colour, symbol in entries
-        if name in there
     ]  # fmt: skip
 
 
@@ -302,11 +329,8 @@ def symbol_of(planner: str) -> str:
 
 
 def _planner_marks(
-    data: FrontierData, view: View, colours: Palette, ranges: tuple[Range, Range], *, narrow: bool
+    data: FrontierData, rows: np.ndarray, colours: Palette, labels: list[str], places: list[str]
 ) -> Json:
-    none = np.array([], dtype=int)
-    rows = np.flatnonzero(data.passing(view) & data.by_planners) if view.marks else none
-    labels, places = mark_labels(data, view, rows, ranges, narrow=narrow)
     marker = {
         "symbol": [symbol_of(data.planner[i]) for i in rows], "color": colours.surface, "size": 11,
         "line": {"color": colours.ink, "width": 2},
@@ -331,7 +355,7 @@ def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int
     rows = np.array([row] if row is not None and row < len(data) else [], dtype=int)
     return ring(
         *_xy(data, rows, data.time), [name] * len(rows), colour, size, name=name, textposition="top right",
-        mode="markers+text" if name == "knee" else "markers",
+        mode="markers+text" if name == "knee" else "markers", showlegend=name != "knee" and len(rows) > 0,
         marker={"color": colour, "size": size, "symbol": symbol, "line": {"width": 3, "color": colour}},
     )  # fmt: skip
 
@@ -346,7 +370,9 @@ def _range(low: float, high: float, log: bool, above: float = 0.05, below: float
     return [low - below * room, high + above * room]
 
 
-def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palette) -> Json:
+def _layout(
+    data: FrontierData, view: View, on_line: np.ndarray, colours: Palette, *, narrow: bool = False
+) -> Json:
     rows = np.flatnonzero(data.passing(view))
     if not len(rows):
         rows = np.arange(len(data))
@@ -357,7 +383,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         xs = np.append(xs, proven.memory[[0, -1]] / data.units.memory.factor)
         ys = np.append(ys, [proven.upper[0], proven.lower[-1]] / np.array(data.units.time.factor))
     capacity = data.capacity_bytes / data.units.memory.factor
-    in_view = axes.over_memory and capacity <= xs.max() * (_IN_VIEW**2 if view.log_x else _IN_VIEW)
+    in_view = axes.over_memory and data.near_capacity(float(xs.max()) * data.units.memory.factor, view)
     right = max(xs.max(), capacity) if in_view else xs.max()
     low_y = ys.min()
     if view.lines and axes.up_time and len(on_line):
@@ -383,23 +409,26 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         # whole again, for which Plotly by itself takes the axes that it drew first.
         meta={"usual": axes.over_memory and axes.up_time, "whole": ends},
         annotations=[
-            _capacity_text(data, view, capacity if in_view else None, colours) | {"visible": axes.over_memory}
+            _capacity_text(data, view, capacity if in_view else None, colours)
+            | {"visible": axes.over_memory},
+            budget_label(data, view, colours, ends[0]),
         ],
         legend={
-            "x": 1,
-            "xanchor": "right",
-            "y": 1,
-            "bgcolor": "rgba(0,0,0,0)",
+            "orientation": "h",
+            "font": {"size": 11},
+            "x": 0,
+            "y": -0.17,
+            **({"entrywidth": 0.5, "entrywidthmode": "fraction"} if narrow else {}),
             "itemclick": False,
             "itemdoubleclick": False,
         },
-        margin={"l": 64, "r": 16, "t": 28, "b": 48},
+        margin={"l": 64, "r": 16, "t": 48, "b": 48},
     )
 
 
 def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
-    """Return the capacity, the capacity less headroom, and the veils of budget and target; none off their own
-    axes."""
+    """Return the capacity, the capacity less headroom, the veils of budget and target, and the budget's line;
+    none off their own axes."""
     data = data if data.axes is not None else drawn(data, view)
     size, second = data.units.memory.factor, data.units.time.factor
     # Shapes keep their places in the list, so that a veil that is off is invisible and far away, not left
@@ -422,12 +451,47 @@ def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
         memory(data.usable_bytes(view), color=colours.muted, dash="dash"),
         veil("x", budget),
         veil("y", target),
-    ]
+        {
+            "type": "rect", "xsizemode": "pixel", "xref": "x", "xanchor": budget or far, "x0": -1, "x1": 1,
+            "yref": "paper", "y0": 0, "y1": 1, "fillcolor": colours.accent, "layer": "above",
+            "line": {"width": _GRIP_PX, "color": "rgba(0,0,0,0)"}, "visible": budget is not None,
+        },
+    ]  # fmt: skip
+
+
+def budget_label(
+    data: FrontierData, view: View, colours: Palette, ends: Sequence[float] | None = None
+) -> Json:
+    """Return the budget over its line, by which it is dragged; at the plot's edge if it lies beyond, or if
+    there is none.
+
+    Args:
+        ends: those of the memory axis, as in Plotly; by default those of the whole plot.
+    """
+    data = data if data.axes is not None else drawn(data, view)
+    if ends is None:
+        whole = np.flatnonzero(data.passing(view) & data.on_frontier)
+        ends = _layout(data, view, whole, colours)["meta"]["whole"][0]
+    unit, budget = data.units.memory, view.budget_bytes
+    at = np.inf if budget is None else budget / unit.factor
+    at = math.log10(at) if view.log_x else at
+    text = NO_BUDGET if budget is None else unit.limit(budget)
+    place: Json = {"x": at, "xref": "x", "xanchor": "center"}
+    if at < ends[0]:
+        place, text = {"x": 0, "xref": "paper", "xanchor": "left"}, f"◂ {text}"
+    elif at > ends[1]:
+        place = {"x": 1, "xref": "paper", "xanchor": "right"}
+        text = text if budget is None else f"{text} ▸"
+    return {
+        **place, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "captureevents": True,
+        "visible": data.axes.over_memory, "text": text, "font": font(colours.accent),
+        "bgcolor": colours.surface, "bordercolor": colours.accent, "borderpad": 2,
+    }  # fmt: skip
 
 
 def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Palette) -> Json:
-    """Return the text of a device's memory, above its line; with an arrow at the right edge if that is far
-    out of view."""
+    """Return the text of a device's memory, above its line and the budget's words; with an arrow at the right
+    edge if that is far out of view."""
     whole = unit_for(data.capacity_bytes)
     text = f"{data.device}: {digits(whole.of(data.capacity_bytes))} {whole.name}"
     place: Json = {"x": 1, "xref": "paper"}
@@ -435,5 +499,5 @@ def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Pal
         place = {"x": math.log10(x) if view.log_x else x}
     return {
         **place, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "right", "showarrow": False,
-        "text": text if x is not None else f"{text} →", "font": font(colours.muted),
+        "text": text if x is not None else f"{text} →", "font": font(colours.muted), "yshift": 22,
     }  # fmt: skip

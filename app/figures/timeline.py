@@ -10,10 +10,10 @@ from typing import Any
 
 from tensoropt.report.beside import Beside, thinned
 
-from ..views.plan import MOST_EVENTS
+from ..views.plan import MOST_EVENTS, Bars
 from ..views.point import KIND_TITLES
 from ..views.units import Units
-from .palette import Palette, layout, palette
+from .palette import layout, palette
 from .traces import LEGEND_ABOVE, Json, across, bars, titled
 
 _MEASURED = "measured"
@@ -40,11 +40,13 @@ def below_timeline(figure: Json, comparison: Beside, units: Units, scheme: str) 
         return figure
     colours, unit = palette(scheme), units.time
     shown = sorted(comparison.events, key=lambda e: -e.duration_s)[:MOST_EVENTS]
+    hatched = {"shape": "/", "solidity": 0.3}  # as the colours are those of what is predicted above
     colour = {"compute": colours.ink, "communication": colours.series[3], "copy": colours.series[5]}
     traces = [
         bars(
             mine, f"{_MEASURED} ", [unit.of(e.duration_s) for e in mine], [unit.of(e.start_s) for e in mine],
-            name=f"{_MEASURED} {category}", marker={"color": colour[category], "line": {"width": 0}},
+            name=f"{_MEASURED} {category}",
+            marker={"color": colour[category], "line": {"width": 0}, "pattern": hatched},
             customdata=[["", unit.text(e.duration_s / comparison.scale), unit.text(e.start_s)] for e in mine],
             hovertemplate="<b>%{text}</b><br>%{customdata[1]} as measured, drawn from %{customdata[2]}"
             f"<extra>{category}</extra>",
@@ -58,47 +60,77 @@ def below_timeline(figure: Json, comparison: Beside, units: Units, scheme: str) 
     return {"data": [*figure["data"], *traces], "layout": {**figure["layout"], "yaxis": rows}}
 
 
-_MOST_NAMED = 12
-"""The number of rows up to which all have their name, whatever the room; with more, Plotly leaves some
-out."""
-_PHASE_ORDER = ("forward", "backward", "optimizer")
+_ROW, _BESIDE_ROWS = 17, 90
+"""The least height of a row, in which the names on bars can be read, and that of what is above and below, in
+pixels."""
 
 
-def _phase_colour(phase: str, colours: Palette) -> str:
-    """Return a phase's colour: forward, backward, optimizer and communication are distinguished; anything
-    else is grey."""
-    by_phase = {phase: colours.series[place] for place, phase in enumerate(_PHASE_ORDER)}
-    by_phase |= dict.fromkeys(("gradients", "communication", "resharding"), colours.series[3])
-    return by_phase.get(phase, colours.series[7])
+def timeline_height(figure: Json) -> int:
+    """Return the pixels that a timeline needs for its rows."""
+    return max(270, _BESIDE_ROWS + _ROW * len(figure["layout"]["yaxis"]["categoryarray"]))
 
 
-def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
-    """Return one bar per event, with lanes from top to bottom in order of appearance and one trace per phase.
+_MESSAGES, _STORED, _COLLECTIVES, _OTHER = "messages", "parameters and gradients", "communication", "other"
+_LEGEND = {
+    "forward": 0, "backward": 1, "again": 6, "optimizer": 2, _MESSAGES: 4, _STORED: 3, _COLLECTIVES: 5,
+    _OTHER: 7,
+}  # fmt: skip
+"""The legend's entries in the order of a step, each with the place of its colour in ``series``."""
+_TITLES = {"again": "computed again"}
+_ENTRY = {
+    **dict.fromkeys(("send", "send gradient", "send forward", "send backward"), _MESSAGES),
+    **dict.fromkeys(("gathered parameters", "gradients"), _STORED),
+    "resharding": _COLLECTIVES,
+}
+"""The entry of a phase; another one that the legend does not have is among the others."""
+
+
+def _entry_of(phase: str) -> str:
+    entry = _ENTRY.get(phase, phase)
+    return entry if entry in _LEGEND else _OTHER
+
+
+def timeline_figure(events: Sequence[Any], units: Units, scheme: str, said: Bars | None = None) -> Json:
+    """Return one bar per event, with lanes from top to bottom in order of appearance and one trace per entry
+    of the legend. Names are written on bars in the browser, where they fit (``assets/timeline.js``).
 
     Args:
         events: events with ``name, lane, start_s, duration_s, phase, group``.
+        said: the names on the bars, and words about operators; by default, events have their own names.
     """
+    said = said or Bars(tuple(e.name for e in events), {})
     colours = palette(scheme)
     unit = units.time
     lanes = list(dict.fromkeys(e.lane for e in events))
-    phases = list(dict.fromkeys(e.phase for e in events))
+    inside: dict[str, list[tuple[Any, str]]] = {}
+    for e, name in zip(events, said.names, strict=True):
+        inside.setdefault(_entry_of(e.phase), []).append((e, name))
     traces = []
-    # In the order of a step; phases that are not known come last, in order of appearance.
-    for phase in sorted(phases, key=lambda p: _PHASE_ORDER.index(p) if p in _PHASE_ORDER else 99):
-        mine = [e for e in events if e.phase == phase]
-        custom = [[e.group or "", unit.text(e.duration_s), unit.text(e.start_s)] for e in mine]
+    for entry in filter(inside.__contains__, _LEGEND):
+        mine = [e for e, _ in inside[entry]]
+        custom = [
+            [
+                e.group or "",
+                unit.text(e.duration_s),
+                unit.text(e.start_s),
+                said.words.get(e.group, ""),
+                e.phase,
+            ]
+            for e in mine
+        ]
         traces.append(
             bars(
                 mine, "", [unit.of(e.duration_s) for e in mine], [unit.of(e.start_s) for e in mine],
-                name=phase, customdata=custom,
-                marker={"color": _phase_colour(phase, colours), "line": {"width": 0}},
-                hovertemplate="<b>%{text}</b><br>%{customdata[1]} from %{customdata[2]}<br>%{customdata[0]}"
-                f"<extra>{phase}</extra>",
+                name=_TITLES.get(entry, entry), customdata=custom,
+                marker={"color": colours.series[_LEGEND[entry]], "line": {"width": 0}},
+                hovertemplate="<b>%{text}</b><br>%{customdata[1]} from %{customdata[2]}<br>%{customdata[3]}"
+                "<extra>%{customdata[4]}</extra>",
             )
+            | {"text": [name for _, name in inside[entry]]}
         )  # fmt: skip
     rows: Json = {
         "autorange": "reversed", "categoryorder": "array", "categoryarray": lanes, "fixedrange": True,
-        **({"dtick": 1} if len(lanes) <= _MOST_NAMED else {}),
+        "dtick": 1,
     }  # fmt: skip
     frame = layout(
         colours,

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.files import parse_typed
 from tensoropt.question.constraints import constraints_of
 from tensoropt.question.question import read_batches
 from tensoropt.question.settings import Setting, Settings, settings_fields
 from tensoropt.units import read_counts, read_number, write_counts
+from tensoropt.zoo import read_name
 
 MOST_DEVICES = 1024
 _DEAREST = 10**6
 """The highest price of a device-hour, in any currency."""
-PIN = '{"pin": [{"operators": "*mlp*", "axes": {"*": "out_features"}}]}'
+PIN = """pin:
+  - {operators: "*mlp*", axes: {"*": out_features}}"""
 _LONGEST = 50_000
 """The most characters of constraints."""
 
@@ -109,10 +111,10 @@ def words(value: Any) -> list[str]:
 
 
 def constraints(value: Any) -> dict[str, Any] | None:
-    """Return the constraints written as JSON, as ``--constraints`` takes them; None for none.
+    """Return the constraints written as YAML or JSON, as ``--constraints`` takes them; None for none.
 
     Raises:
-        RequestError: the text is too long, not JSON, or contains no constraints that could be kept.
+        RequestError: the text is too long, neither, or contains no constraints that could be kept.
     """
     text = str(value or "").strip()
     if not text:
@@ -120,17 +122,33 @@ def constraints(value: Any) -> dict[str, Any] | None:
     if len(text) > _LONGEST:
         raise RequestError(f"constraints: at most {_LONGEST:,} characters; use the command line for more")
     try:
-        data = json.loads(text)
-    # Deeply nested JSON exceeds Python's recursion before it is decoded.
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"constraints: no JSON ({str(error)[:80]})") from error
+        data = parse_typed(text)
+    except ValueError as error:
+        raise RequestError(f"constraints: neither YAML nor JSON ({str(error)[:200]})") from error
     if not isinstance(data, dict):
-        raise RequestError(f"constraints: an object, for example {PIN}")
+        raise RequestError(f"constraints: sections with entries, for example\n{PIN}")
     try:
         constraints_of(data)
     except TensorOptError as error:
         raise RequestError(f"constraints: {error}") from error
     return data
+
+
+def sequence(value: Any) -> int | None:
+    """Return the tokens of a sequence; None for the model's own. Raises :class:`RequestError`."""
+    return None if number(value, "the sequence") is None else count(value, "the sequence", 10**7)
+
+
+def options(model: Any, value: Any) -> str:
+    """Return a model of the zoo with its options, as it is written behind ``zoo:``. Raises
+    :class:`RequestError`."""
+    name, written = str(model).removeprefix("zoo:"), str(value or "").strip()
+    label = f"{name}?{written}" if written else name
+    try:
+        read_name(label)
+    except TensorOptError as error:
+        raise RequestError(f"model options: {error}") from error
+    return label
 
 
 def seed(value: Any) -> int | None:
@@ -159,6 +177,7 @@ _SETTINGS: dict[str, Callable[[Any], Any]] = {
 """The parser of each setting's field, by the setting's key."""
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "batch": batches,
+    "sequence": sequence,
     "dims": dims,
     "per_node": lambda value: count(value, "devices per node", MOST_DEVICES),
     "nodes": lambda value: count(value, "nodes", MOST_DEVICES),
@@ -167,7 +186,9 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "seed": seed,
     **{setting.key: _SETTINGS[setting.key] for setting in settings_fields() if not setting.offered},
 }
-"""The check of each text field, by its name."""
+"""The check of each text field that needs no other, by its name."""
+CHECKED = (*CHECKS, "options")
+"""The text fields that are checked."""
 
 
 def settings(form: Mapping[str, Any]) -> Settings:
@@ -188,4 +209,10 @@ def faults(form: Mapping[str, Any]) -> dict[str, str]:
             by_field[field] = ""
         except RequestError as error:
             by_field[field] = str(error)
+    by_field["options"] = ""
+    if str(form.get("model")).startswith("zoo:"):
+        try:
+            options(form["model"], form.get("options"))
+        except RequestError as error:
+            by_field["options"] = str(error)
     return by_field

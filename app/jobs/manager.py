@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -39,12 +39,17 @@ _MOST_RUNNING = 2
 wrong."""
 
 
+Growing = tuple[Sequence[float], Sequence[float], int]
+"""The memory and the time of some points that a job knows so far, and the number of all."""
+
+
 @dataclass
 class _Running:
     process: Any
     messages: Connection
     cancelled: bool = False
     saved: float = 0.0
+    points: Growing | None = None
 
 
 class JobManager:
@@ -128,6 +133,11 @@ class JobManager:
     def log(self, id: str) -> str:
         """Return the end of a job's log; "" for an unknown job."""
         return tail(self.folder / id) if id in self._jobs else ""
+
+    def growing(self, id: str) -> Growing | None:
+        """Return the points that a job at work knows so far; None if there are none."""
+        running = self._running.get(id)
+        return None if running is None else running.points
 
     def submit(self, request: Wanted) -> Job:
         """Queue a request. Raises :class:`TensorOptError` if it cannot be written to disk."""
@@ -316,6 +326,8 @@ class JobManager:
                 kind, content = running.messages.recv()
                 if kind == "progress":
                     self._progress(id, running, *content)
+                elif kind == "points":
+                    running.points = content
                 else:
                     outcome = (kind, str(content))
         running.process.join()
@@ -325,10 +337,12 @@ class JobManager:
             self._ended(self._jobs[id], running, outcome)
             self._start_waiting()
 
-    def _progress(self, id: str, running: _Running, stage: str, done: int, total: int, what: str) -> None:
+    def _progress(
+        self, id: str, running: _Running, stage: str, done: int, total: int, what: str, share: float = 0.0
+    ) -> None:
         now = time.time()
         with self._lock:
-            job = self._jobs[id].progressed(stage, done, total, what[:200], now)
+            job = self._jobs[id].progressed(stage, done, total, what[:200], now, share)
             self._jobs[id] = job
             # Reports come by the thousand; the file is for a server that takes over, not for the page.
             if now - running.saved >= _SAVE_EVERY_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,19 +24,13 @@ _LOG_TAIL = 20_000
 
 @dataclass(frozen=True)
 class Stage:
-    """The progress of one pipeline stage; ``began`` and ``last`` (its latest report) in seconds since the
-    epoch.
-
-    ``spent_s``: its seconds in earlier parts of a sweep, each of which passes all stages.
-    """
+    """The latest report of one stage of the work, and its moment in seconds since the epoch."""
 
     name: str
     done: int
     total: int
     what: str
-    began: float
     last: float
-    spent_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +40,7 @@ class Job:
     Attributes:
         id: the generated name of its folder.
         arguments: the arguments of ``tensoropt`` that do the same.
+        share: how much of it is done, 0 to 1.
         question: what is explored (:meth:`tensoropt.question.question.Question.data`); None if the job does
             something else, or is from an earlier version.
         state: one of :data:`_STATES`.
@@ -65,26 +61,22 @@ class Job:
     ended: float | None = None
     server: tuple[int, float] = (0, 0.0)
     question: Mapping[str, Any] | None = None
+    share: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """The command line that does the same, to copy."""
+        return shlex.join(["tensoropt", *self.arguments])
 
     @property
     def active(self) -> bool:
         """Whether it waits or runs."""
         return self.state in _ACTIVE
 
-    def progressed(self, stage: str, done: int, total: int, what: str, now: float) -> Job:
-        """Return the job after a progress report.
-
-        A stage that comes again continues, or restarts if it was finished: then other stages ran in between,
-        whose time is not its own.
-        """
-        others = [s for s in self.stages if s.name != stage]
-        began, spent = now, 0.0
-        for old in self.stages:
-            if old.name == stage:
-                restarted = old is not self.stages[-1] and (old.done >= old.total or done < old.done)
-                began = now if restarted else old.began
-                spent = old.spent_s + (old.last - old.began if restarted else 0.0)
-        return replace(self, stages=(*others, Stage(stage, done, total, what, began, now, spent)))
+    def progressed(self, stage: str, done: int, total: int, what: str, now: float, share: float = 0.0) -> Job:
+        """Return the job after a progress report."""
+        others = (s for s in self.stages if s.name != stage)
+        return replace(self, stages=(*others, Stage(stage, done, total, what, now)), share=share)
 
     def save(self, folder: Path) -> None:
         """Write it into its folder. Raises :class:`~tensoropt.errors.TensorOptError`."""
@@ -100,10 +92,13 @@ def read_job(folder: Path) -> Job | None:
         return None
 
 
+_OF_STAGE = [field.name for field in fields(Stage)]
+
+
 def _job(data: Mapping[str, Any]) -> Job:
     values = {f.name: data[f.name] for f in fields(Job) if f.name in data}
     values["arguments"] = tuple(map(str, values["arguments"]))
-    values["stages"] = tuple(Stage(**s) for s in values.get("stages", ()))
+    values["stages"] = tuple(Stage(**{name: s[name] for name in _OF_STAGE}) for s in values.get("stages", ()))
     values["server"] = tuple(values.get("server", (0, 0.0)))
     if values.get("state") not in _STATES:
         raise ValueError(f"state {values.get('state')!r}")

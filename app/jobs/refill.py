@@ -75,13 +75,20 @@ def question_of_words(words: Sequence[str]) -> Question:
         ) from None
 
 
-def refill(question: Question, uploads: Uploads) -> Refill:
+def refill(question: Question, uploads: Uploads, line: str = "") -> Refill:
     """Return the form filled with a question.
+
+    Args:
+        line: the command that asks it, for what only the command line can.
 
     Raises:
         RequestError, ClusterError: the form cannot express it; the message says why, and what to do.
     """
-    model, _, options = _model(question, uploads).partition("?")
+    model, _, options = _model(question, uploads, line).partition("?")
+    *others, last = options.split("&")
+    # A length that is not the last option stays one of these: the source is the same text again.
+    name, _, sequence = last.partition("=") if re.match(r"(sequence|steps)=", last) else ("", "", "")
+    options = "&".join(others) if name else options
     cluster = load_cluster(question.cluster)
     named = question.cluster if isinstance(question.cluster, str) else str(cluster.name)
     limits = [limit for limit in question.limits if limit is not None]
@@ -95,6 +102,7 @@ def refill(question: Question, uploads: Uploads) -> Refill:
         "model": model,
         "batch": write_counts(question.batches) if question.batch is None else str(question.batch),
         "options": options,
+        "sequence": sequence,
         "dims": ", ".join(f"{name}={size}" for name, size in question.dims.items()),
         "outputs": ", ".join(question.outputs),
         "loss": question.loss or "auto",
@@ -110,7 +118,7 @@ def refill(question: Question, uploads: Uploads) -> Refill:
     return Refill(fields, tuple(words for words, there in left_out.items() if there))
 
 
-def _model(question: Question, uploads: Uploads) -> str:
+def _model(question: Question, uploads: Uploads, line: str) -> str:
     source = question.model
     if source.startswith("zoo:"):
         return source
@@ -121,8 +129,7 @@ def _model(question: Question, uploads: Uploads) -> str:
         raise RequestError(
             f"the file {Path(source).name} is not among the uploads; upload it, and fill in the rest"
         )
-    line = question.line("DIR", "cluster.json", "constraints.json")
-    raise RequestError(f"a Python model is named on the command line only; change it there: {line[:600]}")
+    raise RequestError(f"a Python model is named on the command line only; change it there: {line}")
 
 
 def _further(names: Sequence[str]) -> list[str]:

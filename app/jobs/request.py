@@ -13,10 +13,11 @@ from tensoropt.cluster import list_clusters, list_devices, list_links, load_clus
 from tensoropt.cluster.files import cluster_from
 from tensoropt.errors import TensorOptError
 from tensoropt.planners import ENTRIES
+from tensoropt.question.model_source import with_sequence
 from tensoropt.question.question import Question
 from tensoropt.question.settings import settings_fields
 from tensoropt.units import write_counts, write_size
-from tensoropt.zoo import list_models, read_name
+from tensoropt.zoo import list_models
 
 from . import fields
 from .fields import RequestError
@@ -266,16 +267,17 @@ def request_from(
         source = str(path)
         values |= _of_file(form, training=settings.mode == "train")
     else:
-        name, options = str(model).removeprefix("zoo:"), str(form.get("options") or "").strip()
+        name = str(model).removeprefix("zoo:")
         usual = {m.name: m.batch for m in list_models()}
         if name not in usual:
             raise RequestError("choose a model from the list, or upload an ONNX file")
-        label = f"{name}?{options}" if options else name
-        try:
-            read_name(label)
-        except TensorOptError as error:
-            raise RequestError(f"model options: {error}") from error
-        source = f"zoo:{label}"
+        source = f"zoo:{fields.options(name, form.get('options'))}"
+        if (length := fields.sequence(form.get("sequence"))) is not None:
+            try:
+                source = with_sequence(source, length)
+            except TensorOptError as error:
+                raise RequestError(f"the sequence: {error}") from error
+        label = source.removeprefix("zoo:")
         values |= fields.batches(form.get("batch"))
         if "batches" not in values:  # of several those that are not divided are refused one by one
             fields.divides(settings.micro_batches, values.get("batch") or usual[name])

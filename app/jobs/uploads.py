@@ -1,7 +1,7 @@
 """Uploaded files: limited in size and kept under generated names.
 
-The server itself never opens model files. Cluster files are small text: they are read as data and checked
-once, at the upload, and kept as the plain values in them.
+The server itself never opens model files: what one leaves open is read in another process. Cluster files are
+small text: they are read as data and checked once, at the upload, and kept as the plain values in them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.files import parse_typed
+from tensoropt.question.onnx_dims import open_dims
 
 from ..safety import MAX_UPLOAD_BYTES
 from . import fields
@@ -75,16 +75,8 @@ def read_description(data: bytes, label: str) -> dict[str, Any]:
         RequestError: it is neither YAML nor JSON, or uses features that could make a small file large.
     """
     try:
-        text = data.decode("utf-8-sig")
-        # Not as YAML, to which 5e-06 is a word.
-        if label.lower().endswith(".json"):
-            content = json.loads(text)
-        # Written out, a file says no more than its size; a dozen nested aliases would stand for gigabytes.
-        elif any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise RequestError(f"'{label}': aliases (*name) are not accepted here; write the values out")
-        else:
-            content = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        content = parse_typed(data.decode("utf-8-sig"))
+    except ValueError as error:
         reason = " ".join(str(error).split())[:200]
         raise RequestError(f"'{label}' is not valid YAML or JSON ({reason}); correct that line") from None
     if not isinstance(content, dict):
@@ -170,7 +162,8 @@ class Uploads:
         """Store a page's upload (a ``data:`` URL); return its token.
 
         Raises:
-            UploadError: it is not an ONNX file by its name, or it is empty, too large, or damaged in transit.
+            UploadError: it is not an ONNX file by its name or content, or it is empty, too large, or damaged
+                in transit.
         """
         label = label_of(name)
         if not label.lower().endswith(".onnx"):
@@ -178,9 +171,22 @@ class Uploads:
         data = _decoded(contents, label, MAX_UPLOAD_BYTES, "export the model again")
         self._check_room(len(data))
         token = f"upload-{secrets.token_hex(8)}"
-        _write(self.folder / f"{token}.onnx", data)
-        _write(self.folder / f"{token}.json", json.dumps({"label": label}).encode())
+        path = self.folder / f"{token}.onnx"
+        _write(path, data)
+        try:
+            dims = open_dims(path)
+        except ValueError as error:
+            path.unlink()
+            raise UploadError(f"'{label}' cannot be read as ONNX ({error}); export it again") from None
+        _write(self.folder / f"{token}.json", json.dumps({"label": label, "dims": dims}).encode())
         return token
+
+    def open_dims(self, token: str) -> list[str]:
+        """Return the names of the dims that an uploaded model leaves open; none for an unknown one."""
+        if token not in self.known():
+            return []
+        note = json.loads((self.folder / f"{token}.json").read_text(encoding="utf-8"))
+        return [str(name) for name in note.get("dims", ())]
 
     # -- clusters -----------------------------------------------------------------------------------
 

@@ -12,6 +12,9 @@ from typing import Any
 
 from tensoropt.processes import end_with
 
+_DRAWN = 60
+"""The number of points of a job at work that are drawn."""
+
 
 def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
     """Answer the job's question, or run ``tensoropt`` with ``arguments``; send ``progress``, then ``done`` or
@@ -43,7 +46,14 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
         def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
             super().__call__(stage, done, total, what)
             with contextlib.suppress(OSError):  # the server is gone; so will this process be
-                messages.send(("progress", (stage, int(done), int(total), str(what))))
+                messages.send(("progress", (stage, int(done), int(total), str(what), self.share)))
+
+        def points(self, memory: Any, time_s: Any) -> None:
+            """Send the points that are known so far, as many as a small plot can show."""
+            count = len(memory)
+            drawn = sorted({round(i * (count - 1) / (_DRAWN - 1)) for i in range(_DRAWN)}) if count else []
+            with contextlib.suppress(OSError):
+                messages.send(("points", (memory[drawn].tolist(), time_s[drawn].tolist(), count)))
 
     progress = Sent()
     try:

@@ -7,10 +7,10 @@ from typing import Any
 
 from dash import dcc, html, no_update
 
+from tensoropt.exploration.notable import CARDS_GIB
 from tensoropt.units import format_bytes, format_number
 
 from ..context import Context
-from ..events import BUDGETS
 from ..figures.clusters import clusters_figure
 from ..state import View
 from ..views.clusters import ClustersData, clusters_data, point_view, strange_prices, unpriced_kinds
@@ -54,7 +54,7 @@ def layout() -> Any:
         ("shop-currency", "Currency", "such as EUR", 110),
         ("shop-prices", "Prices per device-hour", "H100-80GB=2.5, A100-80GB=1.6", 380),
     )
-    cards = [parts.button(f"{size} GiB", f"shop-budget-{size}") for size in BUDGETS]
+    cards = [parts.button(f"{size} GiB", f"shop-budget-{size}") for size in CARDS_GIB]
     label = "Cost against time of every cluster; the table below has the figures."
     return html.Div(
         [

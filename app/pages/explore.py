@@ -8,7 +8,7 @@ import dash_mantine_components as dmc
 from dash import html
 
 from tensoropt.cluster import list_devices, list_links
-from tensoropt.question.settings import Setting, settings_fields
+from tensoropt.question.settings import SEARCH, Setting, settings_fields
 from tensoropt.units import read_number, read_whole
 
 from ..context import Context
@@ -38,7 +38,7 @@ def layout(context: Context) -> Any:
             html.P("This dashboard only shows explorations; it was started without jobs.")
         )
     else:
-        form = parts.stack(_model(context.jobs), _cluster(context.jobs), _options(), _start())
+        form = parts.stack(_model(context.jobs), _cluster(context.jobs), _more(), _start())
     jobs = parts.stack(parts.panel(_desktop_notice(), job_list.layout(), title="Jobs"), names="jobs-column")
     return html.Div([parts.heading("Explore"), html.Div([form, jobs], className="explore-columns")])
 
@@ -59,16 +59,16 @@ def _model(jobs: JobManager) -> Any:
         html.Div(
             [
                 parts.row(
-                    parts.number_field("batch", "Batch", placeholder="a number; 8,16; auto", w=180),
-                    dmc.TextInput(
-                        id="model-options", label="Model options", placeholder="sequence=2048&dropout=0.1",
-                        w=330,
+                    parts.number_field("batch", "Batch", placeholder="the model's; 8,16; auto", w=190),
+                    html.Div(
+                        parts.number_field("sequence", "Sequence, tokens", placeholder="the model's", w=150),
+                        id="sequence-place",
                     ),
                     names="fields",
                 ),
                 parts.hint(
-                    "Empty is the model's own batch. Several are explored one after the other; auto tries "
-                    "larger and larger ones, up to the largest that fits."
+                    "Several batches are explored one after the other; auto tries larger and larger ones, up "
+                    "to the largest that fits."
                 ),
             ],
             id="zoo-fields",
@@ -77,28 +77,23 @@ def _model(jobs: JobManager) -> Any:
         html.Div(
             [
                 parts.row(
-                    dmc.TextInput(id="dims", label="Open dims", placeholder="batch=8, length=128", w=200),
+                    html.Div(id="open-dims", className="row fields"),
                     dmc.Select(id="loss", label="Loss", data=list(LOSSES), value="auto",
                                allowDeselect=False, w=150),
-                    dmc.TextInput(id="outputs", label="Only up to these tensors", w=210,
-                                  placeholder="all outputs"),
                     names="fields",
                 ),
                 parts.hint(
-                    "A file may leave sizes open (name=size) or fix them (input[0]=size replaces one). "
-                    "It has no loss: auto takes cross entropy where an output is called logits, else the "
-                    "squared error."
+                    "The file has no loss: auto takes cross entropy where an output is called logits, else "
+                    "the squared error."
                 ),
             ],
             id="onnx-fields",
         ),
-        parts.hint("A Python model is named on the command line, never here: ", html.Code(_COMMAND_LINE)),
         title="Model",
     )  # fmt: skip
 
 
 def _cluster(jobs: JobManager) -> Any:
-    links = list(list_links())
     return parts.panel(
         dmc.Select(
             id="cluster", label="Preset, or a file of yours", value="dgx-h100", **_SEARCHED,
@@ -109,6 +104,30 @@ def _cluster(jobs: JobManager) -> Any:
             said="cluster-upload-said", remedy="write the cluster into it",
         ),
         parts.spoken("cluster-upload-said"),
+        html.Div(id="cluster-said", className="hint"),
+        title="Cluster",
+    )  # fmt: skip
+
+
+def _more() -> Any:
+    """Return what a first exploration can leave as it is, closed until something in it is set or wrong."""
+    summary = html.Summary("More: devices, links and price, precision, memory, planners, constraints")
+    body = parts.stack(_edited(), _options())
+    return html.Details([summary, body], id="more", className="panel more")
+
+
+def _edited() -> Any:
+    links = list(list_links())
+    return html.Div(
+        [html.H3("Model and cluster"),
+        parts.row(
+            dmc.TextInput(
+                id="model-options", label="Model options", placeholder="layers=24&dropout=0.1", w=330
+            ),
+            dmc.TextInput(id="dims", label="Sizes of an ONNX file", placeholder="batch=8, x[0]=4", w=200),
+            dmc.TextInput(id="outputs", label="Only up to these tensors", w=210, placeholder="all outputs"),
+            names="fields",
+        ),
         parts.row(
             dmc.Select(id="kind", label="Device", data=list(list_devices()), w=170, **_SEARCHED),
             parts.number_field("per-node", "per node", value="8", w=100),
@@ -123,13 +142,12 @@ def _cluster(jobs: JobManager) -> Any:
             parts.number_field("device-price", "Price per device-hour", placeholder="unknown", w=170),
             names="fields",
         ),
-        html.Div(id="cluster-said", className="hint"),
         dmc.MultiSelect(
             id="also-on", label="Also on", data=presets(), value=[], searchable=True, hidePickedOptions=True,
             placeholder="no further cluster", **_CLEARED,
             description="The page Clusters then says which is the cheapest, and which the fastest.",
         ),
-        title="Cluster",
+        parts.hint("A Python model is named on the command line, never here: ", html.Code(_COMMAND_LINE))],
     )  # fmt: skip
 
 
@@ -160,14 +178,16 @@ def _options() -> Any:
     about = next(setting for setting in settings_fields() if setting.name == "constraints").help
     constraints = dmc.Textarea(
         id="constraints", autosize=True, minRows=3, maxRows=12, placeholder=PIN,
-        description=f"{about} (here JSON)", **parts.aria(label="Constraints"),
+        description=about, **parts.aria(label="Constraints"),
     )  # fmt: skip
-    return parts.panel(
-        *(parts.row(*controls, names="fields") for controls in [*groups.values(), run]),
-        html.Div(parts.planner_choice("planners", "Published planners beside it"), className="fields"),
-        html.Details([html.Summary("constraints"), constraints]),
-        title="Options",
-    )
+    groups[SEARCH] += run
+    rows = [
+        shown
+        for title, controls in groups.items()
+        for shown in (html.H3(title.capitalize()), parts.row(*controls, names="fields"))
+    ]
+    planners = parts.planner_choice("planners", "Published planners beside it")
+    return html.Div([*rows, html.Div(planners, className="fields"), html.H3("Constraints"), constraints])
 
 
 def _desktop_notice() -> Any:

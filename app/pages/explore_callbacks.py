@@ -11,19 +11,23 @@ from typing import Any
 
 from dash import ALL, ctx, dcc, html, no_update
 
-from tensoropt.cluster import list_clusters
+from tensoropt.cluster import list_clusters, load_cluster
 from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
+from tensoropt.question.compute_dtype import AUTO, dtype_of
+from tensoropt.question.model_source import has_sequence
 from tensoropt.question.settings import settings_fields
-from tensoropt.report.commands import question_of
+from tensoropt.report.commands import explore_line, question_of
 
 from ..context import Context
-from ..jobs.fields import CHECKS, MOST_DEVICES, RequestError, count, faults
+from ..jobs.fields import CHECKED, MOST_DEVICES, RequestError, count, faults
+from ..jobs.fields import words as separated
 from ..jobs.manager import JobManager
 from ..jobs.refill import Refill, hardware_fields, question_of_job, refill
 from ..jobs.request import Hardware, Request, hardware_from, request_from
 from ..jobs.uploads import ClusterFile
 from ..state import View
+from ..views.export import command_folder
 from ..views.jobs import clusters, duration, estimate_words, model_words, models
 from ..views.planners import refusals
 from . import parts
@@ -32,8 +36,8 @@ from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
 FORM = {
-    "model": "model", "batch": "batch", "options": "model-options", "dims": "dims", "loss": "loss",
-    "outputs": "outputs",
+    "model": "model", "batch": "batch", "sequence": "sequence", "options": "model-options",
+    "dims": "dims", "loss": "loss", "outputs": "outputs",
     "cluster": "cluster", "kind": "kind", "per_node": "per-node", "nodes": "nodes", "inside": "inside",
     "between": "between", "price": "device-price", "also_on": "also-on", "devices": "devices",
     "planners": "planners", "seed": "seed",
@@ -112,7 +116,7 @@ def _of_job(jobs: JobManager, id: str) -> tuple[str, Refill]:
     job = jobs.job(id)
     if job is None:
         raise RequestError("this job is not kept any more; fill the form from another one")
-    return f"'{job.title}'", refill(question_of_job(job), jobs.uploads)
+    return f"'{job.title}'", refill(question_of_job(job), jobs.uploads, job.line)
 
 
 def _of_exploration(context: Context, state: Any) -> tuple[str, Refill]:
@@ -121,7 +125,9 @@ def _of_exploration(context: Context, state: Any) -> tuple[str, Refill]:
     if exploration is None:
         raise RequestError("no exploration is shown; choose one in the list at the top")
     name = context.library.model_name(exploration.model.source)
-    form = refill(question_of(exploration), context.manager.uploads)
+    entry = context.library.entry(view.exploration)
+    line = explore_line(exploration, f"out/{entry.key}", command_folder(entry))
+    form = refill(question_of(exploration), context.manager.uploads, line)
     return f"{name} on {exploration.cluster['name']}", form
 
 
@@ -154,36 +160,74 @@ def _preset(context: Context, name: Any, refilled: Any) -> Any:
 
 @CALLBACKS.answer(
     jobs=True,
-    sets=[f"{FORM[name]}.error" for name in CHECKS],
-    when=[f"{FORM[name]}.value" for name in CHECKS],
+    sets=[f"{FORM[name]}.error" for name in CHECKED],
+    when=[*(f"{FORM[name]}.value" for name in CHECKED), "model.value"],
     at_start=True,
 )
 def _check(context: Context, *values: Any) -> Any:
     """Return the rule that the typed text breaks, to be shown next to it."""
-    rules = faults(dict(zip(CHECKS, values, strict=True)))
-    return tuple(rules[name] or None for name in CHECKS)
+    form = dict(zip((*CHECKED, "model"), values, strict=True))
+    # Sizes that have fields of their own are checked there.
+    own = context.manager.uploads.open_dims(str(form["model"]))
+    form["dims"] = ", ".join(w for w in separated(form["dims"]) if w.rpartition("=")[0] not in own)
+    rules = faults(form)
+    return tuple(rules[name] or None for name in CHECKED)
+
+
+_FIRST = ("model", "batch", "sequence", "loss", "cluster", "dims")
+"""The fields that stand before the others, and the sizes that have fields there."""
+_MORE = [field for field in FORM if field not in _FIRST]
 
 
 @CALLBACKS.answer(
-    jobs=True, sets="cluster-said.children", when=[f"{FORM[n]}.value" for n in _CLUSTER], at_start=True
+    jobs=True,
+    sets="more.open",
+    when=[f"{FORM[field]}.value" for field in _MORE],
+    given="model.value cluster.value",
+)
+def _open(context: Context, *values: Any) -> Any:
+    """Open the other fields where something in them is not as usual, or wrong."""
+    form = dict(zip((*_MORE, "model", "cluster"), values, strict=True))
+    usual = {setting.key: setting.in_form(setting.default) for setting in settings_fields()}
+    name, uploaded = form["cluster"], context.manager.uploads.clusters()
+    if name in list_clusters():
+        usual |= hardware_fields(Hardware.of(name))
+    elif name in uploaded:
+        usual |= hardware_fields(uploaded[name])
+    else:
+        usual |= {field: form[field] for field in _BESIDE}
+    chosen = any((form[field] or "") != (usual.get(field) or "") for field in _MORE if form[field] != [])
+    return True if chosen or any(faults(form)[field] for field in CHECKED if field in _MORE) else no_update
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="cluster-said.children",
+    when=[*(f"{FORM[n]}.value" for n in _CLUSTER), "model.value", "dtype.value"],
+    at_start=True,
 )
 def _say(context: Context, *values: Any) -> Any:
     """Say what the fields amount to, or what is wrong with them."""
+    form = dict(zip((*_CLUSTER, "model", "dtype"), values, strict=True))
     try:
-        hardware = hardware_from(dict(zip(_CLUSTER, values, strict=True)), context.manager.uploads.clusters())
+        hardware = hardware_from(form, context.manager.uploads.clusters())
+        why = ""
+        if form["dtype"] == AUTO:
+            why = dtype_of(str(form["model"]), [load_cluster(hardware.asked())])[1]
+        computes = f" The model {why}." if why else ""
         if isinstance(hardware, ClusterFile):
-            return hardware.words
+            return hardware.words + computes
         if hardware.is_local:
             cores = len(available_cores())
             words = f"{hardware.per_node} ranks, measured here ({cores} cores); nothing else runs meanwhile."
             if hardware.per_node > cores:
                 words += " More ranks than cores: their times say little about a real cluster."
             return words
-        if hardware != Hardware.of(hardware.name):
-            hardware.described()
-        return f"{hardware.per_node * hardware.nodes} × {hardware.kind}, priced from data sheets."
+        return f"{hardware.per_node * hardware.nodes} × {hardware.kind}, priced from data sheets.{computes}"
     except TensorOptError as error:
-        return note(str(error), "warn")
+        # What is wrong with a field is said next to it.
+        marked = any(faults(form)[field] for field in ("per_node", "nodes", "price"))
+        return "" if marked else note(str(error), "warn")
 
 
 @CALLBACKS.answer(
@@ -204,14 +248,51 @@ def _offer(context: Context, per_node: Any, nodes: Any, mode: Any, chosen: Any) 
 
 @CALLBACKS.answer(
     jobs=True,
-    sets="model-said.children zoo-fields.style onnx-fields.style",
+    sets="model-said.children model-options.description zoo-fields.style onnx-fields.style "
+    "sequence-place.style +sequence.value",
     when="model.value",
     at_start=True,
 )
 def _describe(context: Context, name: Any) -> Any:
     """Describe the chosen model, and show the fields that are for its kind."""
-    words = model_words(str(name))
-    return words, parts.visible(bool(words)), parts.visible(not words)
+    (words, options), sequence = model_words(str(name)), has_sequence(str(name))
+    return (
+        words, options, parts.visible(bool(words)), parts.visible(not words), parts.visible(sequence),
+        no_update if sequence else "",
+    )  # fmt: skip
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets="open-dims.children",
+    when="model.value refilled.data",
+    given="dims.value",
+    at_start=True,
+)
+def _open_dims(context: Context, model: Any, _: Any, dims: Any) -> Any:
+    """Return a field for each size that an uploaded file leaves open."""
+    known = dict(word.rpartition("=")[::2] for word in separated(dims))
+    return [
+        parts.number_field({"dim": name}, name, value=known.get(name, ""), placeholder="a size", w=120)
+        for name in context.manager.uploads.open_dims(str(model))
+    ]
+
+
+@CALLBACKS.answer(
+    jobs=True,
+    sets=[({"dim": ALL}, "error"), "+dims.value"],
+    when=[({"dim": ALL}, "value")],
+    given=[({"dim": ALL}, "id"), "dims.value"],
+)
+def _sized(context: Context, values: Any, ids: Any, dims: Any) -> Any:
+    """Write the sizes of open dims where all sizes stand; say what is none beside it."""
+    sizes = {id["dim"]: str(value or "").strip() for id, value in zip(ids, values, strict=True)}
+    rules = [
+        faults({"dims": f"{name}={size}"})["dims"] or None if size else None for name, size in sizes.items()
+    ]
+    others = [word for word in separated(dims) if word.rpartition("=")[0] not in sizes]
+    text = ", ".join([*others, *(f"{name}={size}" for name, size in sizes.items() if size)])
+    return rules, text if ids and text != dims else no_update
 
 
 @CALLBACKS.answer(
@@ -226,7 +307,9 @@ def _upload(context: Context, contents: Any, name: Any) -> Any:
     if said is not None:
         return no_update, no_update, said
     files = uploads.known()
-    return models(files), token, note(f"{files[token][1]} is here; it is read when the job starts.")
+    dims = uploads.open_dims(token)
+    sizes = f"give the size of {' and '.join(dims)} below" if dims else "all its sizes are known"
+    return models(files), token, note(f"{files[token][1]} is here; {sizes}.")
 
 
 @CALLBACKS.answer(
@@ -270,8 +353,11 @@ def _estimate(context: Context, *values: Any) -> Any:
 
 
 def _request(context: Context, values: tuple[Any, ...]) -> Request:
-    form = dict(zip(FORM, values, strict=True))
-    return request_from(form, context.manager.uploads.known(), context.manager.uploads.clusters())
+    form, uploads = dict(zip(FORM, values, strict=True)), context.manager.uploads
+    request = request_from(form, uploads.known(), uploads.clusters())
+    if left := [name for name in uploads.open_dims(form["model"]) if name not in request.question.dims]:
+        raise RequestError(f"the file leaves {' and '.join(left)} open; give the size")
+    return request
 
 
 @CALLBACKS.answer(
@@ -286,10 +372,20 @@ def _start(context: Context, clicks: Any, *values: Any) -> Any:
     try:
         job = context.manager.submit(_request(context, values))
     except TensorOptError as error:
-        return note(str(error), "error")
+        # What is wrong with a field is said next to it.
+        wrong = any(faults(dict(zip(FORM, values, strict=True))).values())
+        return note("Not started: correct the marked fields." if wrong else str(error), "error")
     words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
     if (took := context.manager.took(job)) is not None:
         words += f"The same took {duration(took)} last time. "
-    # On a narrow screen the list stands below the form.
+    # On a narrow screen the list stands below the form. The words leave with what they are about.
     link = html.A("Show it", href=f"#job-{job.id}")
     return html.Div([words, link], className="note note-info", role="status")
+
+
+CALLBACKS.in_browser(
+    "tensoropt.cleared",
+    sets="+start-said.children",
+    when=[*(f"{control}.value" for control in FORM.values()), "finished.data"],
+    jobs=True,
+)

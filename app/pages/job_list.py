@@ -15,8 +15,8 @@ from dash import ALL, Patch, ctx, dcc, html, no_update, set_props
 
 from ..context import Context
 from ..jobs.manager import JobManager
-from ..views.jobs import STATE_WORDS, JobCard, StageLine, found_words, job_card
-from .parts import aria, button, copyable, empty, grow, note, row, spoken, stores
+from ..views.jobs import STATE_WORDS, JobCard, found_words, job_card, sketch
+from .parts import aria, button, copyable, empty, grow, hint, note, row, spoken, stores
 from .wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -161,8 +161,10 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
         keys = tuple(shown for key, shown in left if key.startswith(f"job-{job.id}"))
         found = ""
         if len(keys) == 1:
-            found = found_words(context.library.costs_of(context.library.entry(keys[0])))
-        cards.append((job_card(job, now, keys, found), manager.log(job.id)))
+            costs = context.library.costs_of(context.library.entry(keys[0]))
+            found = found_words(costs.memory.tolist(), costs.time.tolist(), len(costs.memory))
+        card = job_card(job, now, keys, found, manager.growing(job.id))
+        cards.append((card, manager.log(job.id)))
     return cards
 
 
@@ -172,7 +174,7 @@ def _signs(card: JobCard, log: str) -> dict[str, str]:
         "state": f"{card.state} {card.words}",
         "buttons": f"{card.active} {' '.join(card.results)}",
         "fault": card.error,
-        "stages": " ".join(f"{s.name} {s.words}" for s in card.stages),
+        "progress": f"{card.at_work} {card.share:.3f} {card.growing}",
         # Its end identifies it, as logs only grow.
         "log": f"{len(log)} {log[-40:]}",
     }
@@ -200,14 +202,20 @@ def _fault(card: JobCard, _: str) -> Any:
     return note(card.error, "error")
 
 
-def _stages(card: JobCard, _: str) -> Any:
-    return [html.Div(_stage(stage), className="stage") for stage in card.stages]
-
-
-def _stage(stage: StageLine) -> list[Any]:
-    share = dmc.Progress(value=100 * stage.share, size="sm", **aria(label=f"{stage.name}: {stage.words}"))
-    words = html.Span(stage.words, className="muted small")
-    return [html.Span(stage.name, className="stage-name"), share, words]
+def _progress(card: JobCard, _: str) -> Any:
+    """Draw how much of a job is done, and the points that it knows so far."""
+    if not card.at_work:
+        return None
+    bar = dmc.Progress(value=100 * card.share, size="sm", **aria(label=f"{card.title}: {card.at_work}"))
+    shown: list[Any] = [bar, html.Span(card.at_work, className="muted small")]
+    if card.growing is not None and card.growing[2]:
+        memory, time_s, count = card.growing
+        dots = html.Div(style={"maskImage": f'url("{sketch(memory, time_s)}")'}, className="dots")
+        words = f"so far {found_words(memory, time_s, count)}"
+        picture = html.Div(dots, className="sketch", role="img", **aria(label=words))
+        axes = hint("up: time, right: memory")
+        shown.append(row(picture, html.Div([hint(words), axes]), names="tight growing"))
+    return html.Div(shown, className="at-work")
 
 
 def _log(_: JobCard, log: str) -> Any:
@@ -218,7 +226,7 @@ PARTS: dict[str, Callable[[JobCard, str], Any]] = {
     "state": _state,
     "buttons": _buttons,
     "fault": _fault,
-    "stages": _stages,
+    "progress": _progress,
     "log": _log,
 }
 """The parts of a card that change while its job continues, with the functions that draw them."""
@@ -229,7 +237,7 @@ def _card(card: JobCard, log: str) -> Any:
         return of(PARTS[name](card, log), id={"card": card.id, "part": name}, **more)
 
     details = [
-        html.Summary("log and command"),
+        html.Summary("command and log"),
         copyable(card.command, "the command", f"job-command-{card.id}"),
         part("log", html.Pre, className="log", tabIndex=0),
     ]
@@ -241,7 +249,7 @@ def _card(card: JobCard, log: str) -> Any:
         names="tight",
     )
     return html.Article(
-        [head, part("fault"), part("stages"), html.Details(details)], className="job", id=f"job-{card.id}"
+        [head, part("fault"), part("progress"), html.Details(details)], className="job", id=f"job-{card.id}"
     )
 
 

@@ -15,6 +15,7 @@ from dash.exceptions import PreventUpdate
 from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.planners import ENTRIES
+from tensoropt.terms import TERMS
 
 from ..context import Context
 from ..figures.palette import GRAPH_CONFIG
@@ -68,6 +69,35 @@ def heading(title: str, sentence: str = "") -> Any:
 def hint(*content: Any, **more: Any) -> html.P:
     """Return a remark in small print."""
     return html.P(content[0] if len(content) == 1 else list(content), className="hint", **more)
+
+
+def term(name: str, words: str = "", *, position: Any = "top") -> html.Span:
+    """Return a word with a ``?``, which says what it means when the pointer, a finger or the keyboard is on
+    it.
+
+    Args:
+        name: its name in :data:`tensoropt.terms.TERMS`.
+        words: how the page writes it, if not by its name.
+        position: the side of the ``?`` on which the sentence appears.
+    """
+    label = f"What is {name}? {TERMS[name]}"
+    mark = html.Button("?", type="button", className="what", **aria(label=label))
+    return html.Span(
+        [
+            words or name,
+            dmc.Tooltip(
+                mark, label=TERMS[name], multiline=True, w=260, position=position,
+                boxWrapperProps={"display": "inline-block"},
+                events={"hover": True, "focus": True, "touch": True},
+            ),
+        ],
+        className="term",
+    )  # fmt: skip
+
+
+def explained(words: str) -> Any:
+    """Return a name as a :func:`term` if its meaning is known, otherwise as it is."""
+    return term(words) if words in TERMS else words
 
 
 def small(id: str, **more: Any) -> html.Span:
@@ -228,7 +258,7 @@ def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
     )  # fmt: skip
 
 
-def number_field(id: str, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
+def number_field(id: Any, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
     """Return a field for a number, which keeps what was typed.
 
     It is not Mantine's NumberInput, which drops letters as they are typed, so that 1e9 becomes 19, and moves
@@ -260,9 +290,10 @@ def scrolled(label: str, *children: Any, names: str = "", **more: Any) -> html.D
 
 
 def facts(rows: Iterable[Fact]) -> html.Dl:
-    """Return facts as names and words, aligned."""
-    cells = [cell for fact in rows for cell in (html.Dt(fact.name), html.Dd(fact.words))]
-    return html.Dl(cells, className="facts")
+    """Return facts as names, explained where that is known, and words, aligned."""
+    cells = [cell for fact in rows for cell in (html.Dt(explained(fact.name)), html.Dd(fact.words))]
+    # Where a whole card is spoken when it changes, its explanations are not.
+    return html.Dl(cells, className="facts", **aria(live="off"))
 
 
 def empty(title: str, *sentences: Any) -> html.Div:

@@ -76,7 +76,7 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
     refused = without_plans(data.exploration).items()
     rows += tuple(BaselineRow(planner_title(name), "", "", "", why, "") for name, why in refused)
     return AnswerWords(
-        unit_for(usable).text(usable),
+        unit_for(usable).limit(usable),
         devices_words(data.exploration),
         found.name,
         found.costs(memory, time),

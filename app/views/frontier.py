@@ -17,6 +17,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts
 from tensoropt.exploration.figure_rows import FigureRow
+from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, RatesOf, Tariff, amount_of, prices_of
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import Fact
@@ -26,6 +27,9 @@ from tensoropt.units import with_article
 
 from ..state import USUAL_ACROSS, USUAL_UP, View
 from .units import Unit, Units, digits, percent, plural, unit_for
+
+_IN_VIEW = 2.5
+"""A device's memory is shown if it is at most this many times the largest point (log: squared)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +108,11 @@ class FrontierData:
         return np.arange(len(self)) < len(self.exploration.points)
 
     @cached_property
+    def notable(self) -> dict[int, list[str]]:
+        """The few points that a short table has, with what each is."""
+        return notable(self.exploration)
+
+    @cached_property
     def by_planners(self) -> np.ndarray:
         """Whether a published planner found each row, as bools."""
         return np.array([name not in OWN for name in self.planner], dtype=bool)
@@ -165,6 +174,10 @@ class FrontierData:
         """The memory budget of the run that made it, if it had one."""
         asked = self.exploration.settings.get("memory_bytes")
         return float(asked) if asked else None
+
+    def near_capacity(self, largest_bytes: float, view: View) -> bool:
+        """Return whether the device's memory is worth showing beside points of up to ``largest_bytes``."""
+        return self.capacity_bytes <= largest_bytes * (_IN_VIEW**2 if view.log_x else _IN_VIEW)
 
     def usable_bytes(self, view: View) -> float:
         """Return the memory of the smallest device, less the headroom."""
@@ -247,9 +260,9 @@ def limit_sentence(data: FrontierData, view: View) -> str:
         return ""  # filter_sentence says why
     smallest, fastest = float(data.memory[rows].min()), float(data.time[rows].min())
     if view.budget_bytes is not None and smallest > view.budget_bytes:
-        return f"No plan fits {unit.text(view.budget_bytes)}; the smallest needs {unit.text(smallest)}."
+        return f"No plan fits {unit.limit(view.budget_bytes)}; the smallest needs {unit.text(smallest)}."
     if view.target_s is not None and fastest > view.target_s:
-        return f"No plan takes at most {time.text(view.target_s)}; the fastest takes {time.text(fastest)}."
+        return f"No plan takes at most {time.limit(view.target_s)}; the fastest takes {time.text(fastest)}."
     usable = data.usable_bytes(view)
     over = int(np.count_nonzero(data.memory[rows] > usable))
     room = f"{unit_for(usable).text(usable)} that {with_article(data.device)} leaves"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.exploration.exploration_files import Costs
-from tensoropt.profiling.measure import without_eta
+from tensoropt.console import SWEEPS, later
 
 from ..jobs.estimate import Estimate
-from ..jobs.record import Job, Stage
+from ..jobs.manager import Growing
+from ..jobs.record import Job
 from ..jobs.refill import can_refill
 from .units import digits, plural, time_unit, unit_for
 
@@ -27,19 +27,13 @@ STATE_WORDS = {
 
 
 @dataclass(frozen=True)
-class StageLine:
-    """A stage: its name, how far it is (0 to 1), and the same in words."""
-
-    name: str
-    share: float
-    words: str
-
-
-@dataclass(frozen=True)
 class JobCard:
-    """A job with its progress by stage.
+    """A job with its progress.
 
     Attributes:
+        share: how much of it is done, 0 to 1.
+        at_work: what it does now and how long all of it still takes; "" unless it runs.
+        growing: the points that it knows so far.
         command: the line that does the same without the dashboard.
         results: the keys of its explorations, none while it runs.
         can_refill: whether the form can be filled from it.
@@ -49,72 +43,90 @@ class JobCard:
     title: str
     state: str
     words: str
-    stages: tuple[StageLine, ...]
     error: str
     command: str
     results: tuple[str, ...]
     active: bool
     can_refill: bool = False
+    share: float = 0.0
+    at_work: str = ""
+    growing: Growing | None = None
 
 
-def found_words(costs: Costs) -> str:
-    """Return ``300 plans, 0.400 to 6.00 MiB, 1.60 to 18.0 ms``; "" for none."""
-    if not len(costs.memory):
+def found_words(memory: Sequence[float], time_s: Sequence[float], count: int) -> str:
+    """Return ``300 plans, 0.400 to 6.00 MiB, 1.60 to 18.0 ms``; "" for none.
+
+    Args:
+        memory, time_s: of some plans, by memory, the leanest and the fastest among them.
+        count: of all.
+    """
+    if not count:
         return ""
-    memory, time_s = unit_for(costs.memory[-1]), time_unit(costs.time[0])
     ranges = (
         f"{digits(unit.of(low))} to {unit.text(high)}" if high > low else unit.text(low)
         for unit, low, high in (
-            (memory, costs.memory[0], costs.memory[-1]),
-            (time_s, costs.time[-1], costs.time[0]),
+            (unit_for(memory[-1]), memory[0], memory[-1]),
+            (time_unit(time_s[0]), time_s[-1], time_s[0]),
         )
     )
-    return ", ".join((plural(len(costs.memory), "plan"), *ranges))
+    return ", ".join((plural(count, "plan"), *ranges))
 
 
-def job_card(job: Job, now: float, results: tuple[str, ...] = (), found: str = "") -> JobCard:
+def sketch(memory: Sequence[float], time_s: Sequence[float]) -> str:
+    """Return a small picture of points as a ``data:`` URL: memory to the right, time upwards, logarithms of
+    both."""
+    dots = []
+    for x, y in zip(_places(memory, 4, 156), _places(time_s, 76, 4), strict=True):
+        dots.append(f"%3Ccircle cx='{x:.0f}' cy='{y:.0f}' r='2.5'/%3E")
+    head = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 160 80' preserveAspectRatio='none'%3E"
+    return f"data:image/svg+xml,{head}{''.join(dots)}%3C/svg%3E"
+
+
+def _places(values: Sequence[float], low: float, high: float) -> list[float]:
+    logs = [math.log(max(value, 1e-12)) for value in values]
+    span = max(logs) - min(logs) or 1.0
+    return [low + (high - low) * (log - min(logs)) / span for log in logs]
+
+
+def job_card(
+    job: Job, now: float, results: tuple[str, ...] = (), found: str = "", growing: Growing | None = None
+) -> JobCard:
     """Return the card of a job at the moment ``now`` (seconds since the epoch).
 
     Args:
         results: the keys of what it left.
         found: that in words, if it is one frontier.
+        growing: the points that it knows so far, if it is at work.
     """
     spent = (job.ended or now) - (job.started or job.ended or now)
     when = time.strftime("%d %b %H:%M", time.localtime(job.created))
     words = STATE_WORDS[job.state]
     if job.started is not None:
         words += f" · {duration(spent)}"
-    last = job.stages[-1] if job.stages else None
-    lines = [_stage_line(job, stage, now, last=stage is last) for stage in job.stages]
     return JobCard(
         id=job.id,
         title=job.title,
         state=job.state,
         words=" · ".join(filter(None, (words, when, found))),
-        stages=tuple(lines),
         error=job.error,
-        command="tensoropt " + shlex.join(job.arguments),
+        command=job.line,
         results=results,
         active=job.active,
         can_refill=can_refill(job),
+        share=job.share,
+        at_work=_at_work(job, now) if job.state == "running" else "",
+        growing=growing,
     )
 
 
-def _stage_line(job: Job, stage: Stage, now: float, *, last: bool) -> StageLine:
-    """Return one stage of a job; remaining time is shown only for the stage at work, as it was when it was
-    reported."""
-    at_work = job.state == "running" and last and stage.done < stage.total
-    # Only the clock of what is at work continues; others stopped at their last report.
-    spent = duration(stage.spent_s + (now if at_work else stage.last) - stage.began)
-    share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)
-    count = f"{stage.done} of {stage.total}"
-    words = stage.what if at_work else without_eta(stage.what)
-    if job.state == "done":
-        # What is left of a search that ended early was not needed.
-        share, count = 1.0, "done"
-    elif not job.active and last and share < 1.0:
-        count = f"{STATE_WORDS[job.state]} at {count}"
-    return StageLine(stage.name, share, " · ".join(filter(None, (count, spent, words))))
+def _at_work(job: Job, now: float) -> str:
+    """Return what a job does and how long all of it still takes; in a sweep, of which part that is."""
+    if not job.stages:
+        return "starting"
+    stage = job.stages[-1]
+    words = f"{later(stage.what, now - stage.last) or 'starting'} ({stage.name})"
+    sweeps = (s for s in job.stages if s.name in SWEEPS and s.done < s.total)
+    return ": ".join((*(f"{s.what}, {s.done + 1} of {s.total}" for s in sweeps), words))
 
 
 def duration(seconds: float) -> str:
@@ -174,18 +186,18 @@ def estimate_words(estimated: Estimate | None) -> str:
     return f"About {duration(estimated.last_s)}: {request} took {span} in {plural(estimated.runs, 'run')}."
 
 
-def model_words(source: str) -> str:
-    """Describe a model of the zoo in a sentence; "" for one that is not of the zoo."""
+def model_words(source: str) -> tuple[str, str]:
+    """Describe a model of the zoo in a sentence, and its options; "" for one that is not of the zoo."""
     from tensoropt.zoo import list_models
     from tensoropt.zoo.figures import figures
 
     name = source.removeprefix("zoo:")
     entry = next((e for e in list_models() if e.name == name and source.startswith("zoo:")), None)
     if entry is None:
-        return ""
+        return "", ""
     words = [entry.description, f"batch {entry.batch}"]
     size = figures().get(name)
     if size is not None:
         words += [f"{digits(size.parameters / 1e6)} million parameters", plural(size.operators, "operator")]
-    words += [f"options {'&'.join(f'{key}={value}' for key, value in entry.overrides.items())}"]
-    return " · ".join(words)
+    options = "&".join(f"{key}={value}" for key, value in entry.overrides.items())
+    return " · ".join(words), f"by default {options}"

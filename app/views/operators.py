@@ -7,6 +7,7 @@ plan (:mod:`tensoropt.report.detail`), as pictures need them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.kinds import PLACE_AXES
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.plan_names import TENSOR, what_it_does
-from tensoropt.report.step_parts import Share
+from tensoropt.report.step_parts import Share, kind_of
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import stored_words
@@ -32,8 +33,8 @@ class OperatorRow:
     Attributes:
         memory_bytes: parameters, gradients and optimizer state, which last through the step.
         kept_bytes: bytes kept for backward, of one micro-batch.
-        compute_s, communication_s: seconds without recomputation; ``copies_s``: the part of computing that is
-            copies.
+        compute_s, communication_s: seconds without recomputation; ``copies_s``: those of copies beside
+            computing.
     """
 
     group: str
@@ -48,6 +49,30 @@ class OperatorRow:
     kept_bytes: float | None = None
     recomputed: bool = False
     copies_s: float | None = None
+
+
+def tail(module: str) -> str:
+    """Return the last parts of a module's path, with the number of its layer if that is among them."""
+    parts = module.split(".")
+    numbered = [i for i, part in enumerate(parts) if part[0:1].isdigit()]
+    start = max(numbered[-1] - 1, 0) if numbered else max(len(parts) - 2, 0)
+    return ".".join(parts[start:])
+
+
+def labels(rows: Iterable[Any]) -> dict[str, str]:
+    """Return a short name for each operator: its module's, ``h.0.mlp.c_fc``, or what it computes where the
+    module has more, ``add h.0``."""
+    rows = list(rows)
+    alone = Counter(row.module for row in rows)
+    outer = {row.module.rpartition(".")[0] for row in rows}
+    named = {}
+    for row in rows:
+        if row.module and alone[row.module] == 1 and row.module not in outer:
+            named[row.group] = tail(row.module)
+        else:
+            where = tail(row.module) if "." in row.module else ""  # the root says nothing of where it is
+            named[row.group] = f"{kind_of(row.group)} {where}".strip()
+    return named
 
 
 _LOOP_WORDS = {
@@ -335,7 +360,7 @@ def columns_of(columns: Sequence[_Json], rows: Sequence[OperatorRow], units: Uni
     heads = {
         "memory": f"memory, {unit}",
         "compute": f"compute, {time}",
-        "copies": f"of it copies, {time}",
+        "copies": f"copies, {time}",
         "communication": f"communication, {time}",
         "kept": f"keeps, {unit}",
     }

@@ -1,4 +1,5 @@
-"""The operator graph collapsed by module, coloured by configuration, with positions for a picture.
+"""The operator graph by modules, coloured by configuration, with positions for a picture; equal
+blocks are folded into one (:mod:`.folds`).
 
 The positions of a directed graph's nodes: layers by longest path, few crossings, long chains wrapped.
 Available layouts (dagre, klay, elk, dot) took seconds to minutes on training graphs of a thousand nodes; this
@@ -8,13 +9,16 @@ Hierarchical System Structures" (1981): rank, then sweep by barycentres.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tensoropt.report.step_parts import kind_of
 from tensoropt.units import format_bytes
 
-from .operators import GraphEdge, OperatorRow, split_in_stage
+from .folds import keys, places
+from .operators import GraphEdge, OperatorRow, split_in_stage, tail
 from .units import plural
 
 _SWEEPS = 4
@@ -58,25 +62,19 @@ def _centre(
 
 
 def positions(
-    ordered: Sequence[Sequence[Hashable]], *, aspect: float, step: float, spread: float
+    ordered: Sequence[Sequence[Hashable]], *, columns: int, step: float, spread: float
 ) -> dict[Hashable, tuple[float, float]]:
     """Return (x, y) of every node: layers follow each other to the right and wrap like text.
 
     Args:
-        aspect: the wanted width by height of the whole; the number of layers in a row is chosen for it.
+        columns: the most layers in a row; rows are about equally long.
         step: the distance from one layer to the next.
         spread: the distance from one node of a layer to the next.
     """
-
-    def shape(per_row: int) -> float:
-        rows = [ordered[i : i + per_row] for i in range(0, len(ordered), per_row)]
-        height = sum(max(map(len, row)) + 0.5 for row in rows) * spread
-        return max(per_row * step / aspect, height)
-
-    per_row = min(range(1, len(ordered) + 1), key=shape, default=1)
+    per_row = math.ceil(len(ordered) / max(math.ceil(len(ordered) / columns), 1))
     placed: dict[Hashable, tuple[float, float]] = {}
     top = 0.0
-    for first in range(0, len(ordered), per_row):
+    for first in range(0, len(ordered), max(per_row, 1)):
         row = ordered[first : first + per_row]
         height = max(map(len, row)) * spread
         for column, layer in enumerate(row):
@@ -87,30 +85,33 @@ def positions(
     return placed
 
 
-_MOST_NODES = 96
-"""The most boxes that can be read on one screen (and 5,000 nodes were measured to pan at 374 ms a frame)."""
-STEP, _SPREAD = 182.0, 58.0
+_MOST_NODES = 28
+"""The most boxes that can be read at once; what is inside of others opens by a click."""
+STEP, _SPREAD = 182.0, 64.0
 """The distances from box to box, so that the bytes of an edge between neighbours can be read between them."""
-ASPECT, NARROW_ASPECT = 2.7, 0.8
-"""The width by height of the picture's place, in a wide window and in a narrow one."""
+COLUMNS, NARROW_COLUMNS = 7, 2
+"""The boxes beside each other that can be read in a window of 1,280 pixels, and in a narrow one."""
 MOST_COLOURS = 7
 
 
 @dataclass(frozen=True)
 class _Node:
-    """A module, or an operator if modules are not known.
+    """A module, or operators of one, or an operator if modules are not known.
 
     Attributes:
+        label: its name; ``below``: how many blocks it stands for, and its stage of a pipeline, in words.
         groups: the operator groups in it.
         axes: the configuration that most of them have; ``mixed`` says that others differ.
         colour: the number of that configuration, ``MOST_COLOURS`` for the rare ones.
         again: how many of its groups are recomputed in backward.
+        closed: whether a click opens it.
         stage: its stage of a pipeline, "" without one.
         tip: everything to say about it, in lines.
     """
 
     key: str
     label: str
+    below: str
     groups: tuple[str, ...]
     axes: str
     mixed: bool
@@ -118,18 +119,24 @@ class _Node:
     x: float
     y: float
     again: int = 0
+    closed: bool = False
     stage: str = ""
     tip: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """The tensors that go from one node to another, in bytes of whole tensors; ``tip`` as for nodes."""
+    """The tensors that go from one node to another, in bytes of whole tensors; ``tip`` as for nodes.
+
+    Attributes:
+        back: whether it leads back, as from a block to the next one that is folded with it.
+    """
 
     source: str
     target: str
     resharded: bool
     bytes: int
+    back: bool = False
     tip: tuple[str, ...] = ()
 
 
@@ -140,57 +147,102 @@ class Picture:
     nodes: tuple[_Node, ...]
     edges: tuple[DrawnEdge, ...]
     legend: tuple[tuple[str, int], ...]
-    depth: int
 
 
-def picture(rows: Sequence[OperatorRow], edges: Iterable[GraphEdge], aspect: float = ASPECT) -> Picture:
-    """Collapse to as many module levels as stay under :data:`_MOST_NODES` nodes, and place them.
+_Tensors = dict[str, tuple[int, str]]
+
+
+def picture(
+    rows: Sequence[OperatorRow],
+    edges: Iterable[GraphEdge],
+    columns: int = COLUMNS,
+    opened: Sequence[str] = (),
+) -> Picture:
+    """Fold equal blocks into one, show as many levels of modules as stay under :data:`_MOST_NODES` nodes, and
+    place them.
 
     Args:
         rows: operators in the model's order.
         edges: the edges between the rows' groups.
-        aspect: the wanted width by height.
+        columns: the most boxes beside each other.
+        opened: the keys of nodes that a person opened.
     """
-    depth = _depth(rows)
-    module_of = {o.group: _key(o, depth) for o in rows}
+    placed = places(rows)
+    path_of = keys(placed, _MOST_NODES, opened)
+    key_of = {group: ".".join(path) for group, path in path_of.items()}
     inside: dict[str, list[OperatorRow]] = {}
     for o in rows:
-        inside.setdefault(module_of[o.group], []).append(o)
+        inside.setdefault(key_of[o.group], []).append(o)
     joined: dict[tuple[str, str], bool] = {}
-    sent: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
+    by_block: dict[tuple[str, str], dict[str, _Tensors]] = {}
     for edge in edges:
-        a, b = module_of.get(edge.source), module_of.get(edge.target)
+        a, b = key_of.get(edge.source), key_of.get(edge.target)
         if a is not None and b is not None and a != b:
             joined[a, b] = joined.get((a, b), False) or edge.resharded
-            # A tensor that several operators of a module read goes there once.
-            sent.setdefault((a, b), {}).update(edge.tensors)
-    kind_of = _kinds(rows)
-    kinds = Counter(kind_of[o.group] for o in rows)
+            # A tensor that several operators of a module read goes there once. Of folded blocks, one counts.
+            block = placed[edge.source].block or placed[edge.target].block
+            by_block.setdefault((a, b), {}).setdefault(block, {}).update(edge.tensors)
+    sent = {pair: max(of.values(), key=_bytes) for pair, of in by_block.items()}
+    kind_of_split = _kinds(rows)
+    kinds = Counter(kind_of_split[o.group] for o in rows)
     # Colours go to the commonest configurations; more than a few cannot be distinguished.
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
     # Without edges (an old file), operators follow each other in the model's order.
     ordered = layers(list(inside), joined) if joined else [[key] for key in inside]
-    place = positions(ordered, aspect=aspect, step=STEP, spread=_SPREAD)
+    rank = {key: i for i, layer in enumerate(ordered) for key in layer}
+    place = positions(ordered, columns=columns, step=STEP, spread=_SPREAD)
     nodes = []
-    writes: dict[str, dict[str, tuple[int, str]]] = {}
+    writes: dict[str, _Tensors] = {}
     for (a, _), tensors in sent.items():
         writes.setdefault(a, {}).update(tensors)
     for key, members in inside.items():
-        axes = Counter(kind_of[o.group] for o in members)
+        axes = Counter(kind_of_split[o.group] for o in members)
         top = axes.most_common(1)[0][0]
-        x, y = place[key]
+        path, of = path_of[members[0].group], placed[members[0].group]
+        times = of.blocks if len({placed[o.group].block for o in members}) == of.blocks else 1
         nodes.append(
             _Node(
-                key, _label(key), tuple(o.group for o in members), top, len(axes) > 1,
-                numbers.get(top, MOST_COLOURS), x, y, sum(o.recomputed for o in members), _stage(members),
-                _node_tip(key, members, writes.get(key, {})),
+                key, _label(path, of.blocks, members), _below(times, _stage(members)),
+                tuple(o.group for o in members), top, len(axes) > 1, numbers.get(top, MOST_COLOURS),
+                *place[key],
+                again=sum(o.recomputed for o in members),
+                closed=any(len(placed[o.group].path) > len(path) for o in members),
+                stage=_stage(members), tip=_node_tip(key, members, writes.get(key, {}), times),
             )
         )  # fmt: skip
     legend = [*numbers.items()]
     if len(kinds) > MOST_COLOURS:
         legend.append((f"{len(kinds) - MOST_COLOURS} rarer ones", MOST_COLOURS))
-    links = tuple(_link(a, b, resharded, sent[a, b]) for (a, b), resharded in joined.items())
-    return Picture(tuple(nodes), links, tuple(legend), depth)
+    links = tuple(
+        _link(a, b, resharded, sent[a, b], back=rank[a] >= rank[b]) for (a, b), resharded in joined.items()
+    )
+    return Picture(tuple(nodes), links, tuple(legend))
+
+
+def _bytes(tensors: Mapping[str, tuple[int, str]]) -> int:
+    return sum(size for size, _ in tensors.values())
+
+
+def _label(path: Sequence[str], blocks: int, members: Sequence[OperatorRow]) -> str:
+    """Return a box's name: inside of folded blocks that within the block; of a module's own operators what
+    they compute."""
+    if path[-1].startswith("#") or not members[0].module:
+        words = list(dict.fromkeys(kind_of(o.group) for o in members))
+        return (
+            words[0]
+            if len(words) == 1
+            else f"{words[0]}, {words[-1]}"
+            if len(words) == 2
+            else f"{words[0]}, …"
+        )
+    folded = next((at for at, name in enumerate(path) if blocks > 1 and "–" in name), None)
+    if folded is not None and folded + 1 < len(path):
+        return ".".join(path[folded + 1 :])
+    return tail(".".join(path))
+
+
+def _below(times: int, stage: str) -> str:
+    return ", ".join(filter(None, (f"×{times}" if times > 1 else "", stage)))
 
 
 _MOST_TENSORS = 4
@@ -204,23 +256,26 @@ def _tensor_lines(tensors: Mapping[str, tuple[int, str]]) -> tuple[str, ...]:
 
 
 def _node_tip(
-    key: str, members: Sequence[OperatorRow], writes: Mapping[str, tuple[int, str]]
+    key: str, members: Sequence[OperatorRow], writes: Mapping[str, tuple[int, str]], times: int
 ) -> tuple[str, ...]:
     axes = Counter(o.axes for o in members)
     recomputed = sum(o.recomputed for o in members)
+    each = f"each of {times} equal blocks has " if times > 1 else ""
     return (
-        key,
-        f"{plural(len(members), 'operator')}: "
+        key.partition(".#")[0],
+        f"{each}{plural(len(members) // times, 'operator')}: "
         + "; ".join(f"{words} ({count})" if len(axes) > 1 else words for words, count in axes.most_common(3)),
         *((f"{recomputed} of them computed again in backward",) if recomputed else ()),
         *(("hands on:", *_tensor_lines(writes)) if writes else ()),
     )
 
 
-def _link(source: str, target: str, resharded: bool, tensors: Mapping[str, tuple[int, str]]) -> DrawnEdge:
-    whole = sum(size for size, _ in tensors.values())
-    head = f"{source} → {target}" + (", resharded on the way" if resharded else "")
-    return DrawnEdge(source, target, resharded, whole, (head, *_tensor_lines(tensors)))
+def _link(
+    source: str, target: str, resharded: bool, tensors: Mapping[str, tuple[int, str]], *, back: bool
+) -> DrawnEdge:
+    head = f"{source} → {target}" + (", of the next block" if back and "–" in source else "")
+    head += ", resharded on the way" if resharded else ""
+    return DrawnEdge(source, target, resharded, _bytes(tensors), back, (head, *_tensor_lines(tensors)))
 
 
 def _kinds(rows: Sequence[OperatorRow]) -> dict[str, str]:
@@ -234,24 +289,3 @@ def _stage(members: Sequence[OperatorRow]) -> str:
     """Return the stages that a module's operators are in: ``stage 1``, or ``stages 0, 1``."""
     stages = sorted({number for o in members if (number := split_in_stage(o.axes)[0]) is not None})
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}" if stages else ""
-
-
-def _key(o: OperatorRow, depth: int) -> str:
-    return ".".join(o.module.split(".")[:depth]) if o.module else o.group
-
-
-def _depth(rows: Sequence[OperatorRow]) -> int:
-    """Return the deepest level of modules that keeps the picture small, at least one."""
-    deepest = max((o.module.count(".") + 1 for o in rows if o.module), default=1)
-    for depth in range(deepest, 1, -1):
-        if len({_key(o, depth) for o in rows}) <= _MOST_NODES:
-            return depth
-    return 1
-
-
-def _label(key: str) -> str:
-    """Return the last parts of a module's path, with the number of its layer if that is among them."""
-    parts = key.split(".")
-    numbered = [i for i, part in enumerate(parts) if part.isdigit()]
-    start = max(numbered[-1] - 1, 0) if numbered else max(len(parts) - 2, 0)
-    return ".".join(parts[start:])

@@ -6,7 +6,8 @@ one moment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,13 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import hides
 from tensoropt.report.beside import PEAK, WHOLE, Beside
 from tensoropt.report.owners import MomentOwners, PointOwners
+from tensoropt.report.step_parts import operator_words
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow, TimelineEvent
 from tensoropt.units import format_bytes
 
 from ..state import View
 from .frontier import FrontierData
+from .operators import labels
 from .point import KIND_TITLES, sizes_of
 from .units import Units, percent, plural
 
@@ -32,6 +35,42 @@ def _place(lane: str) -> tuple[bool, tuple[object, ...]]:
     """Return a sort key: devices before links; numbers in words are compared as numbers."""
     parts = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in lane.split())
     return lane.startswith("link"), parts
+
+
+@dataclass(frozen=True)
+class Bars:
+    """What the timeline says of its events, beside their seconds.
+
+    Attributes:
+        names: the names on the bars, in the order of the events.
+        words: for each operator, what it computes and where, and the part of the step that it belongs to.
+    """
+
+    names: tuple[str, ...]
+    words: Mapping[str, str]
+
+
+def bars_of(detail: Any, events: Sequence[TimelineEvent]) -> Bars:
+    """Return names for the events of a detail: operators by their modules, as among the parts of the step."""
+    short = labels(detail.operators)
+    part_of = {row: part for part in detail.parts for row in part.groups}
+    words = {}
+    for row in detail.operators:
+        part = part_of.get(row.group)
+        share = f"<br>of {part.words} of the step" if part is not None else ""
+        words[row.group] = operator_words(row) + share
+    return Bars(tuple(_bar_name(event, short.get(event.group, "")) for event in events), words)
+
+
+def _bar_name(event: TimelineEvent, label: str) -> str:
+    """Return what stands on a bar: what is computed, or what is done for it; the phase is the bar's
+    colour."""
+    if not label:
+        return event.name
+    if event.name in (event.group, f"{event.phase} {event.group}"):
+        return label
+    name = re.sub(rf"\b{re.escape(event.group)}(?!\w)", label, event.name)
+    return name if label in name else f"{name}, {label}"
 
 
 _NO_OPERATOR = "no single operator"

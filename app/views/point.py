@@ -178,35 +178,20 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
 
 
 def _verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[bool, str]:
-    """Return whether a plan fits, and how much it uses of what counts: the budget if one is set below what a
-    device leaves, otherwise the device's memory."""
-    unit, usable, capacity = data.units.memory, data.usable_bytes(view), data.capacity_bytes
-    of_device = f"{percent(memory_bytes / capacity)} of its {unit_for(capacity).text(capacity)}"
-    budget, card = view.budget_bytes, with_article(data.device)
+    """Return whether a plan fits the budget, and what the device leaves, in words about the one that
+    counts."""
+    unit, usable, budget = data.units.memory, data.usable_bytes(view), view.budget_bytes
+    card = with_article(data.device)
+    if budget is not None and memory_bytes > budget:
+        return False, f"Needs {unit.text(memory_bytes - budget)} more than your {unit.limit(budget)}."
     if memory_bytes > usable:
-        room = f"{unit_for(usable).text(usable)} are left after {percent(view.headroom)} headroom"
-        over = (
-            ""
-            if budget is None or memory_bytes <= budget
-            else f", and over the budget of {unit.text(budget)}"
-        )
-        return False, f"Does not fit {card}: {room}{over}."
-    if budget is None:
-        return True, f"Fits {card}: uses {of_device}."
-    if memory_bytes > budget:
-        over = f"Over the budget of {unit.text(budget)} by {unit.text(memory_bytes - budget)}"
-        return False, f"{over}; {card} itself would have room."
-    if budget > usable:
-        left = f"of which {unit_for(usable).text(usable)} may be used"
-        return (
-            True,
-            f"Fits {card}: uses {of_device}, {left}: less than the budget of {unit.text(budget)}.",
-        )
-    share = percent(memory_bytes / budget)
-    return True, (
-        f"Fits the budget of {unit.text(budget)}: uses {share} of it, and "
-        f"{of_device.replace('its', f'the {data.device}’s')}."
-    )
+        room = f"the {unit_for(usable).limit(usable)} that {percent(view.headroom)} headroom leaves"
+        return False, f"Does not fit {card}: needs {unit.text(memory_bytes - usable)} more than {room}."
+    if budget is not None:
+        return True, f"Fits your {unit.limit(budget)} ({percent(memory_bytes / budget)})."
+    capacity = data.capacity_bytes
+    whole = unit_for(capacity).limit(capacity)
+    return True, f"Fits {card} ({percent(memory_bytes / capacity)} of its {whole})."
 
 
 def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tensoropt.plan.figures import KEPT, LISTED
-from tensoropt.plan.plan_names import JOIN, planner_title
+from tensoropt.plan.plan_names import planner_title, short_name
 
 from ..state import View
 from .frontier import FrontierData, rate_arrays
@@ -36,14 +35,21 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
         "devices": data.devices.astype(float),
         "name": list(names),
         "short": [short[name] for name in names],
+        "is": [_what_it_is(data, row) for row in range(len(data))],
+        "few": np.isin(np.arange(len(data)), list(data.notable)).astype(float),
         "gap": [point.proven.replace("-", "—") for point in points],
         "fits": (data.memory <= data.usable_bytes(view)).astype(float),
-        "planner": [planner_title(name) for name in data.planner],
     }
     for name in ("rate", "mfu", "device_hours", "cost"):
         values = getattr(rates, name)
         columns[name] = unknown if values is None else values * (100.0 if name == "mfu" else 1.0)
     return columns
+
+
+def _what_it_is(data: FrontierData, row: int) -> str:
+    """Return what a point of the frontier is called, and which planner found it if not the search."""
+    planner = [planner_title(data.planner[row])] if data.by_planners[row] else []
+    return ", ".join((*data.notable.get(row, ()), *planner))
 
 
 def table_rows(
@@ -96,10 +102,3 @@ def row_filter(view: View) -> dict[str, Any]:
     if not view.marks:
         model["point"] = {"filterType": "number", "type": "notBlank"}
     return model
-
-
-def short_name(name: str) -> str:
-    """Return a plan's name without what most plans of a frontier share or another column says: what sets it
-    apart then stands where it is not cut off."""
-    parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
-    return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name

@@ -8,6 +8,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.frontier_table import units_of
 from tensoropt.units import counted as plural
 from tensoropt.units import share_words as percent
+from tensoropt.units import without_zeros
 
 __all__ = ["Unit", "Units", "digits", "percent", "plural", "signed", "time_unit", "unit_for"]
 
@@ -26,6 +27,10 @@ class Unit:
     def text(self, value: float) -> str:
         """Return ``11.3 GiB``, in this unit whatever the size; thousands are grouped."""
         return f"{digits(value / self.factor)} {self.name}"
+
+    def limit(self, value: float) -> str:
+        """Return ``24 GiB``: what a person wrote, or could write, as a limit."""
+        return without_zeros(self.text(value))
 
 
 @dataclass(frozen=True)

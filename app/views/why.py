@@ -64,12 +64,12 @@ def budget_of(data: FrontierData, view: View) -> tuple[float | None, str]:
         return None, f"Within the {unit.text(needed)} that this plan needs, unless stated otherwise."
     if view.budget_bytes < needed:
         return None, (
-            f"This plan is over the budget of {unit.text(view.budget_bytes)}: what follows is within the "
+            f"This plan is over the budget of {unit.limit(view.budget_bytes)}: what follows is within the "
             f"{unit.text(needed)} that it needs."
         )
     return (
         view.budget_bytes,
-        f"Within the budget of {unit.text(view.budget_bytes)}, unless stated otherwise.",
+        f"Within the budget of {unit.limit(view.budget_bytes)}, unless stated otherwise.",
     )
 
 

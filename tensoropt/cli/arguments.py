@@ -392,6 +392,15 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name.strip()) if text else ()
 
 
+def computing_on(question: Any, clusters: Collection[Any], progress: ProgressDisplay) -> Any:
+    """Return the question with the dtype that is computed in on all of these clusters; say why that one."""
+    from tensoropt.question.compute_dtype import AUTO, dtype_of
+
+    if question.settings.dtype == AUTO and (why := dtype_of(question.model, clusters)[1]):
+        progress.note(why)
+    return question.computing_on(clusters)
+
+
 def explored(
     question: Any,
     progress: ProgressDisplay,
@@ -413,7 +422,7 @@ def explored(
 
     # Before the folder: a wrong option is refused before anything is made.
     cluster = load_cluster(question.cluster if cluster is None else cluster)
-    question = question.on(cluster)
+    question = computing_on(question, [cluster], progress).on(cluster)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         where = f"a folder of {within}" if within else out

@@ -11,6 +11,7 @@ from tensoropt.cli.arguments import (
     Verb,
     add_headroom,
     add_question,
+    computing_on,
     explored,
     question_option,
     writable_folder,
@@ -106,6 +107,8 @@ def _over_clusters(question: Any, progress: ProgressDisplay, out: str) -> Answer
         clusters = named_clusters(
             [first if isinstance(first, str) else load_cluster(first), *question.also_on]
         )
+    loaded = clusters.values() if question.devices else map(load_cluster, clusters)
+    question = computing_on(question, tuple(loaded), progress)
     question.on(load_cluster(question.cluster))  # a wrong batch is refused before anything is explored
     _check_for_several(out)
     with writable_folder(out) as folder:
@@ -142,7 +145,9 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str) -> Answer:
             )
     # A model that brings its own inputs is refused before anything is made.
     default_batch(question.model)
-    memory = question.settings_on(load_cluster(question.cluster)).memory_bytes
+    cluster = load_cluster(question.cluster)
+    question = computing_on(question, [cluster], progress)
+    memory = question.settings_on(cluster).memory_bytes
     _check_for_several(out)
     with writable_folder(out) as folder:
 

@@ -21,6 +21,7 @@ from tensoropt.cli import (
     demo,
     explore,
     export,
+    fit,
     list_names,
     measure_links,
     profiles,
@@ -36,8 +37,8 @@ from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved
 from tensoropt.errors import TensorOptError
 
 _IN_ORDER = (
-    explore, compare, choose, show, why, shop, recost, export, verify, list_names, measure_links, profiles,
-    dashboard, demo, selftest,
+    fit, explore, compare, choose, show, why, shop, recost, export, verify, list_names, measure_links,
+    profiles, dashboard, demo, selftest,
 )  # fmt: skip
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""

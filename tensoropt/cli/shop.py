@@ -13,7 +13,14 @@ from typing import Any
 from tensoropt.cli.arguments import Answer, Verb, add_amount, amount_option, tariff_option
 from tensoropt.console import ProgressDisplay, columns
 from tensoropt.errors import TensorOptError
-from tensoropt.units import format_bytes, format_number, format_seconds, parse_bytes, parse_seconds
+from tensoropt.units import (
+    format_bytes,
+    format_number,
+    format_seconds,
+    parse_bytes,
+    parse_seconds,
+    read_number,
+)
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -107,8 +114,8 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
 
 def _money(text: str) -> float:
     try:
-        amount = float(text)
-    except ValueError:
+        amount = read_number(text)
+    except TensorOptError:
         raise TensorOptError(f"--cost '{text}' is not a number; write for example 5") from None
     if not 0 < amount < float("inf"):
         raise TensorOptError(f"--cost {text} buys nothing; give more than 0")
@@ -116,12 +123,11 @@ def _money(text: str) -> float:
 
 
 def _share(text: str) -> float:
-    number, percent, rest = text.partition("%")
     try:
-        share = float(number) / 100
-    except ValueError:
+        share = read_number(text) if "%" in text else -1.0
+    except TensorOptError:
         share = -1.0
-    if not percent or rest.strip() or not 0 <= share < 1:
+    if not 0 <= share < 1:
         raise TensorOptError(f"--headroom '{text}' is not a share of a device's memory; write for example 5%")
     return share
 

@@ -51,17 +51,20 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--top", type=WHOLE, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
     )
+    verb.add_argument("--all", action="store_true", help="list all points of the frontier instead of one")
     add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return the detail of one point."""
+    """Return the detail of one point, or all points as a table."""
     wanted = limits(options)
     at_s = parse_seconds(options.owners) if options.owners else None
     if options.align is not None and options.beside is None:
         raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
+    from tensoropt.exploration.figure_rows import points_data
+    from tensoropt.exploration.frontier_table import frontier_text
     from tensoropt.observed.files import read_observation
     from tensoropt.report.beside import beside
     from tensoropt.report.explain import detail_lines
@@ -71,6 +74,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.saved import opened, show
 
     exploration = opened(options.dir)
+    if options.all:
+        return Answer({"points": points_data(exploration)}, frontier_text(exploration, every=True))
     detail = show(exploration, point_option(options, exploration), **wanted)
     rated_lines, rates = rated_point(options, exploration, detail.point)
     lines = [

@@ -85,6 +85,11 @@ class DeviceKind:
         # Assumption: a dtype that is not listed is computed as fast as float32.
         return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
 
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether it is a GPU whose peak in bfloat16 is listed."""
+        return self.type == "cuda" and "bfloat16" in self.flops
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
         return {

@@ -30,6 +30,9 @@ TERMS = (CONTEXT, "workspaces", "segments", "communicators", "inputs", CONSTANTS
 segments; NCCL's buffers; the step's inputs and the model's buffers; the graph's constants."""
 
 
+_OVER_RINGS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
+
+
 def named_terms(terms: Sequence[float]) -> dict[str, float]:
     """Return the terms that are not zero, by name."""
     return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
@@ -60,6 +63,8 @@ class Communicator(NamedTuple):
         """Return the bytes of a communicator of ``ranks`` ranks that is used for collectives of these
         kinds.
         """
+        if kinds and _OVER_RINGS.issuperset(kinds):
+            return self.ring + self.tree * ("all_reduce" in kinds)
         # Here, as saved points are shown without PyTorch.
         from tensoropt.ops.calls import BY_VALUES, RING_SEND
 
@@ -144,8 +149,18 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
     """Return the terms on a cluster of GPUs; constants only on CPU ranks, or if a process is not
     ``counted``.
     """
+    inputs = sum(t.bytes for t in graph.tensors.values() if t.kind in ("input", "buffer"))
+    return memory_of_process(cluster, inputs, graph.constant_bytes, counted=counted)
+
+
+def memory_of_process(
+    cluster: Cluster, inputs: float, constants: float = 0.0, *, counted: bool = True
+) -> ProcessMemory:
+    """Return the terms as :func:`process_memory` does, of a step with so many bytes of inputs and buffers,
+    and of constants.
+    """
     if cluster.device_type != "cuda" or not counted:
-        return ProcessMemory(constants=graph.constant_bytes)
+        return ProcessMemory(constants=constants)
     figures = process_memory_figures()
     of = figures["communicators"]
     each = int(MEMORY.read(of["connection"], "buffers of a channel's connection"))
@@ -153,8 +168,8 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
         context=int(MEMORY.read(figures["context"]["bytes"], "context")),
         workspaces=max(_workspaces(kind, figures["workspaces"]["by_capability"]) for kind in cluster.devices),
         segments=int(MEMORY.read(figures["segments"]["bytes"], "segments")),
-        inputs=sum(t.bytes for t in graph.tensors.values() if t.kind in ("input", "buffer")),
-        constants=graph.constant_bytes,
+        inputs=inputs,
+        constants=constants,
         communicator={level.name: _communicator(level.link.name, each, of) for level in cluster.levels},
     )
 

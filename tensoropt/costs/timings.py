@@ -76,7 +76,6 @@ class CostContext:
     Args:
         pool: ranks of this cluster if it is this machine and may be measured, otherwise None.
         expect: called with a part of the work and its remaining seconds.
-        timing: the progress of timing, which estimates its own duration; by default like all other progress.
     """
 
     cluster: Cluster
@@ -85,7 +84,6 @@ class CostContext:
     pool: RankPool | None = None
     progress: Progress = silent
     expect: Callable[[str, float], None] = lambda part, seconds: None
-    timing: Progress | None = None
 
     @property
     def training(self) -> bool:
@@ -114,8 +112,8 @@ class CostContext:
 
 FACTS = "facts-11"
 """The version of fact records; facts with another version are determined anew."""
-_FACTS_AT_ONCE = 512
-"""The number of workloads whose facts are determined between saves: about three seconds; an assumption."""
+_FACTS_AT_ONCE = 256
+"""The number of workloads whose facts are determined between saves: one or two seconds; an assumption."""
 
 _Kernels = Literal["gpu", "attention", "recurrent", "cpu"]
 """Whose kernels facts describe: a GPU's own; those that such a GPU would choose for attention, which were
@@ -293,7 +291,8 @@ class Timings:
             training=on.training,
             describe=lambda work: description(work, facts_of(work), device),
             expected_s=lambda work: sum(estimate.seconds(work, facts_of(work))),
-            progress=on.timing or on.progress,
+            progress=on.progress,
+            expect=on.expect,
         )
         self.records.update(found)
         self.failed.update(
@@ -366,8 +365,9 @@ class Timings:
             return None
         if on.pool is None:
             return load_links(on.cluster, mesh, on.store) if has_local_cores(on.cluster) else None
-        report = on.timing or on.progress
-        fits = measure_links(on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=report)
+        fits = measure_links(
+            on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=on.progress, expect=on.expect
+        )
         self.failed.update(fits.failed)
         return fits
 

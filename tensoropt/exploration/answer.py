@@ -18,7 +18,7 @@ import numpy as np
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, planner_title
 from tensoropt.plan.point import FRONTIER, SAME, Point
-from tensoropt.units import format_bytes, format_seconds, share_words
+from tensoropt.units import format_bytes, format_seconds, share_words, without_zeros
 
 _ZERO_TITLES = {"1": "ZeRO-1", "2": "ZeRO-2", "3": "FSDP (ZeRO-3)"}
 _TITLES = {"data_parallel": "DDP", "megatron": "TP (Megatron)"}
@@ -136,7 +136,7 @@ class Budgeted:
         """Return all of it: ``Within 24 GiB of each of 8 H100-80GB: DP 8 · ZeRO-2, 250 ms a step, 13.6 GiB.
         DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
         found = ", ".join(filter(None, (self.name, self.costs(memory, time))))
-        within = f"Within {memory(self.budget_bytes)} of {devices_words(self.findings)}"
+        within = f"Within {without_zeros(memory(self.budget_bytes))} of {devices_words(self.findings)}"
         return " ".join([f"{within}: {found}.", *self.beside(memory)])
 
     def to_data(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration_files import read_files, write_files
 from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
+from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.plan.facts_table import table_html
 from tensoropt.plan.findings import Findings
@@ -28,8 +29,6 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.units import counted, format_bytes, format_seconds
 
-ROWS = 12
-"""Points in a ``repr``: with headline and remarks it stays under 25 lines, a small terminal's height."""
 _WIDTH = 110
 """The most characters of a line of words in a ``repr``."""
 _DRAWN = 400
@@ -76,7 +75,7 @@ def _headline(findings: Findings) -> str:
 
 
 def _frontier_words(findings: Findings) -> str:
-    """Return the frontier as a table of at most :data:`ROWS` rows: both ends, the knee, some between."""
+    """Return the frontier as a table of its notable points."""
     if not findings.points:
         return "no points"
     rows = _rows(findings)
@@ -127,8 +126,11 @@ def _rows(findings: Findings) -> list[list[str]]:
     last.
     """
     columns_kept = [i for i, name in enumerate(HEADER[:-1]) if name not in _LEFT_OUT]
-    rows = table_rows(findings, shown_points(findings, ROWS))
-    return [[row[0], row[-1].removeprefix("<- "), *(row[i] for i in columns_kept[1:])] for row in rows]
+    rows = table_rows(findings, list(notable(findings)))
+    return [
+        [row[0], row[-1].removeprefix("<- ").partition(", ")[0], *(row[i] for i in columns_kept[1:])]
+        for row in rows
+    ]
 
 
 def _counted(findings: Findings, shown: int) -> str:

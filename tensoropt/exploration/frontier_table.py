@@ -14,23 +14,22 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from tensoropt.console import columns
+from tensoropt.exploration.notable import notable
 from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import UNSPLIT
+from tensoropt.plan.plan_names import UNSPLIT, brief_name
 from tensoropt.plan.point_table import PointTable
-from tensoropt.units import counted_if_any, format_bytes, format_seconds
+from tensoropt.units import counted, counted_if_any, format_bytes, format_seconds
 
-SHOWN = 20
-"""Rows of a printed frontier: a screenful."""
 HEADER = [
     "point", "memory/{size}", "time/{time}", "compute/{time}", "comm./{time}", "mesh", "micro",
-    "parameters/{size}", "operators split by", "figures", "gap", "",
+    "parameters/{size}", "plan", "figures", "gap", "",
 ]  # fmt: skip
 _LEFT = (8, 9, 11)
 """Columns that hold words."""
 
 
-def shown_points(findings: Findings, most: int = SHOWN) -> list[int]:
+def shown_points(findings: Findings, most: int) -> list[int]:
     """Return at most ``most`` points spread evenly over the logarithm of time, with both ends and the
     knee.
     """
@@ -95,8 +94,8 @@ def source_words(sources: dict[str, float]) -> str:
 
 
 def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
-    """Return a header and one row of words per point."""
-    marks = marks_of(findings)
+    """Return a header and one row of words per point, with what it is last."""
+    marks = notable(findings)
     (size, size_bytes), (time, time_s) = units_of(findings)
     rows = [[cell.format(size=size, time=time) for cell in HEADER]]
     for i in indices:
@@ -112,21 +111,21 @@ def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
                 space.mesh.label,
                 str(space.micro_batches),
                 f"{p.memory[0] / size_bytes:.2f}",
-                split_words(findings, i),
+                brief_name(findings.names[i]),
                 source_words(p.sources),
                 p.proven,
-                "<- " + ", ".join(marks[i]) if i in marks else "",
+                "<- " + ", ".join(marks[i]) if marks.get(i) else "",
             ]
         )
     return rows
 
 
-def frontier_text(findings: Findings) -> str:
-    """Return the frontier as a table, thinned to a readable number of points."""
-    indices = shown_points(findings)
+def frontier_text(findings: Findings, *, every: bool = False) -> str:
+    """Return the frontier as a table: its notable points, or ``every`` point."""
+    indices = range(len(findings.points)) if every else list(notable(findings))
     text = columns(table_rows(findings, indices), left=_LEFT)
     if len(indices) < len(findings.points):
-        text += f"\n{len(indices)} of {len(findings.points)} points shown; frontier.csv has them all"
+        text += f"\n{len(indices)} of {counted(len(findings.points), 'point')}; all: tensoropt show DIR --all"
     return text
 
 

@@ -20,7 +20,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.cluster.hardware import DeviceKind
 from tensoropt.errors import ClusterError, TensorOptError, suggest
 from tensoropt.plan.findings import Findings
-from tensoropt.units import format_number, parse_count
+from tensoropt.units import format_number, parse_count, read_number
 
 _MODEL_FLOPS = "model_flops"
 """The name in an exploration's report of FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
@@ -184,8 +184,8 @@ def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
         kind, _, number = part.rpartition("=")
         kind = kind.strip()
         try:
-            price = float(number)
-        except ValueError:
+            price = read_number(number)
+        except TensorOptError:
             raise TensorOptError(
                 f"'{part}' is no price; write 2.5 for all devices or H100-80GB=2.5 for a kind of them"
             ) from None
@@ -272,8 +272,8 @@ def amount_of(text: str) -> Amount | None:
             "3 epochs of 50000 samples"
         )
     count, unit, size = match.groups()
-    of_epoch = None if size is None else parse_count(size.replace(",", ""), "the samples of an epoch")
-    return Amount(parse_count(count.replace(",", ""), "the amount"), unit.rstrip("s") + "s", of_epoch)
+    of_epoch = None if size is None else parse_count(size, "the samples of an epoch")
+    return Amount(parse_count(count, "the amount"), unit.rstrip("s") + "s", of_epoch)
 
 
 def _count(value: float) -> str:

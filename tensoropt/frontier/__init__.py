@@ -2,6 +2,7 @@
 
 from tensoropt.frontier.tools import (
     Frontier,
+    bends,
     distance,
     dominated_area,
     hypervolume,
@@ -15,6 +16,7 @@ from tensoropt.frontier.tools import (
 
 __all__ = [
     "Frontier",
+    "bends",
     "distance",
     "dominated_area",
     "hypervolume",

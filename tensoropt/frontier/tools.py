@@ -177,14 +177,45 @@ def knee(points: Points) -> int:
     return int(np.argmax(1.0 - x - y))
 
 
+def bends(x: ArrayLike, y: ArrayLike, most: int, least: float = 0.0) -> list[int]:
+    """Return the indices of at most ``most`` points by which a line through few of them follows a curve best:
+    its ends, then the point farthest from the line so far, and so on.
+
+    Source: Ramer, "An iterative procedure for the polygonal approximation of plane curves" (1972); Douglas
+    and Peucker (1973). Distances are of the curve scaled to a unit square.
+
+    Args:
+        x, y: (n,) the curve's coordinates, in its order.
+        least: the distance below which a point is none.
+    """
+    points = np.stack([_unit(np.asarray(values, np.float64)) for values in (x, y)], axis=1)
+    found = sorted({0, len(points) - 1})[: max(most, 0)] if len(points) else []
+    while 2 <= len(found) < most:
+        kept = np.sort(found)
+        ends = np.clip(np.searchsorted(kept, np.arange(len(points)), side="right"), 1, len(kept) - 1)
+        begins = points[kept[ends - 1]]
+        chords = points[kept[ends]] - begins
+        lengths = np.maximum(np.hypot(chords[:, 0], chords[:, 1]), 1e-300)
+        offsets = points - begins
+        away = np.abs(chords[:, 0] * offsets[:, 1] - chords[:, 1] * offsets[:, 0]) / lengths
+        farthest = int(np.argmax(away))
+        if away[farthest] <= max(least, 1e-12):
+            break
+        found.append(farthest)
+    return found
+
+
+def _unit(values: Floats) -> Floats:
+    span = np.ptp(values) if len(values) else 0.0
+    return (values - values.min()) / span if span > 0 else np.zeros_like(values)
+
+
 def _unit_log(values: Floats) -> Floats:
     positive = values[values > 0]
     floor = positive.min() if len(positive) else 1.0
     # A cost of 0 has no logarithm; a thousandth of the smallest other cost replaces it. An assumption: the
     # smaller this replacement, the more the curve is stretched towards that end.
-    logs = np.log(np.maximum(values, floor * 1e-3))
-    span = logs.max() - logs.min()
-    return (logs - logs.min()) / span if span > 0 else np.zeros_like(logs)
+    return _unit(np.log(np.maximum(values, floor * 1e-3)))
 
 
 def hypervolume(points: Points, reference: tuple[float, float]) -> float:

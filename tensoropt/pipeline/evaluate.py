@@ -123,9 +123,11 @@ class PipelineEvaluation:
     def allocator(self) -> dict[str, float]:
         """Return the peaks of PyTorch's allocator on a rank of the fullest place
         (:mod:`tensoropt.simulate.caching_allocator`)."""
-        place, (actions, _) = self.fullest, self._fullest_actions()
+        place = self.fullest
         return replayed(
-            lambda: place_requests(self.strategy, self.stages, place, actions, self.capability),
+            lambda: place_requests(
+                self.strategy, self.stages, place, self._fullest_actions()[0], self.capability
+            ),
             self.terms[place],
         )
 

@@ -731,10 +731,7 @@ class _TransientMemory:
         self._expected = receipts(strategy.schedule, *shape)[place]
         self._taken = _taken(strategy.schedule, *shape)
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
-        # Some gradients of what arrived may share a storage, which is then sent several times.
-        self._back = {
-            n: min(arriving_bytes(strategy, n, learning=True), _given_back(stages[n])) for n in self.at_place
-        }
+        self._back = {n: _back_bytes(strategy, n, stages[n]) for n in self.at_place}
         # A stage at this place passes them on as they are.
         self._coming_back = {
             n: self._back.get(n + 1, departing_bytes(strategy, n, learning=True)) for n in self.at_place
@@ -885,6 +882,14 @@ def _kept_given(evaluation: Evaluation) -> int:
         for named, first, last, *_ in lower(batch).lifetimes()
         if named.tensor in arriving and first <= end < last
     )
+
+
+def _back_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation) -> int:
+    """Return the bytes of the gradients that a stage sends back for a micro-batch."""
+    sent_bytes, tensors = arriving_bytes(strategy, number, learning=True), strategy.graph.atoms.graph.tensors
+    learning = [name for name in strategy.parts[number].arriving if tensors[name].requires_grad]
+    # Of several, some may share a storage, which is then sent several times.
+    return sent_bytes if len(learning) <= 1 else min(sent_bytes, _given_back(stage))
 
 
 @_once_each

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf
 
@@ -40,6 +40,7 @@ from tensoropt.sharding.groups import (
     Label,
 )
 from tensoropt.sharding.regions import find_regions
+from tensoropt.types import Itself
 
 
 @dataclass(frozen=True)
@@ -289,6 +290,17 @@ class Cutter:
             if n in duplicated and self.place[self.maker[n].name] < start
         }
         return _StageBuilder(self.graph, [*self.makers_of(before), *own], arriving, departing).build()
+
+
+def cutter_of(graph: GroupGraph) -> Cutter:
+    """Return the cutter of a graph, the same again as long as no other graph is asked about: the stages of
+    plans with equal cuts are then made once."""
+    return _cutter_of(Itself(graph))
+
+
+@lru_cache(maxsize=1)
+def _cutter_of(graph: Itself[GroupGraph]) -> Cutter:
+    return Cutter(graph.content)
 
 
 class _StageBuilder:

@@ -41,7 +41,7 @@ from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import bind
-from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
+from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, cutter_of, departing_group
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
@@ -556,7 +556,7 @@ class PipelinedStrategy:
     @cached_property
     def parts(self) -> tuple[Stage, ...]:
         """The graphs of the stages."""
-        return (self.cutter or Cutter(self.graph)).stages(self.cuts, self.duplicated)
+        return (self.cutter or cutter_of(self.graph)).stages(self.cuts, self.duplicated)
 
     @property
     def mesh(self) -> AxisSizes:
@@ -642,7 +642,7 @@ class PipelinedStrategy:
             PlanError: the data do not describe a pipelined strategy of this graph; the message names the
                 first difference.
         """
-        cutter = Cutter(graph)
+        cutter = cutter_of(graph)
         begins, stages = data.get("begins"), data.get("stages")
         if (
             not isinstance(begins, Sequence)
@@ -659,6 +659,7 @@ class PipelinedStrategy:
             tuple(Strategy.from_data(stage, part.graph) for stage, part in zip(stages, parts, strict=True)),
             str(data.get("schedule")),
             int(data.get("places", len(stages))),
+            cutter,
         )
 
     @staticmethod

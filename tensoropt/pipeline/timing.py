@@ -8,19 +8,24 @@ within a stage.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+from numba import njit
+
+from tensoropt.errors import PlanError
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.ops.layouts import local_shape
 from tensoropt.pipeline.stages import arriving_group, departing_group
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
-from tensoropt.simulate.timeline import Task, schedule
+from tensoropt.types import Itself
 
 _PIPELINE = 0
 """The axis of a job's mesh along which its stages lie, numbered as in messages to people, without the
@@ -222,16 +227,57 @@ class StageSeconds:
             scatter_s=between,
         )
 
-    def of(self, action: Action, micro_batches: int) -> float:
-        """Return the seconds of an action."""
-        phase = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
-        if action.kind == "F":
-            return self.forward[phase]
-        return self.backward[phase] * self.share(action.kind)
+    @property
+    def parts(self) -> StageParts:
+        """Which parts of its step, beside forward and backward, take any time."""
+        return StageParts(
+            self.begin_s != 0,
+            self.scatter_s != 0,
+            self.reduce_s != 0,
+            self.send_s != 0,
+            self.send_back_s != 0,
+            self.sync_s != 0,
+        )
+
+    @property
+    def durations(self) -> tuple[float, ...]:
+        """The seconds of everything that takes place in its step, as :data:`DURATIONS` lists them."""
+        backward = (self.share(kind) * seconds for kind in "BIW" for seconds in self.backward)
+        return (
+            *self.forward,
+            *backward,
+            self.begin_s,
+            self.scatter_s,
+            self.reduce_s,
+            self.send_s,
+            self.send_back_s,
+            self.sync_s,
+            0.0,
+        )
 
     def share(self, kind: str) -> float:
         """Return the share of a forward or a backward that an action of this kind is."""
         return {"W": self.weights, "I": 1.0 - self.weights}.get(kind, 1.0)
+
+
+class StageParts(NamedTuple):
+    """Which parts of a stage's step take any time, as the seconds of :class:`StageSeconds` are called."""
+
+    begin: bool
+    scatter: bool
+    reduce: bool
+    send: bool
+    send_back: bool
+    sync: bool
+
+
+DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *StageParts._fields, "nothing")
+"""What takes place in a stage's step: its actions, for the first micro-batch, those between, and the last."""
+
+
+def phase_of(micro_batch: int, micro_batches: int) -> int:
+    """Return 2 for the last micro-batch, 0 for the first of several, 1 for those between."""
+    return 2 if micro_batch == micro_batches - 1 else min(micro_batch, 1)
 
 
 class ScheduledEvent(NamedTuple):
@@ -256,10 +302,7 @@ WORKING = "FBIWO"
 
 
 class ScheduleTimes:
-    """The times of all actions and messages in a pipeline's step, as tasks of the scheduler.
-
-    The tasks themselves are not kept: a step of many micro-batches has 100,000 of them, and a search has many
-    steps in memory.
+    """The times of all actions and messages in a pipeline's step.
 
     Args:
         actions: the actions of each place, in order.
@@ -276,6 +319,9 @@ class ScheduleTimes:
             messages for which it stands still.
         waiting_s: for each place, the seconds that it waits for parameters to be gathered and gradients to be
             reduced.
+
+    Raises:
+        PlanError: seconds are negative or not finite, or actions wait for each other.
     """
 
     def __init__(
@@ -287,15 +333,17 @@ class ScheduleTimes:
         one_behind: bool = False,
     ):
         self.stages = stages
-        self._made_of = actions, stages, blocking_sends, one_behind
-        tasks = _StepTasks(*self._made_of)
-        self.total_s = tasks.timeline.total_s
-        self.working_s, self.sending_s, self.waiting_s = tasks.seconds()
+        parts = tuple(seconds.parts for seconds in stages)
+        self._tasks = _step_tasks(Itself(actions), parts, blocking_sends, one_behind)
+        # Not kept: a step of many micro-batches has 100,000 tasks, and a search has many steps in memory.
+        durations, starts, ends, _ = self._tasks.times(stages)
+        self.total_s = float(ends.max())
+        self.working_s, self.sending_s, self.waiting_s = self._tasks.seconds(durations, starts, ends)
 
     @cached_property
     def happenings(self) -> tuple[ScheduledEvent, ...]:
         """All actions and everything else that takes time, in the order in which they start."""
-        return _StepTasks(*self._made_of).happenings()
+        return self._tasks.happenings(self.stages)
 
     def idle_s(self, place: int) -> float:
         """Return the seconds in which a place waits for others."""
@@ -309,25 +357,41 @@ class ScheduleTimes:
         return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
 
 
+@lru_cache(maxsize=16)
+def _step_tasks(
+    actions: Itself[Sequence[Sequence[Action]]],
+    parts: tuple[StageParts, ...],
+    blocking_sends: bool,
+    one_behind: bool,
+) -> _StepTasks:
+    return _StepTasks(actions.content, parts, blocking_sends, one_behind)
+
+
 class _StepTasks:
-    """A pipeline's step as tasks, and when they take place.
+    """The tasks of a pipeline's step, and which of them wait for which: the same for all pipelines of some
+    actions whose stages have the same parts.
 
     A message is sent as soon as its content exists; messages from one stage in one direction follow one
     another.
+
+    Args:
+        parts: the parts of each stage's step that take any time.
     """
 
     def __init__(
         self,
         actions: Sequence[Sequence[Action]],
-        stages: Sequence[StageSeconds],
+        parts: Sequence[StageParts],
         blocking_sends: bool,
         one_behind: bool,
     ):
-        self._actions, self.stages = actions, stages
+        self._actions, self._parts = actions, parts
         self._blocking, self._one_behind = blocking_sends, one_behind
         self._place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
         self._micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
-        self._tasks: list[Task] = []
+        # Of each task: its stage, what it is of StageSeconds.durations, its channel, its predecessors.
+        self._stages, self._whats, self._channels = list[int](), list[str](), list[int]()
+        self._after: list[list[int]] = []
         # The kind, place, stage and micro-batch of the tasks that people see.
         self._labels: dict[int, tuple[str, int, int, int]] = {}
         # The task that brings the input of a forward or a backward, by (kind, stage, micro-batch); the
@@ -344,49 +408,104 @@ class _StepTasks:
         for after, key in self._needs:
             after.append(self._brings[key])
         ends = [[action, *reduction] for action, reduction in self._last]
-        for stage, seconds in enumerate(stages):
+        for stage, own in enumerate(parts):
             place = self._place_of[stage]
-            step = self._add("optimizer", seconds.sync_s, ends[place])
-            if seconds.sync_s:
+            step = self._add("sync", stage, ends[place])
+            if own.sync:
                 self._labels[step] = "O", place, stage, NO_MICRO_BATCH
             ends[place] = [step]
-        self.timeline = schedule(self._tasks)
+        self._finish()
 
-    def seconds(self) -> Iterator[tuple[float, ...]]:
+    def _finish(self) -> None:
+        """Turn what was stated into arrays."""
+        count = len(self._after)
+        self._where = np.array(self._stages), np.array([DURATIONS.index(what) for what in self._whats])
+        self._channel = np.array(self._channels)
+        self._waiting = np.array([len(after) for after in self._after])
+        before = np.array([i for after in self._after for i in after], dtype=np.int64)
+        behind = np.repeat(np.arange(count), self._waiting)
+        # Successors of a task in the order of their positions.
+        self._successors = behind[np.argsort(before, kind="stable")]
+        self._first = np.searchsorted(np.sort(before), np.arange(count + 1))
+        seen = np.array(list(self._labels), dtype=np.int64)
+        places = np.array([place for _, place, _, _ in self._labels.values()], dtype=np.int64)
+        kinds = np.array([kind for kind, *_ in self._labels.values()])
+        self._working = seen[np.isin(kinds, list(WORKING))], places[np.isin(kinds, list(WORKING))]
+        self._sending = seen[np.isin(kinds, ["S", "R"])], places[np.isin(kinds, ["S", "R"])]
+        # For each wait: its place, its task, and the task's other predecessors, or the beginning of the step.
+        others = [
+            [count, *(i for i in self._after[task] if i not in awaited)] for _, task, awaited in self._waits
+        ]
+        self._stands = (
+            np.array([place for place, _, _ in self._waits], dtype=np.int64),
+            np.array([task for _, task, _ in self._waits], dtype=np.int64),
+            np.array([i for of_wait in others for i in of_wait], dtype=np.int64),
+            np.cumsum([0, *map(len, others[:-1])]) if others else np.zeros(0, dtype=np.int64),
+        )
+        del self._stages, self._whats, self._channels, self._after, self._needs, self._brings, self._waits
+
+    def times(self, stages: Sequence[StageSeconds]) -> tuple[np.ndarray, ...]:
+        """Return the durations, starts and ends of all tasks in seconds, and their order."""
+        durations = np.array([seconds.durations for seconds in stages])[self._where]
+        if not (np.isfinite(durations) & (durations >= 0)).all():
+            number = int(np.argmin(np.isfinite(durations) & (durations >= 0)))
+            what, stage = DURATIONS[self._where[1][number]], int(self._where[0][number])
+            raise PlanError(
+                f"{what} of stage {stage} takes {durations[number]} s; durations are finite and at least 0"
+            )
+        starts, ends, order = _take_place(
+            durations, self._waiting, self._first, self._successors, self._channel, 2 * len(stages)
+        )
+        if len(order) < len(durations):
+            raise PlanError(
+                f"{len(durations) - len(order)} actions and messages of a pipeline wait for each other for "
+                "ever; give an order without a cycle"
+            )
+        return durations, starts, ends, order
+
+    def seconds(
+        self, durations: np.ndarray, starts: np.ndarray, ends: np.ndarray
+    ) -> tuple[tuple[float, ...], ...]:
         """Return the seconds of each place: working, sending and waiting."""
-        starts, ends = self.timeline.starts, self.timeline.ends
-        working, sending, waiting = ([0.0] * len(self._actions) for _ in range(3))
-        for task, (kind, place, _, _) in self._labels.items():
-            if kind in WORKING:
-                working[place] += self._tasks[task].duration_s
-            elif kind in "SR" and self._blocking:
-                sending[place] += ends[task] - starts[task]
-        for place, task, awaited in self._waits:
-            others = (ends[i] for i in self._tasks[task].after if i not in awaited)
-            waiting[place] += starts[task] - max(others, default=0.0)
+        count = len(self._actions)
+
+        def of_places(tasks: tuple[np.ndarray, np.ndarray], seconds: np.ndarray) -> np.ndarray:
+            return np.bincount(tasks[1], weights=seconds[tasks[0]], minlength=count)
+
+        working = of_places(self._working, durations)
+        sending = of_places(self._sending, ends - starts) if self._blocking else np.zeros(count)
+        waiting = np.zeros(count)
+        place_of, tasks, others, first = self._stands
+        if len(tasks):
+            free = np.maximum.reduceat(np.append(ends, 0.0)[others], first)
+            waiting += np.bincount(place_of, weights=starts[tasks] - free, minlength=count)
         for place, (action, reduction) in enumerate(self._last):
             waiting[place] += max(ends[i] for i in (action, *reduction)) - ends[action]
-        return map(tuple, (working, sending, waiting))
+        return tuple(tuple(map(float, of_kind)) for of_kind in (working, sending, waiting))
 
-    def happenings(self) -> tuple[ScheduledEvent, ...]:
+    def happenings(self, stages: Sequence[StageSeconds]) -> tuple[ScheduledEvent, ...]:
         """Return all that takes time, in the order in which it starts."""
-        return tuple(self._event(task) for task in self.timeline.order if task in self._labels)
+        _, starts, ends, order = self.times(stages)
+        return tuple(
+            ScheduledEvent(*self._labels[task], float(starts[task]), float(ends[self._over.get(task, task)]))
+            for task in order.tolist()
+            if task in self._labels
+        )
 
-    def _event(self, task: int) -> ScheduledEvent:
-        start, end = self.timeline.starts[task], self.timeline.ends[self._over.get(task, task)]
-        return ScheduledEvent(*self._labels[task], start, end)
-
-    def _add(self, name: str, seconds: float, after: list[int], *resources: str) -> int:
-        self._tasks.append(Task(name, seconds, resources, after))
-        return len(self._tasks) - 1
+    def _add(self, what: str, stage: int, after: list[int], channel: int = -1) -> int:
+        self._stages.append(stage)
+        self._whats.append(what)
+        self._channels.append(channel)
+        self._after.append(after)
+        return len(self._after) - 1
 
     def _gather(self) -> list[list[int]]:
         """Return the last gather that each stage waits for: a place gathers for its stages in order."""
         of_places, of_stages = [list[int]() for _ in self._actions], []
-        for stage, seconds in enumerate(self.stages):
+        for stage, own in enumerate(self._parts):
             place = self._place_of[stage]
-            if seconds.begin_s:
-                gather = self._add("gather", seconds.begin_s, of_places[place])
+            if own.begin:
+                gather = self._add("begin", stage, of_places[place])
                 self._labels[gather] = "P", place, stage, NO_MICRO_BATCH
                 of_places[place] = [gather]
             of_stages.append(of_places[place])
@@ -397,8 +516,8 @@ class _StepTasks:
         before, reduced, begun = list[int](), list[int](), set[int]()
         for action in self._actions[place]:
             kind, stage, micro_batch = action
-            seconds = self.stages[stage]
-            work = self._add(kind, seconds.of(action, self._micro_batches), before)
+            parts = self._parts[stage]
+            work = self._add(f"{kind}{phase_of(micro_batch, self._micro_batches)}", stage, before)
             self._labels[work] = kind, place, stage, micro_batch
             if kind != "W" and (kind != "F" or stage):
                 self._needs.append((before, ("F" if kind == "F" else "B", stage, micro_batch)))
@@ -408,30 +527,73 @@ class _StepTasks:
                 begun.add(stage)
             end = work
             if kind != "F" and self._one_behind and reduced:
-                end = self._over[work] = self._add("wait", 0.0, [work, *reduced])
+                end = self._over[work] = self._add("nothing", stage, [work, *reduced])
                 self._waits.append((place, end, reduced))
             # Its gradients go to their shards once the previous ones have arrived.
             is_last = micro_batch == self._micro_batches - 1
-            if kind in "BW" and (reduce_s := seconds.reduce_s if is_last else seconds.scatter_s):
-                reduced = [self._add("reduce", reduce_s, [end, *reduced])]
+            if kind in "BW" and (parts.reduce if is_last else parts.scatter):
+                reduced = [self._add("reduce" if is_last else "scatter", stage, [end, *reduced])]
                 self._labels[reduced[0]] = "G", place, stage, micro_batch
             goes_on = end
-            if kind == "F" and stage == len(self.stages) - 1:
+            if kind == "F" and stage == len(self._parts) - 1:
                 self._brings["B", stage, micro_batch] = end
             elif kind == "F":
-                goes_on = self._send("S", action, stage + 1, seconds.send_s, end)
+                goes_on = self._send("S", action, stage + 1, parts.send, end)
             elif kind != "W" and stage:
-                goes_on = self._send("R", action, stage - 1, seconds.send_back_s, end)
+                goes_on = self._send("R", action, stage - 1, parts.send_back, end)
             before = [goes_on]
         return before[0], reduced
 
-    def _send(self, kind: str, action: Action, to: int, seconds: float, end: int) -> int:
+    def _send(self, kind: str, action: Action, to: int, takes_time: bool, end: int) -> int:
         """State the message after an action, and return the task after which its place goes on."""
         stage, place = action.stage, self._place_of[action.stage]
         arrives = "F" if kind == "S" else "B", to, action.micro_batch
-        if self._place_of[to] == place or not seconds:
+        if self._place_of[to] == place or not takes_time:
             self._brings[arrives] = end
             return end
-        message = self._brings[arrives] = self._add(kind, seconds, [end], f"{kind} of stage {stage}")
+        what, channel = ("send", 2 * stage) if kind == "S" else ("send_back", 2 * stage + 1)
+        message = self._brings[arrives] = self._add(what, stage, [end], channel)
         self._labels[message] = kind, place, stage, action.micro_batch
         return message if self._blocking else end
+
+
+@njit(cache=True, nogil=True)
+def _take_place(
+    durations: np.ndarray,
+    predecessors: np.ndarray,
+    first: np.ndarray,
+    successors: np.ndarray,
+    channels: np.ndarray,
+    channel_count: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (starts, ends, order) of tasks, as :func:`tensoropt.simulate.timeline.schedule` finds them; a
+    cycle's tasks are not in the order.
+
+    Args:
+        predecessors: how many predecessors each task has.
+        first, successors: those of task i are ``successors[first[i]:first[i + 1]]``.
+        channels: the channel that a task occupies, one task at a time; -1 for none.
+    """
+    count = len(durations)
+    waiting, earliest, free = predecessors.copy(), np.zeros(count), np.zeros(channel_count)
+    starts, ends, order = np.zeros(count), np.zeros(count), np.empty(count, dtype=np.int64)
+    # By the time at which it became ready, then by position: ties keep the given order.
+    ready = [(0.0, i) for i in range(count) if waiting[i] == 0]
+    taken = 0
+    while len(ready):
+        start, i = heappop(ready)
+        channel = channels[i]
+        if channel >= 0 and free[channel] > start:
+            start = free[channel]
+        end = start + durations[i]
+        starts[i], ends[i], order[taken] = start, end, i
+        taken += 1
+        if channel >= 0:
+            free[channel] = end
+        for j in successors[first[i] : first[i + 1]]:
+            if end > earliest[j]:
+                earliest[j] = end
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                heappush(ready, (earliest[j], j))
+    return starts, ends, order[:taken]

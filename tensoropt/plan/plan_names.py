@@ -23,6 +23,7 @@ their share, so that two plans that differ in a few operators have two names.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -116,6 +117,30 @@ def family(name: str) -> str:
 def is_recomputed(name: str) -> bool:
     """Return whether a plan recomputes blocks, given its name."""
     return " recomputed" in name
+
+
+def short_name(name: str) -> str:
+    """Return a plan's name without what most plans of a frontier share or another column says."""
+    parts = [re.sub(r" \(.*?\)", "", part) for part in name.split(JOIN)]
+    return JOIN.join(part for part in parts if not part.endswith("micro-batches")) or name
+
+
+def brief_name(name: str) -> str:
+    """Return the few words that go beside a point in a picture: of several ZeRO stages the commonest, without
+    counts of parameters and without inputs that are gathered again."""
+    kept = []
+    for part in short_name(name).split(JOIN):
+        if part.startswith("ZeRO-"):
+            stages = (stage.split(" ") for stage in part.split(", "))
+            part = max(stages, key=lambda stage: _share(stage[1]) if len(stage) > 1 else 1.0)[0]
+        if not part.endswith("gathered again"):
+            kept.append(part.replace(" blocks recomputed", " recomputed"))
+    return JOIN.join(kept) or name
+
+
+def _share(count: str) -> float:
+    some, _, whole = count.partition("/")
+    return float(some) / float(whole)
 
 
 def planner_title(name: str) -> str:

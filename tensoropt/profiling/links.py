@@ -44,7 +44,7 @@ from tensoropt.profiling.link_timing import (
     time_pair,
     time_transitions,
 )
-from tensoropt.profiling.measure import Remaining
+from tensoropt.profiling.measure import with_estimate
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
@@ -184,6 +184,7 @@ def measure_links(
     pairs: bool = True,
     refresh: bool = False,
     progress: Progress = silent,
+    expect: Callable[[str, float], None] | None = None,
     stage: str = "links",
 ) -> LinkFits:
     """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
@@ -199,6 +200,7 @@ def measure_links(
         pairs: also measure point to point.
         refresh: repeat measurements that are already in the store.
         progress: called before each measurement and at the end, with the estimated remaining time.
+        expect: as in :func:`~tensoropt.profiling.measure.measure_workloads`.
         stage: the name of this stage in progress reports.
 
     Raises:
@@ -221,14 +223,14 @@ def measure_links(
     failed: dict[str, str] = {}
     plans = {job: PAIR_SIZES if job.kind == _SEND else sizes for job in jobs}
     missing = {j: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in records}
-    remaining = Remaining()
+    progress, expect = with_estimate(progress, expect)
     # The pool starts its ranks with the first run.
     start_s = _START_S if missing and not pool.process_ids else 0.0
-    remaining.expect("links", start_s + sum(missing.values()))
+    expect("links", start_s + sum(missing.values()))
     for done, job in enumerate(jobs):
         kind, groups = job
         title = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
-        progress(stage, done, len(jobs), remaining.before(title))
+        progress(stage, done, len(jobs), title)
         if job in records:
             continue
         try:
@@ -239,7 +241,7 @@ def measure_links(
             record = {"failed": failed[title]}
             _logger.warning("%s could not be measured: %s", title, failed[title])
         del missing[job]
-        remaining.expect("links", sum(missing.values()))
+        expect("links", sum(missing.values()))
         if store is not None:
             # At once, job by job: an interrupted call resumes where it stopped.
             store.put(keys[job], record, "collective")

@@ -10,12 +10,13 @@ follows from the work finished there.
 
 from __future__ import annotations
 
-import re
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.console import LEAST_LEFT, with_eta
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import WallTimer, timer_of
 from tensoropt.profiling.workload import Workload
@@ -41,9 +42,6 @@ others; an assumption."""
 START_S = 3.0
 """Seconds at the expected pace that are added to those of the finished parts, so that the first part does not
 decide alone; an assumption."""
-LEAST_LEFT = 0.3
-"""The least share of a part's time left at its beginning that is reported as left when the part takes longer
-than expected; an assumption."""
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:
@@ -69,12 +67,21 @@ def batches(
 
 
 class Remaining:
-    """The remaining seconds of announced parts of the work, corrected by how long the finished ones took."""
+    """The remaining seconds of announced parts of the work, corrected by how long finished ones took.
+
+    What is left of a part is corrected by what is done of it, other parts by the square root of that: a part
+    may be slow by itself, or because the machine is.
+
+    What reports say of them only falls; where much more is left than was said, it rises and the report says
+    why.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._left: dict[str, float] = {}
-        self._done_s = self._took_s = START_S
+        self._said_s = math.inf
+        self._said: frozenset[str] = frozenset()
+        self._spent: dict[str, tuple[float, float]] = {}  # by part: as expected, and as it was
         self._since = clock()
 
     def expect(self, part: str, seconds: float) -> None:
@@ -83,36 +90,59 @@ class Remaining:
         done_s = self._left.get(part, 0.0) - seconds
         if done_s > 0:
             # The pace over all finished work, not over the last item: single estimates are inaccurate.
-            self._done_s += done_s
-            self._took_s += now - self._since
+            before_s, took_s = self._spent.get(part, (0.0, 0.0))
+            self._spent[part] = before_s + done_s, took_s + now - self._since
         self._left[part] = seconds
         self._since = now
 
     @property
     def left_s(self) -> float:
         """The remaining seconds of all parts."""
-        left_s = sum(self._left.values()) * self._took_s / self._done_s
+        overall = math.sqrt(_pace(*self._spent.values()))
+        left_s = sum(
+            seconds * (_pace(self._spent[part]) if part in self._spent else overall)
+            for part, seconds in self._left.items()
+        )
         return max(left_s - (self._clock() - self._since), LEAST_LEFT * left_s)
 
     def before(self, report: str) -> str:
         """Return a progress report with the remaining time in front, such as ``about 20 s left, mesh 8``; as
         it is if nothing is left."""
-        return f"about {_rounded(self.left_s)} left, {report}" if any(self._left.values()) else report
+        waiting = frozenset(part for part, seconds in self._left.items() if seconds)
+        if not waiting:
+            return report
+        left_s, why = self.left_s, ""
+        if left_s <= _MUCH_MORE * self._said_s + _MORE_S:
+            self._said_s = min(left_s, self._said_s)
+        else:
+            self._said_s, new = left_s, sorted(waiting - self._said)
+            why = f"now with {' and '.join(new)}" if new else "longer than expected"
+        self._said |= waiting
+        return with_eta(self._said_s, report, why)
 
 
-_AHEAD = re.compile(r"^about [0-9.]+ (?:s|min|h) left(?:, |$)")
+def _pace(*spent: tuple[float, float]) -> float:
+    """Return how many times as long as expected the finished work took."""
+    return (START_S + sum(took for _, took in spent)) / (START_S + sum(done for done, _ in spent))
 
 
-def without_eta(report: str) -> str:
-    """Return a progress report without its remaining time."""
-    return _AHEAD.sub("", report)
+_MUCH_MORE, _MORE_S = 1.5, 5.0
+"""How much more than was said, times and plus seconds, is left before a report says so; an assumption."""
 
 
-def _rounded(seconds: float) -> str:
-    """Format seconds: ``20 s``, ``3 min``, ``2.1 h``."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def with_estimate(
+    progress: Progress, expect: Callable[[str, float], None] | None
+) -> tuple[Progress, Callable[[str, float], None]]:
+    """Return progress whose reports say how long announced parts will take, and the function that announces
+    them; ``expect`` is the caller's, if it estimates everything itself."""
+    if expect is not None:
+        return progress, expect
+    remaining = Remaining()
+
+    def report(stage: str, done: int, total: int, what: str, /) -> None:
+        progress(stage, done, total, remaining.before(what))
+
+    return report, remaining.expect
 
 
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
@@ -138,6 +168,7 @@ def measure_workloads(
     describe: Callable[[Workload], Mapping[str, Any]] = lambda work: {},
     expected_s: Callable[[Workload], float] = lambda work: 0.0,
     progress: Progress = silent,
+    expect: Callable[[str, float], None] | None = None,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
     """Time the workloads that the store lacks, and return all records; the store is written after every few
@@ -150,6 +181,8 @@ def measure_workloads(
             workload is waited for.
         progress: receives reports of the stage ``measure``: what is timed next and how long all of it will
             take.
+        expect: called with a part of the work and its remaining seconds, if the caller's progress says how
+            long everything will take.
 
     Returns:
         records by workload key; a record with ``error`` marks a workload that could not run.
@@ -159,20 +192,20 @@ def measure_workloads(
     records = {key: stored[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in stored}
     missing = [work for key, work in wanted.items() if key not in records]
     seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
-    remaining = Remaining()
-    remaining.expect("timing", sum(seconds.values()))
+    progress, expect = with_estimate(progress, expect)
+    expect("timing", sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
         described = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
         store.put_many({f"{prefix}/{key}": record for key, record in described.items()})
         records.update(described)
-        remaining.expect("timing", sum(s for key, s in seconds.items() if key not in records))
+        expect("timing", sum(s for key, s in seconds.items() if key not in records))
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []
         for chunk in batches(works, seconds, batch):
             done = sum(work.key in records for work in missing)
-            progress("measure", done, len(missing), remaining.before(chunk[0].describe()))
+            progress("measure", done, len(missing), chunk[0].describe())
             short += _Batch(pool, training, seconds, keep).time(chunk, again=again)
         return short
 

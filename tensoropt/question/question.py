@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.question.compute_dtype import with_dtype
 from tensoropt.question.model_source import (
     LoadedModel,
     ModelSourceError,
@@ -24,7 +25,7 @@ from tensoropt.question.model_source import (
     load_model,
 )
 from tensoropt.question.settings import Settings, settings_fields
-from tensoropt.units import format_bytes, parse_bytes, read_counts, write_counts, write_size
+from tensoropt.units import format_bytes, parse_bytes, read_counts, read_number, write_counts, write_size
 
 
 class Question(BaseModel):
@@ -103,6 +104,11 @@ class Question(BaseModel):
         """The values that the operator graph depends on, besides the model's source."""
         chosen = {"batch": self.batch, "seed": self.seed, "onnx": repr(self.onnx)}
         return {**chosen, "mode": self.settings.mode, "dtype": self.settings.dtype}
+
+    def computing_on(self, clusters: Iterable[Cluster]) -> Question:
+        """Return the question with the dtype that is computed in on all of these clusters."""
+        settings = with_dtype(self.settings, self.model, clusters)
+        return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
     def on(self, cluster: Cluster) -> Question:
         """Return the question about a cluster, with the batch for as many devices as it has.
@@ -231,10 +237,9 @@ def headroom_bytes(headroom: str, whole: float) -> float:
     Raises:
         TensorOptError: it is neither a share nor a size, or leaves nothing.
     """
-    share, percent, rest = headroom.partition("%")
     try:
-        kept = whole * float(share) / 100 if percent and not rest.strip() else parse_bytes(headroom)
-    except (ValueError, TensorOptError):
+        kept = whole * read_number(headroom) if "%" in headroom else parse_bytes(headroom)
+    except TensorOptError:
         raise TensorOptError(
             f"--headroom '{headroom}' is neither a share nor a size; write 5% or 2GiB"
         ) from None

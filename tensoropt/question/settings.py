@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Constrained = Constraints | None
 else:
     Optimizer = Literal[tuple(OPTIMIZERS)]
-    ComputeDtype = Literal["float32", "bfloat16"]
+    ComputeDtype = Literal["auto", "float32", "bfloat16"]
     Constrained = Any
 
 _SWITCH = {"no": False, "yes": True}
@@ -148,7 +148,8 @@ class Setting:
             if self.choices:
                 return typed
             value = self.read(text)
-            return self._checked(float(f"{value / 100:.6g}") if self.percent else value)
+            in_percent = self.percent and "%" not in text  # with the sign it is read as a share already
+            return self._checked(float(f"{value / 100:.6g}") if in_percent else value)
         except TensorOptError as error:
             raise TensorOptError(f"{self.form_label}: {error}") from error
 
@@ -313,10 +314,11 @@ class Settings:
     dtype: Annotated[
         ComputeDtype,
         Setting(
-            "what operators compute in; float32: the model's own dtypes; bfloat16: mixed precision with "
-            "float32 master weights", "Computes in", STEP, title="{}", assumed=True, of_step=True,
+            "what operators compute in; auto: bfloat16 for language models of the zoo on GPUs that have it, "
+            "else float32; float32: the model's own dtypes; bfloat16: mixed precision with float32 master "
+            "weights", "Computes in", STEP, title="{}", assumed=True, of_step=True,
         ),
-    ] = "float32"  # fmt: skip
+    ] = "auto"  # fmt: skip
     recompute: Annotated[
         Literal["auto", "never"],
         Setting(

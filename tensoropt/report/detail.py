@@ -126,7 +126,7 @@ class _SimulatedStep:
             row
             for stage in self._rows
             for group, row in zip(stage.strategy.graph.groups, stage.operators(), strict=True)
-            if not is_crossing(group) or row.compute_s or row.communication_s
+            if not is_crossing(group) or row.compute_s or row.copies_s or row.communication_s
         )
 
     def edges(self) -> tuple[EdgeRow, ...]:
@@ -334,7 +334,8 @@ class _PlacedStep(_SimulatedStep):
         groups = {op.name: op.group for op in self.strategy.placed_graph.operators if op.group is not None}
         # Operators that cut, join or hand out tensors copy beside the groups.
         spent = spent_by_group(own, groups)
-        return [Computed.of(groups[name], took) for name, took in spent.items()], beside_groups(own, spent)
+        computed = [Computed.of(groups[name], took, name) for name, took in spent.items()]
+        return computed, beside_groups(own, spent)
 
     def places(self) -> tuple[Share, ...]:
         return tuple(

@@ -52,11 +52,11 @@ def _counted(title: str, top: int, count: int) -> str:
 
 
 def _seconds(row: OperatorRow) -> float:
-    return row.compute_s + row.communication_s
+    return row.compute_s + row.copies_s + row.communication_s
 
 
 def _operators(rows: Sequence[OperatorRow]) -> str:
-    head = ["group", "module", "split by", "compute", "forward", "backward", "copies", "comm."]
+    head = ["group", "module", "split by", "forward + backward", "forward", "backward", "copies", "comm."]
     table = [[*head, "parameters", "kept", "figures"]]
     for r in rows:
         split = ", ".join(f"{axis}: {label}" for axis, label in r.configuration.items())

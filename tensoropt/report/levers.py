@@ -242,19 +242,24 @@ def _twice_as_fast(fits: LinkFits) -> LinkFits:
 
 
 def _faster_kernels(plan: Rebuilt) -> list[Lever]:
-    """Return the levers of twice the speed for the operators that take longest, by module and kind, and for
-    all of them."""
-    works, computed = plan.works(), []
+    """Return the levers of twice the speed for the operators that take longest on the busiest device, by
+    module and kind, and for all of them."""
+    works, computed = plan.works(), dict[int, list[tuple[str, Computed]]]()
     for each in works:
         seconds, anchor = plan.recorded_work(each), each.group.anchor
         seconds_of_both = each.forwards * seconds.forward_s + seconds.backward_s
-        computed.append(Computed(anchor.module, kind_of(anchor.target), seconds_of_both))
-    if not (parts := summed(computed)):
+        took = Computed(anchor.module, kind_of(anchor.target), seconds_of_both)
+        computed.setdefault(each.place, []).append((each.work.key, took))
+    # Named as among the parts of the step, which are those of the busiest device.
+    busiest = max(computed.values(), key=lambda at: sum(took.seconds for _, took in at), default=[])
+    if not (parts := summed(took for _, took in busiest)):
         return []
-    title, count, _ = parts[0]
-    own = [each.work.key for each, its in zip(works, titles(computed), strict=True) if its == title]
+    title, rows, _ = parts[0]
+    timed = [(key, took) for key, took in busiest if took.seconds > 0]
+    named = zip(timed, titles([took for _, took in timed]), strict=True)
+    own = [key for (key, _), its in named if its == title]
     # Groups that compute the very same elsewhere run the same kernels.
-    others = sum(each.work.key in own for each in works) - count
+    others = sum(each.work.key in own for each in works) - len(rows)
     title += f" and {others} alike" if others > 0 else ""
     top = plan.recorded.changed(lambda key, work: _halved(work, key in own))
     every = plan.recorded.changed(lambda _, work: _halved(work, True))

@@ -73,7 +73,7 @@ class StageRows:
     def computed(self) -> list[Computed]:
         """Return the seconds that each group computes."""
         groups = {self.names[group.name]: group for group in self.strategy.graph.groups}
-        return [Computed.of(groups[name], took) for name, took in self._spent.items()]
+        return [Computed.of(groups[name], took, name) for name, took in self._spent.items()]
 
     def beside(self) -> dict[str, float]:
         """Return the seconds that are computed beside groups' own operators, by title."""

@@ -28,7 +28,15 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
-from tensoropt.plan.spent import AGAIN, COPIES, OPTIMIZER, RECOMPUTATION, Spent, is_of_group
+from tensoropt.plan.spent import (
+    AGAIN,
+    COPIES,
+    OPTIMIZER,
+    OPTIMIZER_TITLE,
+    RECOMPUTATION,
+    Spent,
+    is_of_group,
+)
 from tensoropt.sharding.groups import Group
 from tensoropt.simulate.candidates import link_levels
 from tensoropt.simulate.recording import (
@@ -73,6 +81,7 @@ class Part:
             for, ...
         share: its share of the step.
         count: how many groups of operators it sums; 0 for parts that are not operators.
+        groups: the names of their rows.
     """
 
     key: str
@@ -80,6 +89,12 @@ class Part:
     seconds: float
     share: float
     count: int = 0
+    groups: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The part with its share of the step: ``linear mlp.c_fc (12 ×), 30 %``."""
+        return f"{self.title}, {100 * self.share:.0f} %"
 
 
 @dataclass(frozen=True)
@@ -89,17 +104,19 @@ class Computed:
     Attributes:
         module: the path of its module; "" if none is known.
         kind: what it computes, as named by :func:`kind_of`.
+        row: the name of the group's row.
     """
 
     module: str
     kind: str
     seconds: float
+    row: str = ""
 
     @classmethod
-    def of(cls, group: Group, spent: Spent) -> Computed:
+    def of(cls, group: Group, spent: Spent, row: str) -> Computed:
         """Return what a group computes, without copies."""
         anchor = group.anchor
-        return cls(anchor.module, kind_of(anchor.target), spent.forward_s + spent.backward_s)
+        return cls(anchor.module, kind_of(anchor.target), spent.forward_s + spent.backward_s, row)
 
 
 def kind_of(target: str) -> str:
@@ -113,17 +130,17 @@ def kind_of(target: str) -> str:
 # -- summing by module and kind -------------------------------------------------------------------------
 
 
-def summed(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
-    """Return (title, number of groups, seconds) by module and kind, the longest first.
+def summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[str, ...], float]]:
+    """Return (title, rows of the groups, seconds) by module and kind, the longest first.
 
     Modules count as equal if their paths differ only in numbers: ``h.0.mlp.c_fc`` and ``h.11.mlp.c_fc``.
     Without modules, as in ONNX files, groups are summed by kind.
     """
     timed = [group for group in computed if group.seconds > 0]
-    seconds_of: dict[str, list[float]] = {}
+    inside: dict[str, list[Computed]] = {}
     for title, group in zip(titles(timed), timed, strict=True):
-        seconds_of.setdefault(title, []).append(group.seconds)
-    rows = [(title, len(seconds), sum(seconds)) for title, seconds in seconds_of.items()]
+        inside.setdefault(title, []).append(group)
+    rows = [(title, tuple(g.row for g in of), sum(g.seconds for g in of)) for title, of in inside.items()]
     return sorted(rows, key=lambda row: -row[2])
 
 
@@ -168,8 +185,14 @@ def _tail(path: Sequence[str]) -> str:
 
 
 def _title(kind: str, module: str, count: int) -> str:
-    words = f"{kind} {module}".rstrip()
+    # What a module is called may say what it computes.
+    words = module if module.rpartition(".")[2] == kind else f"{kind} {module}".rstrip()
     return f"{words} ({count} ×)" if count > 1 else words
+
+
+def operator_words(row: OperatorRow) -> str:
+    """Return what an operator computes, and where: ``linear transformer.h.0.mlp.c_fc``."""
+    return _title(kind_of(row.group), row.module, 1)
 
 
 # -- the parts of a step --------------------------------------------------------------------------------
@@ -207,18 +230,22 @@ def step_parts(
     """
     point = exploration.all_points[index]
     step_s = point.time_s or 1.0
-    rows: list[tuple[str, str, float, int]] = []
+    rows: list[tuple[str, str, float, tuple[str, ...]]] = []
     if computed is None:
-        rows.append((COMPUTING, "computing", point.compute_s, 0))
+        rows.append((COMPUTING, "computing", point.compute_s, ()))
     else:
-        rows += [(COMPUTING, title, seconds, count) for title, count, seconds in summed(computed)]
-        rows += [(COMPUTING, title, seconds, 0) for title, seconds in beside.items()]
+        rows += [(COMPUTING, title, seconds, groups) for title, groups, seconds in summed(computed)]
+        rows += [(COMPUTING, title, seconds, ()) for title, seconds in beside.items()]
     waits = waits_of(point)
     links = waiting_by_links(exploration, index, timeline) or (("communication", point.exposed_s),)
-    rows += [(WAITING, f"waiting for {title}", seconds, 0) for title, seconds in links]
-    rows.append((HOST, "waiting for the host that issues the work", waits[HOST], 0))
-    rows.append((IDLE, point.kind.idle, waits[IDLE], 0))
-    parts = [Part(key, title, s, s / step_s, n) for key, title, s, n in rows if s > ROUNDING * step_s]
+    rows += [(WAITING, f"waiting for {title}", seconds, ()) for title, seconds in links]
+    rows.append((HOST, "waiting for the host that issues the work", waits[HOST], ()))
+    rows.append((IDLE, point.kind.idle, waits[IDLE], ()))
+    parts = [
+        Part(key, title, s, s / step_s, len(groups), groups)
+        for key, title, s, groups in rows
+        if s > ROUNDING * step_s
+    ]
     return tuple(sorted(parts, key=lambda part: -part.seconds))
 
 
@@ -234,7 +261,7 @@ def shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
         count = sum(part.count for part in rest)
         title = f"other operators ({count})" if named else f"operators ({count})"
         seconds, share = sum(part.seconds for part in rest), sum(part.share for part in rest)
-        shown.append(Part(COMPUTING, title, seconds, share, count))
+        shown.append(Part(COMPUTING, title, seconds, share, count, sum((part.groups for part in rest), ())))
     return tuple(shown)
 
 
@@ -245,8 +272,7 @@ def largest_words(parts: Sequence[Part], most: int = 1, only: Callable[[Part], b
         only: the parts to consider; all by default.
     """
     chosen = [p for p in parts if only is None or only(p)]
-    words = [f"{p.title}, {100 * p.share:.0f} %" for p in chosen[:most] if p.share >= _LEAST_NAMED / 2]
-    return "; ".join(words)
+    return "; ".join(p.words for p in chosen[:most] if p.share >= _LEAST_NAMED / 2)
 
 
 # -- links that are waited for --------------------------------------------------------------------------
@@ -359,7 +385,7 @@ def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
 _WHOLES = ("computing", "waiting for communication")
 """Parts that are the whole of their kind, as nothing is distinguished."""
 _REDUCTION = "gradient reduction"
-_BESIDE = (RECOMPUTATION, COPIES, _REDUCTION, OPTIMIZER)
+_BESIDE = (COPIES, RECOMPUTATION, _REDUCTION, OPTIMIZER_TITLE)
 """The parts that take time beside single operators."""
 
 
@@ -369,7 +395,8 @@ class Share:
 
     Attributes:
         memory_bytes: bytes at the peak; for an operator, what lasts: parameters, gradients, optimizer state.
-        compute_s, communication_s: seconds of one step; without recomputation, which is a share of its own.
+        compute_s, communication_s: seconds of one step; for an operator without copies and recomputation,
+            which are shares of their own.
         idle_s: the seconds in which a place neither computes nor waits for a link, but for others or for its
             host; None for all else.
     """
@@ -433,10 +460,10 @@ class Detail:
         for event in self.timeline:
             if event.phase == AGAIN:
                 of = RECOMPUTATION
-            elif is_of_group(event, names):
+            elif is_of_group(event, names) and not (event.copies and event.is_computing):
                 continue  # in its row
-            elif event.phase == OPTIMIZER:
-                of = OPTIMIZER
+            elif event.phase == OPTIMIZER and not event.copies:
+                of = OPTIMIZER_TITLE
             else:
                 of = COPIES if event.is_computing else _REDUCTION
             seconds.setdefault(of, [0.0, 0.0])[not event.is_computing] += event.duration_s

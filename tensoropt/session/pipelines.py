@@ -12,6 +12,7 @@ each device part has.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -377,11 +378,14 @@ class _Finder:
             )
 
     def _first_look(self, asked: Sequence[tuple[Mesh, int]]) -> list[list[Point]]:
-        found = []
+        found, begun, remaining = [], time.monotonic(), self.session.remaining
         for number, (mesh, micro_batches) in enumerate(asked):
+            each_s = (time.monotonic() - begun) / max(number, 1)
+            remaining.expect("pipelines", each_s * (len(asked) - number))
             label = f"pp{mesh.label}, {micro_batches} micro-batches"
             self.session.report("pipelines", number, len(asked), label)
             found.append(self._of_mesh(mesh, micro_batches, EXACT if self.small else _QUICK))
+        remaining.expect("pipelines", 0.0)
         return found
 
     def _leanest(

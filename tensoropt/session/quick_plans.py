@@ -26,14 +26,16 @@ from tensoropt.planners.task import PlanningTask
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces
 from tensoropt.session.searched import Searched
-from tensoropt.session.session import Session
+from tensoropt.session.session import QUICK_PLANS, Session, quick_plans_s
 from tensoropt.session.simulations import unbeaten_of
 from tensoropt.sharding.constraints import LackingDevicesError
 
 _LESS = 0.95
 """The share of the leanest point's memory within which heuristics run, too; an assumption."""
-_STAGE = "planners"
-"""The name of this stage in progress, and of its seconds in a report."""
+_STAGE = QUICK_PLANS
+_EFFORT_S, _WITHIN_S = 0.3, 3.0
+"""How long a planner takes that has no effort of its own, and heuristics within the memory of every point,
+relative to the efforts of others; assumptions, of which only the remaining time depends."""
 
 
 def with_quick_plans(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
@@ -54,11 +56,15 @@ def with_quick_plans(session: Session, searched: Searched, exploration: Explorat
             kinds, refusals = kinds - {"placed"}, {**refusals, "placed plans": reason}
         quick = quick_planners(len(searched.problem.graph.groups), session.cluster.device_count)
         entries = [entry for entry in quick if entry.kind in kinds]
-        asking = _Asking(task)
+        asking, whole_s = _Asking(task), quick_plans_s(len(searched.problem.graph.groups))
+        efforts = [*(float(entry.options.get("seconds", _EFFORT_S)) for entry in entries), _WITHIN_S]
         for number, entry in enumerate(entries):
+            session.remaining.expect(_STAGE, whole_s * sum(efforts[number:]) / sum(efforts))
             session.report(_STAGE, number, len(entries), entry.name)
             asking.ask(entry)
+        session.remaining.expect(_STAGE, whole_s * _WITHIN_S / sum(efforts))
         points, left_out = _asked_within_points(session, searched, exploration, asking, entries)
+        session.remaining.expect(_STAGE, 0.0)
     tried = asking.tried(entries)
     came_in = Counter(p.planner for p in points if p.planner in tried)
     for planner, row in tried.items():

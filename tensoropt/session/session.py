@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
-from tensoropt.types import Progress, silent
+from tensoropt.types import Floats, Progress, silent
 
 
 class _StageClock:
@@ -59,6 +59,17 @@ def wide_s(levels: int, tables: Sequence[CostTables]) -> float:
     return (LIKE_WIDEST if levels > 1 else 1.0) * max(map(search_s, tables))
 
 
+QUICK_PLANS = "planners"
+"""The name of the stage of quick planners in progress, and of its seconds in a report."""
+_QUICK_S, _QUICK_S_PER_GROUP = 10.0, 0.1
+"""The seconds of quick planners, and of these for each group; assumptions, from GPT-2's on two cores."""
+
+
+def quick_plans_s(groups: int) -> float:
+    """Return the estimated seconds that quick planners take."""
+    return _QUICK_S + _QUICK_S_PER_GROUP * groups
+
+
 def simulate_s(tables: CostTables) -> float:
     """Return the seconds from the last search to the exploration."""
     return _SIMULATE_S * len(tables.variables)
@@ -88,6 +99,12 @@ class Session:
     def report(self, stage: str, done: int, total: int, what: str, /) -> None:
         """Show progress, and how long everything that was announced still takes."""
         self.progress(stage, done, total, self.remaining.before(what))
+
+    @property
+    def draw(self) -> Callable[[Floats, Floats], None] | None:
+        """The function that shows the points known so far, their memory and time; None if the progress has no
+        ``points``, which does."""
+        return getattr(self.progress, "points", None)
 
     def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:
         """Return the seconds per stage of a report, with those of a stage that has ended since."""

@@ -28,7 +28,7 @@ from tensoropt.session.one_space import (
 from tensoropt.session.session import outlined_s
 from tensoropt.session.simulations import Simulations
 from tensoropt.sharding.constraints import ConstraintError
-from tensoropt.types import Progress
+from tensoropt.types import Floats, Progress
 
 _TRIFLE = 1e-3
 """The share by which a strategy must need less memory or time for its space to count as bringing something
@@ -46,6 +46,7 @@ class SpaceSearch:
     Args:
         simulations: the simulations of the same spaces, in the same order; filled here.
         kept: what was found for single spaces before.
+        draw: called with the memory and the time of the points that are known so far, as they become more.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class SpaceSearch:
         progress: Progress,
         remaining: Remaining | None = None,
         kept: KeptFrontiers | None = None,
+        draw: Callable[[Floats, Floats], None] | None = None,
     ):
         self.built, self.settings, self.simulations = list(built), settings, simulations
         self.progress = progress
         self.remaining = remaining if remaining is not None else Remaining()
         self.kept = kept if kept is not None else KeptFrontiers()
+        self.draw = draw
         self.found: dict[int, SearchedSpace] = {}
         self.refused: dict[int, str] = {}
         self.every: list[Found] = []
@@ -191,6 +194,9 @@ class SpaceSearch:
         spaces = [(mesh.label, tables.mesh[0]) for mesh, tables, _ in (self.built[n] for n in numbers)]
         words = ", ".join(f"mesh {label}, {count} micro-batches" for label, count in spaces)
         self.progress("search", done, len(self.built), words)
+        if self.draw is not None and self.outlines:
+            best = self.simulations.frontier()
+            self.draw(best.memory, best.time)
 
     @property
     def notes(self) -> tuple[str, ...]:

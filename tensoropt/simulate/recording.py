@@ -46,8 +46,8 @@ class OperatorRow:
 
     @property
     def compute_s(self) -> float:
-        """The device's time for the group: operators and copies."""
-        return self.forward_s + self.backward_s + self.copies_s
+        """The device's time for the group's operators, without copies."""
+        return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,11 @@ class ZooEntry:
         parameters = inspect.signature(self.builder).parameters
         return {name: p.default for name, p in parameters.items() if name != "batch"}
 
+    @property
+    def language_model(self) -> bool:
+        """Whether it reads tokens of a vocabulary and nothing else, translators included."""
+        return "vocabulary" in self.overrides and "image" not in self.overrides
+
     def with_sequence(self, length: int) -> str:
         """Return the option that sets the length of the sequence which it reads, as written behind its name.
 

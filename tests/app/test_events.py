@@ -23,7 +23,7 @@ def test_the_slider_selects_the_fastest_point_within_its_budget() -> None:
 
 
 def test_the_right_end_of_a_slider_is_no_limit() -> None:
-    low, high, step = events.budget_range(DATA)
+    low, high, step = events.budget_range(DATA, View())
     assert low < 10 < 80 < high - step
     limited = events.on_budget(VIEW, DATA, 35.0)
     assert events.on_budget(limited, DATA, high).budget_bytes is None
@@ -34,7 +34,7 @@ def test_the_right_end_of_a_slider_is_no_limit() -> None:
 def test_a_slider_that_shows_the_state_changes_nothing(gib: float) -> None:
     """Otherwise the echo of a typed budget would move it."""
     view = events.on_budget_text(VIEW, DATA, f"{gib} GiB")
-    low, high, _ = events.budget_range(DATA)
+    low, high, _ = events.budget_range(DATA, View())
     assert events.on_budget(view, DATA, min(max(gib, low), high)) == view
 
 

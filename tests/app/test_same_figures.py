@@ -17,7 +17,7 @@ from tensoropt_app.library import READY_MADE
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.operators import beside_rows, operator_rows, table_rows
-from tensoropt_app.views.plan import step_bar
+from tensoropt_app.views.plan import bars_of, step_bar
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.points_table import table_columns
 from tensoropt_app.views.why import parts, quick
@@ -91,7 +91,7 @@ def test_figures_per_operator_are_the_same(found: Found) -> None:
         (table,) = [part for part in text if part.startswith("group ")]
         assert [row["group"] for row in page] == [row["group"] for row in shown]
         for mine, theirs in zip(page, shown, strict=True):
-            computed = theirs["forward_s"] + theirs["backward_s"] + theirs["copies_s"]
+            computed = theirs["forward_s"] + theirs["backward_s"]
             for name, seconds in (
                 ("compute", computed),
                 ("copies", theirs["copies_s"]),
@@ -159,6 +159,37 @@ def test_what_takes_the_time_is_the_same(found: Found) -> None:
         bar = {segment.title: segment.share for segment in step_bar(data, index).segments}
         computing = sum(part["share"] for part in shown["parts"] if part["key"] == "computation")
         assert bar["compute"] == pytest.approx(computing, abs=1e-6)
+
+
+def test_a_part_is_what_its_operators_take_wherever_they_are_shown(found: Found) -> None:
+    exploration, folder = found
+    units = FrontierData.of(exploration).units
+    for index in some(exploration):
+        told = detail_of(folder, index)
+        page = {row["group"]: row for row in table_rows(operator_rows(exploration, index, told), {}, units)}
+        shown = answer("show", str(folder), "--point", str(index + 1))
+        rows = {row["group"]: row for row in shown["operators"]}
+        bars = bars_of(told, told.timeline)
+        text = "\n".join(detail_lines(told, 10))
+        for part in shown["parts"]:
+            seconds, groups = part["seconds"], part["groups"]
+            if groups:
+                timed = sum(
+                    event.duration_s for event in told.timeline
+                    if event.group in groups and event.is_computing and not event.copies
+                    and event.phase in ("forward", "backward")
+                )  # fmt: skip
+                computed = sum(rows[group]["forward_s"] + rows[group]["backward_s"] for group in groups)
+                assert timed == pytest.approx(seconds)
+                assert computed == pytest.approx(seconds)
+                cells = sum(page[group]["compute"] for group in groups)
+                assert cells == pytest.approx(units.time.of(seconds), rel=6e-3)
+                words = f"{part['title']}, {100 * part['share']:.0f} %"
+                assert all(words in bars.words[group] for group in groups)
+            elif part["key"] == "computation" and not told.places:  # copies and the optimizer: a row below
+                beside = {share.title: share.compute_s for share in told.shares()[1]}
+                assert beside[part["title"]] == pytest.approx(seconds)
+                assert part["title"] in text
 
 
 def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_owners_at_the_peak_and_at_a_time(capsys):
     assert "memory at 180 ms" in shown(capsys, "--owners", "180ms")
 
 
+def test_all_points_are_listed(capsys):
+    assert main(["show", SHIPPED, "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    count = len(saved.load_exploration(Path(SHIPPED)).points)
+    assert [line.split()[0] for line in lines] == ["point", *map(str, range(1, count + 1))]
+
+
 def test_owners_add_up_in_json(capsys):
     owners = json.loads(shown(capsys, "--owners", "--json"))["owners"]
     assert sum(row["bytes"] for row in owners["rows"]) == owners["total_bytes"]

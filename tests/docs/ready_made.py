@@ -8,23 +8,32 @@ from tensoropt_app.library import READY_MADE
 
 from tensoropt import cli
 
-MODEL = "zoo:gpt2"
-OPTIONS = "--batch 64 --micro-batches 1,4 --epsilon 0.01 --max-points 24"
-"""Options that thin the explorations, so that the files stay small."""
-PLANNERS = "--planners data_parallel,zero,megatron"
+THINNED = "--measure never --epsilon 0.01 --max-points 24"
+"""Options that thin the explorations, so that the files stay small. Only data sheets: measured figures would
+be those of one person's machine."""
+LLAMA = "explore zoo:llama3-8b --dtype bfloat16 --micro-batches 1,2 --process-memory"
+GPT2 = "zoo:gpt2 --batch 64 --dtype float32 --micro-batches 1,4"
 EXPLORATIONS = {
-    "gpt2-dgx-h100": ("compare", "dgx-h100", *PLANNERS.split()),
-    "gpt2-dgx-h100-half": ("explore", "dgx-h100[4]"),
-}
-"""Folder -> verb, cluster, more options. Only data sheets: measured figures would be those of one person's
-machine."""
+    # Data parallelism does not fit: the state of 8 billion parameters is 120 GiB.
+    "llama3-8b-8x24gib": f"{LLAMA} --cluster rtx-4090x2 --batch 16 --sequence 4096 --memory 24GiB",
+    "llama3-8b-4x80gib": f"{LLAMA} --cluster dgx-a100[4] --batch 16 --sequence 8192 --memory 80GiB",
+    # Two nodes: a pipeline between them.
+    "llama3-70b-two-nodes": "explore zoo:llama3-70b --dtype bfloat16 --micro-batches 1,2,4 "
+    "--cluster dgx-h100x2 --batch 32 --sequence 4096 --memory 80GiB",
+    # Two cards without NVLink: branches beside one another instead of gradients over PCIe.
+    "inception-v3-two-cards": "explore zoo:inception-v3 --cluster rtx-4090[2] --batch 64 --dtype bfloat16 "
+    "--memory 4GiB",
+    "gpt2-dgx-h100": f"compare {GPT2} --cluster dgx-h100 --planners data_parallel,zero,megatron",
+    "gpt2-dgx-h100-half": f"explore {GPT2} --cluster dgx-h100[4]",
+}  # fmt: skip
+"""Folder -> the command that makes it."""
 
 
 def main() -> int:
-    """Explore each, and return the first exit code that isn't 0."""
-    for name, (verb, cluster, *more) in EXPLORATIONS.items():
+    """Explore those that are named, by default all, and return the first exit code that isn't 0."""
+    for name in sys.argv[1:] or EXPLORATIONS:
         out = READY_MADE / name
-        code = cli.main([verb, MODEL, "--cluster", cluster, *OPTIONS.split(), *more, "--out", str(out)])
+        code = cli.main([*EXPLORATIONS[name].split(), *THINNED.split(), "--out", str(out)])
         if code:
             return code
         for made in ("frontier.csv", "comparison.csv"):  # the dashboard makes them when asked

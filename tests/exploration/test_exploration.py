@@ -18,8 +18,9 @@ import pytest
 
 import tensoropt
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.exploration.exploration import ROWS, Exploration, load_exploration
+from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.notable import NOTABLE
 from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
 from tests.plan.explorations import MIB, point, small_exploration
@@ -42,7 +43,7 @@ def table_of(text: str) -> list[str]:
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("point "))
     numbers = (line.split()[0] for line in lines[start + 1 :])
-    return [number for number in numbers if number.isdecimal() and int(number) <= 5000][:ROWS]
+    return [number for number in numbers if number.isdecimal() and int(number) <= 5000][:NOTABLE]
 
 
 @pytest.mark.parametrize("folder", READY_MADE, ids=lambda folder: folder.name)
@@ -52,19 +53,19 @@ def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
     assert len(shown.splitlines()) <= 25
     assert max(map(len, shown.splitlines())) <= 120
     assert shown.startswith("Exploration of a training step of zoo:gpt2 on dgx-h100")
-    assert f"12 of {len(found.points)} points shown" in shown
+    assert f"8 of {len(found.points)} points shown" in shown
     for word in ("leanest", "knee", "fastest", "memory/GiB", "time/ms"):
         assert word in shown
-    assert len(repr(found.frontier).splitlines()) == 1 + 12 + 1
+    assert len(repr(found.frontier).splitlines()) == 1 + 8 + 1
     assert len(in_a_notebook(found)) < 80_000
 
 
 def test_of_many_points_the_ends_and_the_knee_are_shown() -> None:
     found = long_exploration()
     numbers = table_of(repr(found))
-    assert len(numbers) == ROWS
+    assert len(numbers) == NOTABLE
     assert {"1", str(found.knee + 1), "5000"} <= set(numbers)
-    assert "12 of 5,000 points shown" in repr(found)
+    assert "8 of 5,000 points shown" in repr(found)
 
 
 def test_a_few_points_are_all_shown() -> None:
@@ -79,7 +80,7 @@ def test_a_notebook_shows_the_picture_and_the_table() -> None:
         root = ElementTree.fromstring(in_a_notebook(found))
         circles = root.findall(".//{http://www.w3.org/2000/svg}circle")
         assert 4 + 3 <= len(circles) <= 400 + 3
-        assert len(root.findall(".//tbody/tr")) == min(len(found.points), ROWS)
+        assert len(root.findall(".//tbody/tr")) == min(len(found.points), NOTABLE)
     assert len(in_a_notebook(long_exploration())) < 300_000
 
 

@@ -5,18 +5,21 @@ What each rank of a pipeline sends, counted by hand.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensoropt.errors import PlanError
 from tensoropt.pipeline.strategy import (
     SCHEDULES,
     PipelinedStrategy,
     place_actions,
 )
 from tensoropt.pipeline.timing import (
+    DURATIONS,
     ScheduleTimes,
     StageSeconds,
     arriving_bytes,
@@ -27,6 +30,7 @@ from tensoropt.pipeline.timing import (
     stored_bytes,
 )
 from tensoropt.simulate.collectives import Collective
+from tensoropt.simulate.timeline import Task, Timeline, schedule
 from tests.costs.models import four, problem
 from tests.pipeline.models import skip, split_along_the_batch, tables, tied
 
@@ -311,3 +315,54 @@ def test_what_does_not_wait_for_gradients_is_as_fast_behind_or_not() -> None:
     behind = whole.gathering_early().reducing_behind((0.0,) * 3, buckets_s=0.0, slower=0.1)
     assert behind.backward == whole.backward
     assert run("1f1b", 2, 4, [behind] * 2, one_behind=True).total_s <= run("1f1b", 2, 4, [whole] * 2).total_s
+
+
+def _twin(times: ScheduleTimes) -> Timeline:
+    """The same tasks, scheduled one by one."""
+    made, stages = times._tasks, times.stages
+    after: list[list[int]] = [[] for _ in made._channel]
+    for task, (first, behind) in enumerate(itertools.pairwise(made._first)):
+        for successor in made._successors[first:behind]:
+            after[successor].append(task)
+    return schedule(
+        [
+            Task(DURATIONS[what], stages[stage].durations[what], (f"{at}",) if at >= 0 else (), before)
+            for stage, what, at, before in zip(*made._where, made._channel, after, strict=True)
+        ]
+    )
+
+
+seconds = st.sampled_from((0.0, 0.5, 1.0)) | st.floats(0, 3)
+
+
+@given(
+    st.lists(
+        st.builds(
+            StageSeconds,
+            st.tuples(seconds, seconds, seconds),
+            st.tuples(seconds, seconds, seconds),
+            *[seconds] * 3,
+            st.floats(0, 1),
+            *[seconds] * 3,
+        ),
+        min_size=4,
+        max_size=4,
+    ),
+    st.sampled_from((("gpipe", 4), ("1f1b", 4), ("zero_bubble", 4), ("interleaved_1f1b", 2), ("zbv", 2))),
+    st.sampled_from((4, 6)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_tasks_take_place_as_one_by_one(
+    stages: list[StageSeconds], shape: tuple[str, int], micro_batches: int, blocking: bool, behind: bool
+) -> None:
+    times = run(*shape, micro_batches, stages, blocking_sends=blocking, one_behind=behind)
+    _, starts, ends, order = times._tasks.times(stages)
+    twin = _twin(times)
+    assert (starts.tolist(), ends.tolist(), order.tolist()) == (twin.starts, twin.ends, twin.order)
+    assert times.total_s == twin.total_s
+
+
+def test_seconds_that_are_none_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"B1 of stage 1 takes -1.0 s; durations are finite and at least 0"):
+        run("1f1b", 2, 4, [like(1.0, 1.0), StageSeconds((1.0,) * 3, (1.0, -1.0, 1.0))])

@@ -21,9 +21,11 @@ from tensoropt.plan.plan_names import (
     SEQUENCE,
     TENSOR,
     WHOLE,
+    brief_name,
     family,
     is_recomputed,
     plan_names,
+    short_name,
     what_it_does,
 )
 from tensoropt.plan.point import Point
@@ -245,3 +247,21 @@ def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
 )
 def test_the_family_of_a_plan_is_in_its_name(name: str, known: str, recomputed: bool) -> None:
     assert (family(name), is_recomputed(name)) == (known, recomputed)
+
+
+def test_a_short_name_says_what_sets_plans_apart() -> None:
+    name = "DP 8 (TP 2/115, other dims 1/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 4 micro-batches"
+    assert short_name(name) == "DP 8 · ZeRO-1 24/146, ZeRO-3 72/146"
+    assert short_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
+
+
+def test_a_brief_name_is_a_few_words() -> None:
+    name = (
+        "DP 8 (TP 2/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 5/12 blocks recomputed (attention core) · TP 2 + SP"
+    )
+    assert brief_name(f"{name} · 3 inputs gathered again · 4 micro-batches") == (
+        "DP 8 · ZeRO-3 · 5/12 recomputed · TP 2 + SP"
+    )
+    assert brief_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
+    assert brief_name("DP 8 · ZeRO-2") == "DP 8 · ZeRO-2"
+    assert brief_name("3 inputs gathered again") == "3 inputs gathered again"

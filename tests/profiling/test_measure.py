@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tensoropt import zoo
+from tensoropt.console import LEAST_LEFT, eta_of, without_eta
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling import workload_timing
-from tensoropt.profiling.measure import LEAST_LEFT, START_S, Remaining, measure_workloads, without_eta
+from tensoropt.profiling.measure import START_S, Remaining, measure_workloads, with_estimate
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.optimizers import OPTIMIZERS
 from tensoropt.profiling.store import ProfileStore
@@ -62,13 +63,16 @@ def test_what_is_announced_adds_up_and_runs_down(clock):
 
 
 def test_what_is_done_corrects_the_pace(clock):
-    """Four seconds took twelve: of the rest as much more as START_S at the expected pace leaves."""
+    """Four seconds took twelve: of the same part as much more as START_S at the expected pace leaves."""
     left = Remaining(clock)
     left.expect("tables", 4.0)
     left.expect("searches", 10.0)
     clock.now += 12
     left.expect("tables", 0.0)
-    assert left.left_s == pytest.approx(10 * (START_S + 12) / (START_S + 4))
+    pace = (START_S + 12) / (START_S + 4)
+    assert left.left_s == pytest.approx(10 * pace**0.5)
+    left.expect("tables", 6.0)
+    assert left.left_s == pytest.approx(10 * pace**0.5 + 6 * pace)
 
 
 def test_what_turns_out_to_be_more_is_no_sign_of_a_slow_pace(clock):
@@ -77,6 +81,48 @@ def test_what_turns_out_to_be_more_is_no_sign_of_a_slow_pace(clock):
     clock.now += 50
     left.expect("searches", 8.0)
     assert left.left_s == pytest.approx(8.0)
+
+
+def said(left: Remaining) -> float:
+    return eta_of(left.before("x"))
+
+
+def test_what_is_said_only_falls(clock):
+    """A part that takes a little longer than announced keeps what was said."""
+    left = Remaining(clock)
+    left.expect("tables", 20.0)
+    left.expect("searches", 40.0)
+    before = said(left)
+    for done_s, clock.now in ((2.0, 104.0), (10.0, 118.0), (20.0, 132.0)):
+        left.expect("tables", 20.0 - done_s)
+        assert said(left) <= before
+        before = said(left)
+    left.expect("searches", 35.0)
+    left.expect("searches", 37.0)
+    assert said(left) <= before
+
+
+def test_what_appears_is_said_as_what_makes_it_more(clock):
+    left = Remaining(clock)
+    left.expect("tables", 10.0)
+    left.before("mesh 8")
+    left.expect("wide meshes", 60.0)
+    assert left.before("mesh 8") == "about 70 s left (now with wide meshes), mesh 8"
+    assert left.before("mesh 8") == "about 70 s left, mesh 8"
+    left.expect("wide meshes", 200.0)
+    assert left.before("mesh 8") == "about 4 min left (longer than expected), mesh 8"
+
+
+def test_the_caller_that_estimates_everything_is_told(clock):
+    told, announced = [], []
+    tell, expect = with_estimate(lambda *report: told.append(report), lambda *part: announced.append(part))
+    expect("timing", 4.0)
+    tell("measure", 0, 1, "linear")
+    assert (told, announced) == ([("measure", 0, 1, "linear")], [("timing", 4.0)])
+    tell, expect = with_estimate(lambda *report: told.append(report), None)
+    expect("timing", 4.0)
+    tell("measure", 0, 1, "linear")
+    assert told[-1] == ("measure", 0, 1, "about 4 s left, linear")
 
 
 @pytest.mark.parametrize("seconds", [0.2, 14.0, 700.0, 90000.0])

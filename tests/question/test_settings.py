@@ -30,7 +30,7 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
     assert written == (
         '{"mode": "train", "optimizer": "adam", "micro_batches": "auto", "memory_bytes": 8589934592, '
         '"epsilon": 0, "max_points": null, "method": "auto", '
-        '"dtype": "float32", "recompute": "auto", "overlap": "default", '
+        '"dtype": "auto", "recompute": "auto", "overlap": "default", '
         '"constraints": null, "measure": "all", "process_memory": false, "pipelines": "auto", '
         '"placements": "auto", "soft_placement": false, "expert_imbalance": 1.0}'
     )
@@ -55,7 +55,7 @@ def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ({"dtype": "int3"}, "unknown dtype 'int3'; use float32 or bfloat16"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'; use auto, float32 or bfloat16"),
         ({"pipelines": "some"}, "unknown pipelines 'some'; use auto, always or never"),
         ({"method": "dp"}, "unknown method 'dp'; use auto, ldp or elimination"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; use sgd, momentum, adam, adam_fused"),

@@ -224,7 +224,7 @@ def test_plans_of_stages_are_shown_operator_by_operator(
         )
         for row in told.operators:
             assert row.source
-            assert row.compute_s - row.copies_s <= own[row.group] * (1 + 1e-9)
+            assert row.compute_s <= own[row.group] * (1 + 1e-9)
         ends = [event.start_s + event.duration_s for event in told.timeline]
         assert max(ends) == pytest.approx(point.time_s)
         assert told.trace()["traceEvents"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,10 @@ from tensoropt.report.step_parts import (
     summed,
 )
 from tensoropt.report.why import binding
+
+
+def counted(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
+    return [(title, len(rows), seconds) for title, rows, seconds in summed(computed)]
 
 
 def some(found: Exploration) -> list[int]:
@@ -49,7 +54,7 @@ def test_modules_that_differ_in_numbers_alone_are_one_part() -> None:
     blocks = [Computed(f"net.h.{i}.mlp.{name}", "linear", s) for i in range(12)
               for name, s in (("c_fc", 2.0), ("c_proj", 1.0))]  # fmt: skip
     blocks += [Computed(f"net.h.{i}.attn", "attention", 1.5) for i in range(12)]
-    found = summed([*blocks, Computed("net.head", "linear", 5.0), Computed("net.idle", "linear", 0.0)])
+    found = counted([*blocks, Computed("net.head", "linear", 5.0), Computed("net.idle", "linear", 0.0)])
     assert found == [
         ("linear mlp.c_fc (12 ×)", 12, 24.0),
         ("attention attn (12 ×)", 12, 18.0),
@@ -59,7 +64,7 @@ def test_modules_that_differ_in_numbers_alone_are_one_part() -> None:
 
 
 def test_blocks_of_two_kinds_keep_what_tells_them_apart() -> None:
-    found = summed(
+    found = counted(
         Computed(f"{side}.layers.{i}.fc", "linear", 1.0 if side == "encoder" else 2.0)
         for side in ("encoder", "decoder")
         for i in range(3)
@@ -72,7 +77,7 @@ def test_blocks_of_two_kinds_keep_what_tells_them_apart() -> None:
 
 def test_stages_that_are_numbered_in_their_names_are_alike_and_layers_are_not() -> None:
     """ResNet's ``layer1.0.conv1`` ... are one part; a block's first and second convolution are two."""
-    found = summed(
+    found = counted(
         Computed(f"layer{i}.{j}.conv{k}", "convolution", float(k))
         for i in (1, 2)
         for j in (0, 1)
@@ -81,13 +86,20 @@ def test_stages_that_are_numbered_in_their_names_are_alike_and_layers_are_not() 
     assert [title for title, *_ in found] == ["convolution conv2 (4 ×)", "convolution conv1 (4 ×)"]
 
 
+def test_a_module_that_says_what_it_computes_is_named_once() -> None:
+    found = counted(
+        [Computed("net.wte.embedding", "embedding", 2.0), Computed("net.attention", "linear", 1.0)]
+    )
+    assert [title for title, *_ in found] == ["wte.embedding", "linear attention"]
+
+
 def test_without_modules_kinds_are_summed() -> None:
-    found = summed([Computed("", "linear", 1.0), Computed("", "relu", 2.5), Computed("", "linear", 2.0)])
+    found = counted([Computed("", "linear", 1.0), Computed("", "relu", 2.5), Computed("", "linear", 2.0)])
     assert found == [("linear (2 ×)", 2, 3.0), ("relu", 1, 2.5)]
 
 
 def test_a_sequence_is_called_by_its_own_name() -> None:
-    found = summed(Computed(f"model.net.{i}", "linear", 1.0) for i in (0, 2, 4))
+    found = counted(Computed(f"model.net.{i}", "linear", 1.0) for i in (0, 2, 4))
     assert [title for title, *_ in found] == ["linear model.net.* (3 ×)"]
 
 

@@ -30,11 +30,12 @@ def test_many_points_are_thinned_but_ends_and_knee_stay() -> None:
     found = small_exploration()
     many = tuple(point((10 + i) * MIB, 1.0 / (1 + i) ** 2, 0) for i in range(300))
     found = replace(found, points=many)
-    shown = shown_points(found)
+    shown = shown_points(found, 20)
     assert len(shown) == 20
     assert {0, found.index(knee_point=True), 299} <= set(shown)
     assert shown == sorted(set(shown))
-    assert "20 of 300 points shown" in frontier_text(found)
+    assert "8 of 300 points; all: tensoropt show DIR --all" in frontier_text(found)
+    assert len(frontier_text(found, every=True).splitlines()) == 301
 
 
 def test_what_is_split_in_words() -> None:

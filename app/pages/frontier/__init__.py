@@ -7,8 +7,9 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
+from tensoropt.exploration.notable import CARDS_GIB
+
 from ...context import Context
-from ...events import BUDGETS
 from ...figures import frontier as drawing
 from ...state import ACROSS, UP
 from ...views.frontier import TITLES
@@ -33,6 +34,9 @@ _PLACES = {
     "selected": drawing.SELECTED,
     "budget": drawing.BUDGET,
     "target": drawing.TARGET,
+    "line": drawing.LIMIT,
+    "label": drawing.LABEL,
+    "free": drawing.NO_BUDGET,
 }
 """The places in the figure at which the browser moves things with a slider, before it asks the server."""
 
@@ -89,7 +93,7 @@ def _plot() -> Any:
         ),
         html.Div(id="frontier-notes"),
         parts.keyboard_plot(
-            parts.plot("graph", 400, doubleClick="reset"),
+            parts.plot("graph", 450, doubleClick="reset"),
             "plot",
             "Memory against time. Arrow keys walk along the frontier.",
         ),
@@ -111,7 +115,7 @@ def _answer() -> list[Any]:
         "Within", budget, "of ", html.Span(id="answer-devices"), ": ",
         html.Strong(id="answer-plan"), html.Span(id="answer-costs"),
     ]  # fmt: skip
-    cards = [parts.button(f"{size} GiB", f"budget-{size}") for size in BUDGETS]
+    cards = [parts.button(f"{size} GiB", f"budget-{size}") for size in CARDS_GIB]
     return [
         html.Div(sentence, className="answer", **parts.aria(live="polite")),
         html.P(id="answer-beside", className="answer-beside"),

@@ -9,6 +9,7 @@ from typing import Any
 from dash import Patch, ctx, no_update, set_props
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.notable import CARDS_GIB
 
 from ... import events, state
 from ...context import Context
@@ -40,7 +41,7 @@ CALLBACKS = Callbacks()
 
 _BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
-    *(f"{page}budget-{size}" for size in events.BUDGETS for page in ("", "shop-")),
+    *(f"{page}budget-{size}" for size in CARDS_GIB for page in ("", "shop-")),
 )  # fmt: skip
 _LIMITS = ("budget", "target")
 _FIELDS = (
@@ -247,7 +248,7 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
     ranges: dict[tuple[str, str], float | str] = {}
     values: dict[str, Any] = {}
     for name, limits, limit, unit in (
-        ("budget", events.budget_range(data), view.budget_bytes, data.units.memory),
+        ("budget", events.budget_range(data, view), view.budget_bytes, data.units.memory),
         ("target", events.target_range(data), view.target_s, data.units.time),
     ):
         low, high, step = limits
@@ -256,7 +257,7 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
         title = "Memory budget" if name == "budget" else "Time target"
         ranges[name, "thumbLabel"] = f"{title} in {unit.name}"
         values[name] = high if limit is None else min(max(limit / unit.factor, low), high)
-        values[f"{name}-text"] = "" if limit is None else unit.text(limit).replace(",", "")
+        values[f"{name}-text"] = "" if limit is None else unit.limit(limit).replace(",", "")
     values |= {
         "exploration": view.exploration,
         "headroom": f"{round(100 * view.headroom, 2):g}",
@@ -340,16 +341,18 @@ def _mark(context: Context, moved: Any, drawn: Any, scheme: Any, kept: Any) -> A
 
 
 def marking(data: FrontierData, view: View, scheme: str) -> Patch:
-    """Return only what a selection moves: three traces of one point and the two veils."""
+    """Return only what a selection moves: three traces of one point, the two veils, the budget's line and
+    words."""
     colours = palette(scheme)
     patch = Patch()
     traces = drawing.selection_traces(data, view, colours)
     for place, trace in zip((drawing.KNEE, drawing.OTHER, drawing.SELECTED), traces, strict=True):
-        patch["data"][place]["x"] = trace["x"]
-        patch["data"][place]["y"] = trace["y"]
+        for name in ("x", "y", "showlegend"):
+            patch["data"][place][name] = trace[name]
     veils = drawing.shapes(data, view, colours)
-    for place in (drawing.BUDGET, drawing.TARGET):
+    for place in (drawing.BUDGET, drawing.TARGET, drawing.LIMIT):
         patch["layout"]["shapes"][place] = veils[place]
+    patch["layout"]["annotations"][drawing.LABEL] = drawing.budget_label(data, view, colours)
     return patch
 
 

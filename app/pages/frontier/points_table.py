@@ -1,7 +1,7 @@
 """The table of points on the frontier page.
 
 The server sends columns when figures of the table change (another exploration, a price); the browser alone
-handles filters, the order and the selected row.
+handles filters, the order and the selected row, and whether all points are shown or the notable ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...context import Context
 from ...state import View
 from ...views.frontier import FrontierData, rate_arrays
 from ...views.points_table import SHOWN, packed, table_columns
-from ..parts import CLEAR, D3, ONE_ROW, aria, grid, grow, numbers, panel, row, stores, view_of
+from ..parts import CLEAR, D3, ONE_ROW, aria, button, grid, grow, numbers, panel, row, stores, view_of
 from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
@@ -35,7 +35,8 @@ def _columns() -> list[dict[str, Any]]:
         number("memory", "memory", 114),
         number("time", "time", 92),
         # What sets a point apart comes before figures that follow from it.
-        {"field": "short", "headerName": "plan", "width": 430, "tooltipField": "name"},
+        {"field": "short", "headerName": "plan", "width": 330, "tooltipField": "name"},
+        {"field": "is", "headerName": "what it is", "width": 170, "tooltipField": "is"},
         number("micro", "micro-batches", 118, "d"),
         number("compute", "compute", 118),
         number("network", "network", 118),
@@ -44,7 +45,6 @@ def _columns() -> list[dict[str, Any]]:
          "suppressHeaderFilterButton": True},
         number("devices", "devices", 86, "d"),
         {"field": "gap", "headerName": "proof", "width": 86},
-        {"field": "planner", "headerName": "planner", "width": 100},
         number("rate", "samples/s", 108),
         number("mfu", "MFU, %", 84),
         number("device_hours", "device-hours", 110),
@@ -55,7 +55,7 @@ def _columns() -> list[dict[str, Any]]:
 def layout() -> Any:
     controls = [
         dmc.Select(
-            id=f"filter-{name}", data=[], placeholder=f"all {title}", clearable=True, size="xs", w=150,
+            id=f"filter-{name}", data=[], placeholder=f"all {title}", clearable=True, size="xs", w=136,
             clearButtonProps=CLEAR,
             **aria(label=f"Filter by {title}"),
         )
@@ -72,6 +72,7 @@ def layout() -> Any:
             row(*controls, names="tight"),
             grow(),
             html.Span(id="points-count", className="muted"),
+            button("all", "points-all"),
             names="above",
         ),
         grid(
@@ -102,7 +103,12 @@ def _list_points(context: Context, _: Any, listing: Any, kept: Any, columns: Any
     return packed(table_columns(data, view)), _column_units(columns, data, view), listing
 
 
-CALLBACKS.in_browser("points.rows", sets="points.rowData shown-rows.data", when="rows.data")
+CALLBACKS.in_browser(
+    "points.rows",
+    sets="points.rowData shown-rows.data points-all.children points-all.style",
+    when="rows.data points-all.n_clicks points.filterModel selection.data",
+    given="pick.data",
+)
 CALLBACKS.in_browser(
     "points.select",
     sets="points.selectedRows points.scrollTo",
@@ -123,7 +129,6 @@ def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View)
     hidden = {
         **{name: getattr(rates, name) is None for name in ("rate", "mfu", "device_hours", "cost")},
         **{figure.label: bool(np.isnan(data.column(figure.name)).all()) for figure in LISTED},
-        "planner": bool(data.on_frontier.all()),
         "devices": len(data.filters()["devices"]) < 2,
     }
     return [

@@ -10,7 +10,7 @@ from tensoropt.plan.facts_table import named
 from tensoropt.plan.kinds import PlanKind
 
 from ...context import Context
-from ...figures.timeline import memory_figure, timeline_figure
+from ...figures.timeline import memory_figure, timeline_figure, timeline_height
 from ...state import View
 from ...views.frontier import FrontierData
 from ...views.operators import (
@@ -18,7 +18,7 @@ from ...views.operators import (
     curve_of,
     recomputation_difference,
 )
-from ...views.plan import Bar, Segment, device_bars, in_rows, memory_bar, step_bar
+from ...views.plan import Bar, Segment, bars_of, device_bars, in_rows, memory_bar, step_bar
 from ...views.point import point_card
 from ...views.units import plural
 from ..frontier.look import missed
@@ -67,7 +67,7 @@ def _words(context: Context, pick: Any) -> Any:
 
 
 @CALLBACKS.answer(
-    sets="plan-curve.figure plan-timeline.figure plan-time.style",
+    sets="plan-curve.figure plan-timeline.figure plan-timeline.style plan-time.style",
     when="plan-pick.data scheme.data measured.data",
     given="page.data",
 )
@@ -75,12 +75,14 @@ def _figures(context: Context, pick: Any, scheme: Any, kept: Any, page: Any) -> 
     data, view, point = point_shown(context, pick, page, "plan")
     detail, _ = context.detail_or_why(data, point)
     if detail is None:
-        return no_update, no_update, {"display": "none"}
+        return no_update, no_update, no_update, {"display": "none"}
     times, kinds = curve_of(detail)
     limit = data.usable_bytes(view)
     curve = memory_figure(times, kinds, limit, data.units, str(scheme))
-    timeline = timeline_figure(in_rows(detail.timeline), data.units, str(scheme))
-    return *overlaid(context, data, detail, kept, curve, timeline, str(scheme)), {}
+    events = in_rows(detail.timeline)
+    timeline = timeline_figure(events, data.units, str(scheme), bars_of(detail, events))
+    curve, timeline = overlaid(context, data, detail, kept, curve, timeline, str(scheme))
+    return curve, timeline, {"height": f"{timeline_height(timeline)}px"}, {}
 
 
 def about_rows(kind: PlanKind, why: str) -> str:

@@ -12,18 +12,22 @@ from ...context import Context
 from ...figures.graph import elements, stylesheet
 from ...figures.palette import palette
 from ...views.operators import beside_rows, bottom_rows, columns_of, graph_edges, operator_rows, table_rows
-from ...views.picture import ASPECT, NARROW_ASPECT, picture
-from ..parts import ONE_ROW, button, grid, grow, hint, numbers, point_shown, row, search, small
+from ...views.picture import COLUMNS, NARROW_COLUMNS, picture
+from ..parts import ONE_ROW, button, grid, grow, hint, numbers, point_shown, row, search, small, stores
 from ..wiring import Callbacks
 
 CALLBACKS = Callbacks()
 
-_LEGEND = "double border: computed again in backward; dashed: its operators differ; thick: resharded"
+_LEGEND = (
+    "×12: equal blocks folded into one; a click opens a filled box; double border: computed again in "
+    "backward; dashed border: its operators differ; thick: resharded; dashed line: to the next block"
+)
 
 
 def graph() -> Any:
     """Return the modules as boxes, with search and zoom."""
     zoom = [
+        button("fold", "picture-fold", "Close the boxes that were opened"),
         button("fit", "picture-fit", "Show the whole graph"),
         button("+", "picture-in", "Zoom in"),
         button("−", "picture-out", "Zoom out"),
@@ -34,6 +38,7 @@ def graph() -> Any:
             row(search_field, small("picture-found"), grow(), *zoom, names="tight above"),
             _graph_picture(),
             hint(_LEGEND),
+            *stores("picture-opened"),
         ]
     )
 
@@ -61,6 +66,8 @@ def _graph_picture() -> Any:
     )
 
 
+_MOST_OPENED = 40
+"""The most boxes that stay opened, the last ones."""
 _FIGURE = (
     "params.value == null ? '' : params.value === 0 ? '0' : "
     "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
@@ -84,10 +91,8 @@ def table() -> Any:
         number(
             "memory", "memory", 112, "parameters, gradients, optimizer state; below, what else is at the peak"
         ),
-        number("compute", "compute", 112, "forward, backward and copies, without recomputation"),
-        number(
-            "copies", "of it copies", 120, "copies and additions that bring something to where it is used"
-        ),
+        number("compute", "compute", 112, "forward and backward, without recomputation and copies"),
+        number("copies", "copies", 112, "copies and additions that bring something to where it is used"),
         number("communication", "communication", 156, "waited for or hidden"),
         number(
             "kept", "keeps", 108, "for backward, of one micro-batch; the total has what is alive at the peak"
@@ -118,18 +123,19 @@ def table() -> Any:
 @CALLBACKS.answer(
     sets="operators.rowData operators.columnDefs plan-picture.elements plan-picture.stylesheet "
     "plan-legend.children +operators.dashGridOptions",
-    when="plan-pick.data scheme.data",
+    when="plan-pick.data scheme.data picture-opened.data",
     given="page.data operators.columnDefs operators.dashGridOptions narrow.data",
 )
 def _draw(
-    context: Context, pick: Any, scheme: Any, page: Any, columns: Any, options: Any, narrow: Any
+    context: Context, pick: Any, scheme: Any, opened: Any, page: Any, columns: Any, options: Any, narrow: Any
 ) -> Any:
     data, _, point = point_shown(context, pick, page, "plan")
     detail, _ = context.detail_or_why(data, point)
     rows = operator_rows(data.exploration, point, detail)
-    aspect = NARROW_ASPECT if narrow else ASPECT
-    drawing = picture(rows, graph_edges(data.exploration, detail), aspect)
-    node_of = {group: node.key for node in drawing.nodes for group in node.groups}
+    wide, known = NARROW_COLUMNS if narrow else COLUMNS, [str(key) for key in opened or ()]
+    drawing = picture(rows, graph_edges(data.exploration, detail), wide, known)
+    # With a dot behind, as what is in an opened box begins with the box's own key.
+    node_of = {group: f"{node.key}." for node in drawing.nodes for group in node.groups}
     heads = columns_of(columns, rows, data.units)
     below = bottom_rows(beside_rows(data.exploration, point, detail), data.units)
     options = {**options, "pinnedBottomRowData": below}
@@ -157,7 +163,22 @@ def _narrow(context: Context, search: Any, node: Any, _: Any, options: Any) -> A
         return options, no_update, no_update
     if key is None:
         return options, {}, ""
-    return options, {"node": {"filterType": "text", "type": "equals", "filter": key}}, f"in {key}"
+    inside = {"node": {"filterType": "text", "type": "startsWith", "filter": f"{key}."}}
+    return options, inside, f"in {key.partition('.#')[0]}"
+
+
+@CALLBACKS.answer(
+    sets="picture-opened.data",
+    when="plan-picture.tapNodeData picture-fold.n_clicks",
+    given="picture-opened.data",
+)
+def _open(_: Context, node: Any, __: Any, opened: Any) -> Any:
+    """Open a tapped box, or close all."""
+    if ctx.triggered_id == "picture-fold":
+        return []
+    key = node.get("id") if isinstance(node, Mapping) and node.get("closed") else None
+    known = [str(other) for other in opened or ()][-_MOST_OPENED:]
+    return no_update if key is None or key in known else [*known, str(key)]
 
 
 @CALLBACKS.answer(
@@ -181,6 +202,7 @@ CALLBACKS.in_browser(
     sets="picture-fit.title",
     when=[f"picture-{name}.n_clicks" for name in ("fit", "in", "out")],
 )
+CALLBACKS.in_browser("picture.first", sets="picture-in.title", when="plan-picture.elements")
 CALLBACKS.in_browser(
     "picture.find", sets="picture-found.children", when="picture-search.value plan-picture.elements"
 )

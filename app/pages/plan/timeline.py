@@ -12,8 +12,9 @@ from ..wiring import Callbacks
 CALLBACKS = Callbacks()
 
 _KEYS = (
-    "Keys over the plots: w or + closer, s or − further, a and d along, 0 all. A click on an event goes to "
-    "its operator."
+    "Keys over the plots: w or + closer, s or − further, a and d along, 0 all, n and N to the next and the "
+    "previous event found; in the search field Enter and Shift+Enter. A click on an event goes to its "
+    "operator."
 )
 
 
@@ -32,7 +33,12 @@ def timeline_panel(graph: Any) -> Any:
     )
     return panel(
         row(
-            search("timeline-search", "find events, operators, rows", "Find in the timeline", 200),
+            search("timeline-search", "find modules, operators, collectives", "Find in the timeline", 260),
+            *buttons(
+                "timeline",
+                ("before", "◀", "The previous event found"),
+                ("after", "▶", "The next event found"),
+            ),
             small("timeline-found", **aria(live="polite")),
             grow(),
             *zoom,
@@ -50,5 +56,5 @@ CALLBACKS.in_browser(
 CALLBACKS.in_browser(
     "timeline.press",
     sets="timeline-fit.title",
-    when=[f"timeline-{name}.n_clicks" for name in ("fit", "in", "out")],
+    when=[f"timeline-{name}.n_clicks" for name in ("fit", "in", "out", "before", "after")],
 )

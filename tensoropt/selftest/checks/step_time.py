@@ -43,11 +43,12 @@ def _predicted_and_measured(context: CheckContext) -> Outcome:
         for spec in timed_models(context):
             subject = replace(spec, device=place.device)
             with ranks_with(subject, place, 1) as pool:
+                settings = Settings(dtype="float32")
                 drawn = [(unsplit_strategy(load_model(subject).graph), cluster.meshes(1)[0])]
                 simulated = functools.partial(predict, drawn, ())
                 # Other checks compare the numbers, of smaller models.
                 answer = predict_and_run(
-                    subject, simulated, cluster, place, pool, Settings(), store, silent, numerics=False
+                    subject, simulated, cluster, place, pool, settings, store, silent, numerics=False
                 )
             [step] = answer["plans"]
             name = short_name(spec)

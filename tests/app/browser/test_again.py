@@ -24,6 +24,7 @@ def test_a_job_is_run_again_with_one_field_changed(quick: Site, opened: Callable
     page = opened(quick.url("explore"))
     filled(page, kind="H100-80GB")
     page.wait_for_selector("#estimate:has-text('No estimate yet')")
+    page.click("#more > summary")
     page.fill("#per-node", "4")
     page.fill("#epsilon", "0.5")
     page.fill("#seed", "3")

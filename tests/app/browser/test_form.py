@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 from contrast_app import PALE
+from onnx_app import model_file
 from site_app import Site
 
 
 def filled(page: Any) -> Any:
     """Wait until the preset has filled the form."""
     page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+    page.click("#more > summary")
     return page
 
 
 def test_rules_are_said_nothing_typed_is_corrected_and_a_refused_file_says_why(
     quick: Site, opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensoropt_app.pages.explore.MAX_UPLOAD_BYTES", 1000)
+    monkeypatch.setattr("tensoropt_app.pages.explore.MAX_UPLOAD_BYTES", 10_000)
     page = filled(opened(quick.url("explore")))
     for control, typed, rule in (
         ("batch", "-5", "the batch: between 1 and 1,000,000"),
@@ -34,11 +36,12 @@ def test_rules_are_said_nothing_typed_is_corrected_and_a_refused_file_says_why(
         assert page.input_value(f"#{control}") == typed
     assert page.evaluate(PALE) == []
     page.click("#start")
-    page.wait_for_selector("#start-said .note-error")
+    page.wait_for_selector("#start-said .note-error:has-text('correct the marked fields')")
     assert quick.jobs.jobs() == []
     for control, typed in (("batch", "8"), ("device-price", "2.5"), ("epsilon", "")):
         page.fill(f"#{control}", typed)
     page.wait_for_selector(".mantine-InputWrapper-error", state="detached")
+    assert page.inner_text("#start-said") == ""
     page.click("#start")
     page.wait_for_selector("#start-said:has-text('started')")
     assert "8" in quick.jobs.jobs()[0].arguments
@@ -48,16 +51,43 @@ def test_rules_are_said_nothing_typed_is_corrected_and_a_refused_file_says_why(
         assert said >= 0.9 * bar
     for name, size, said in (
         ("notes.txt", 10, "'notes.txt' is not taken: only files that end in .onnx are"),
-        ("large.onnx", 2000, "'large.onnx' is not taken: it has 2,000 bytes, at most 1,000 bytes are taken"),
+        ("large.onnx", 20_000, "'large.onnx' is not taken: it has 20,000 bytes, at most 10,000 bytes are"),
         ("empty.onnx", 0, "'empty.onnx' is empty"),
     ):
         (tmp_path / name).write_bytes(bytes(size))
         page.set_input_files("#upload input[type=file]", tmp_path / name)
         page.wait_for_selector(f"#upload-said .note-error:has-text({said!r})")
-    (tmp_path / "good.onnx").write_bytes(b"something")
+    (tmp_path / "bad.onnx").write_bytes(b"something")
+    page.set_input_files("#upload input[type=file]", tmp_path / "bad.onnx")
+    page.wait_for_selector("#upload-said .note-error:has-text('cannot be read as ONNX')")
+    model_file(tmp_path / "good.onnx")
     page.set_input_files("#upload input[type=file]", tmp_path / "good.onnx")
     page.wait_for_selector("#upload-said:has-text('good.onnx is here')")
     page.wait_for_selector("#upload-said .note-error", state="detached")
+    page.click("#start")
+    page.wait_for_selector("#start-said:has-text('the file leaves batch open; give the size')")
+    page.fill("#open-dims input", "0")
+    page.wait_for_selector("#open-dims .mantine-InputWrapper-error")
+    page.fill("#open-dims input", "8")
+    page.wait_for_selector("#open-dims .mantine-InputWrapper-error", state="detached")
+    page.click("#start")
+    page.wait_for_selector("#start-said:has-text('started')")
+    assert "batch=8" in quick.jobs.jobs()[0].arguments
+
+
+def test_other_fields_are_closed_until_something_in_them_is_set(
+    quick: Site, opened: Callable[..., Any]
+) -> None:
+    page = opened(quick.url("explore"))
+    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
+    page.wait_for_timeout(500)
+    assert not page.evaluate("document.querySelector('#more').open")
+    page.fill("#sequence", "64")
+    page.fill("#batch", "8")
+    page.wait_for_selector("#cluster-said:has-text('The model computes in bfloat16')")
+    page.click("#refill-shown")
+    page.wait_for_selector("#refill-said:has-text('Filled from')")
+    page.wait_for_function("document.querySelector('#more').open")
 
 
 def test_typing_into_a_select_begins_anew_and_planners_say_that_they_will_refuse(
@@ -94,13 +124,14 @@ SEEN = """selector => {
 def test_the_button_and_the_job_it_starts_are_in_view(
     quick: Site, opened: Callable[..., Any], width: int, height: int
 ) -> None:
-    page = filled(opened(quick.url("explore"), viewport={"width": width, "height": height}))
+    page = opened(quick.url("explore"), viewport={"width": width, "height": height})
+    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
     assert page.evaluate(SEEN, "#start")
     page.evaluate("window.scrollTo(0, 300)")
     assert page.evaluate(SEEN, "#start")
     page.click("#start")
+    if width < 900:
+        page.click("#start-said >> text=Show it")  # the words leave when the job has ended
     page.wait_for_selector(".job .state-done")
     job = quick.jobs.jobs()[0].id
-    if width < 900:
-        page.click("#start-said >> text=Show it")
     page.wait_for_function(SEEN, arg=f"#job-{job} strong")

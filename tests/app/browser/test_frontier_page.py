@@ -130,10 +130,10 @@ def test_a_budget_selects_and_greys_and_axes_and_lines_are_in_the_url(
     page.wait_for_selector("#card-title:text-matches('Point 3 of 8')")
     veil = "document.querySelector('#graph .js-plotly-plot')?.layout.shapes[2]"
     page.wait_for_function(f"{veil}.visible && {veil}.x0 === 35")
-    page.wait_for_function("document.querySelector('#budget-text').value === '35.0 GiB'")
+    page.wait_for_function("document.querySelector('#budget-text').value === '35 GiB'")
     page.fill("#budget-text", "8 GiB")
     page.keyboard.press("Enter")
-    page.wait_for_selector("text=No plan fits 8.00 GiB; the smallest needs 10.0 GiB.")
+    page.wait_for_selector("text=No plan fits 8 GiB; the smallest needs 10.0 GiB.")
     page.fill("#budget-text", "lots")
     page.keyboard.press("Enter")
     page.wait_for_selector("text=write a number and a unit")
@@ -190,6 +190,33 @@ def test_a_drag_is_answered_in_the_browser_and_asks_the_server_when_it_rests(
     page.keyboard.press("Home")
     page.wait_for_selector("text=/No plan fits/")
     assert before != select_title(page)
+
+
+GRIP = "#graph .annotation[data-index='1']"
+LABEL = f"""document.querySelector("{GRIP}").textContent"""
+
+
+def test_the_budgets_line_is_dragged(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&budget=55GiB")), "Point 5 of 8")
+    box = page.locator(GRIP).bounding_box()
+    x, _ = page.evaluate(PIXEL, [55, 500])
+    assert box["x"] < x < box["x"] + box["width"]
+    page.mouse.move(x, box["y"] + 5)
+    page.mouse.down()
+    x, _ = page.evaluate(PIXEL, [35, 500])
+    page.mouse.move(x, box["y"] + 40, steps=3)
+    page.wait_for_function(f"({RING})() === 30")  # before the mouse is let go
+    page.wait_for_function(f"/3[45].* GiB/.test({LABEL})")
+    page.mouse.up()
+    page.wait_for_selector("#card-title:text-matches('Point 3 of 8')")
+    page.wait_for_selector("#card .verdict:text-matches('Fits your 3[45].* GiB')")
+    # Let go at the right edge there is none.
+    page.mouse.move(x, box["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(page.evaluate(PIXEL, [84, 500])[0], box["y"], steps=3)
+    page.mouse.up()
+    page.wait_for_function(f"{LABEL} === '◂ budget'")
+    page.wait_for_function("!location.search.includes('budget=')")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Cal
     for _ in range(2):
         ticking.jobs.submit(REQUEST)
     page = opened(ticking.url("explore"))
-    page.wait_for_selector(".job .stage")
+    page.wait_for_selector(".job .at-work")
     page.click(".job summary >> nth=0")
     page.focus(".job details .log >> nth=0")
     page.evaluate("for (const e of document.querySelectorAll('.job, .job details, .log')) e.mine = true")
@@ -47,12 +47,12 @@ def test_jobs_go_on_after_another_page_was_loaded_whole(
     page = opened(ticking.url(name, "x=opened-small&point=1"))
     page.wait_for_selector("#card-title", state="attached")
     page.click("#nav-explore")
-    words = page.inner_text(".job .stage .small")
+    words = page.inner_text(".job .at-work .small")
     for _ in range(2):
         page.wait_for_function(
-            "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=8_000
+            "t => document.querySelector('.job .at-work .small').innerText !== t", arg=words, timeout=8_000
         )
-        words = page.inner_text(".job .stage .small")
+        words = page.inner_text(".job .at-work .small")
 
 
 def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
@@ -60,7 +60,7 @@ def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
 ) -> None:
     ticking.jobs.submit(REQUEST)
     page = opened(ticking.url("explore"), haste=4)
-    page.wait_for_selector(".job .stage")
+    page.wait_for_selector(".job .at-work")
 
     def lose(route: Any) -> None:
         if '"output":"..finished.data' in (route.request.post_data or "") and not lost:
@@ -72,9 +72,9 @@ def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
     page.route("**/_dash-update-component*", lose)
     while not lost:
         page.wait_for_timeout(50)
-    words = page.inner_text(".job .stage .small")
+    words = page.inner_text(".job .at-work .small")
     page.wait_for_function(
-        "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=15_000
+        "t => document.querySelector('.job .at-work .small').innerText !== t", arg=words, timeout=15_000
     )
     page.unroute_all(behavior="ignoreErrors")
 

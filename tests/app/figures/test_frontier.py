@@ -5,10 +5,12 @@ Which of many points are drawn: those left out are covered by one that is.
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
+from contrast_app import lab, linear
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -184,19 +186,44 @@ def test_what_the_band_claims_holds_for_every_plan(seed: int) -> None:
     assert (band.lower <= band.upper * (1 + 1e-12)).all()
 
 
-def test_a_selection_moves_three_traces_and_two_veils() -> None:
+def test_a_selection_moves_three_traces_two_veils_and_the_budget() -> None:
     """What the patch says is what a whole new figure would say."""
     view = View(point=4, other=1, budget_bytes=35 * GIB)
     patch = json.loads(json.dumps(marking(DATA, view, "light").to_plotly_json()))
     whole = figure(view)
     found = {tuple(o["location"]): o["params"]["value"] for o in patch["operations"]}
     assert set(found) == {
-        *(("data", i, axis) for i in (drawing.KNEE, drawing.OTHER, drawing.SELECTED) for axis in "xy"),
-        *(("layout", "shapes", i) for i in (drawing.BUDGET, drawing.TARGET)),
+        *(
+            ("data", i, name)
+            for i in (drawing.KNEE, drawing.OTHER, drawing.SELECTED)
+            for name in ("x", "y", "showlegend")
+        ),
+        *(("layout", "shapes", i) for i in (drawing.BUDGET, drawing.TARGET, drawing.LIMIT)),
+        ("layout", "annotations", drawing.LABEL),
     }
     for (_, i, name), value in ((k, v) for k, v in found.items() if k[0] == "data"):
         assert whole["data"][i][name] == value
-    assert whole["layout"]["shapes"][drawing.BUDGET] == found["layout", "shapes", drawing.BUDGET]
+    for of, i in (("shapes", drawing.BUDGET), ("shapes", drawing.LIMIT), ("annotations", drawing.LABEL)):
+        assert whole["layout"][of][i] == found["layout", of, i]
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_budget_is_a_line_with_its_words_over_it(log: bool) -> None:
+    frame = figure(View(budget_bytes=24 * GIB, log_x=log))["layout"]
+    line, label = frame["shapes"][drawing.LIMIT], frame["annotations"][drawing.LABEL]
+    assert line["visible"]
+    # On a logarithmic axis Plotly takes shapes by their values, and annotations by their powers of ten.
+    assert (line["xanchor"], label["x"]) == (24, pytest.approx(np.log10(24) if log else 24))
+    assert (label["xref"], label["text"]) == ("x", "24 GiB")
+
+
+def test_a_budget_that_is_beyond_the_plot_or_not_set_is_at_its_edge() -> None:
+    for budget, at, words in ((200 * GIB, 1, "200 GiB ▸"), (GIB, 0, "◂ 1 GiB"), (None, 1, drawing.NO_BUDGET)):
+        label = figure(View(budget_bytes=budget))["layout"]["annotations"][drawing.LABEL]
+        assert (label["xref"], label["x"], label["text"]) == ("paper", at, words)
+    hours = figure(View(budget_bytes=24 * GIB, across="hours"))["layout"]
+    assert not hours["annotations"][drawing.LABEL]["visible"]
+    assert not hours["shapes"][drawing.LIMIT]["visible"]
 
 
 LONG = FrontierData.of(long_exploration(20_000))
@@ -245,6 +272,38 @@ def test_other_planners_are_marks_of_their_own_shape() -> None:
     trace = figure(View(), FrontierData.of(exploration(points)))["data"][drawing.MARKS]
     assert trace["text"] == ["ZeRO", "Megatron"]
     assert len(set(trace["marker"]["symbol"])) == 2
+
+
+MARKED = FrontierData.of(
+    exploration(
+        others=tuple(
+            point((15 + i) * GIB, 1.2, planner=p) for i, p in enumerate(("zero", "megatron", "zero"))
+        )
+    )
+)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_legend_has_every_shape_and_no_entry_twice(narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["DP 8", "TP 8", "ZeRO-1", "CP 2", "PP 2 1F1B", "placed", "other", "DP 8 · 1/2 blocks recomputed"]
+    monkeypatch.setattr(type(MARKED.exploration), "names", tuple(names + ["DP 8"] * 3))
+    view = View(headroom=0.15, point=2, other=3)
+    for scheme in ("light", "dark"):
+        traces = drawing.frontier_figure(MARKED, view, scheme, narrow=narrow)["data"]
+        entries = [t for t in traces if t["showlegend"] and t.get("visible", True)]
+        assert len({t["name"] for t in entries}) == len(entries)
+        looks = {(t["marker"]["color"], t["marker"]["symbol"]) for t in entries}
+        assert len(looks) == len(entries)
+        seen = [lab(linear(colour)) for colour, symbol in looks if symbol == "circle"]
+        # CIE76 distances; 10 is told apart at a glance.
+        assert all(np.linalg.norm(a - b) > 20 for a, b in itertools.combinations(seen, 2))
+        shapes = {t["marker"]["symbol"].removesuffix("-open") for t in entries}
+        drawn = {s.removesuffix("-open") for s in traces[drawing.FITS]["marker"]["symbol"]}
+        assert shapes >= {*drawn, *traces[drawing.MARKS]["marker"]["symbol"]}
+        colours = {t["marker"]["color"] for t in entries}
+        assert colours >= {*traces[drawing.FITS]["marker"]["color"], traces[drawing.OVER]["marker"]["color"]}
+        assert "compared" in {t["name"] for t in entries}
+    assert "compared" not in {t["name"] for t in figure(View(point=2))["data"] if t["showlegend"]}
 
 
 def test_no_plot_offers_to_upload_itself() -> None:

@@ -1,4 +1,4 @@
-"""Names of planners' marks in the plot."""
+"""Names of planners' marks, of the knee and of bends in the plot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ranges(data: FrontierData, view: View) -> tuple[list[float], list[float]]:
 
 def texts(marks: list[tuple[float, float]], *, narrow: bool = False) -> list[str]:
     data, rows = marked(marks, VIEW)
-    return labels.mark_labels(data, VIEW, rows, ranges(data, VIEW), narrow=narrow)[0]
+    return labels.Labels(data, VIEW, ranges(data, VIEW), narrow=narrow).of_marks(rows)[0]
 
 
 @pytest.mark.parametrize("view", [VIEW, View(log_x=True, log_y=True), View(lines=True)])
@@ -46,7 +46,7 @@ def test_no_name_is_printed_over_another_or_outside(view: View) -> None:
     y = labels._pixels(data.axes.y.values, ends[1], labels.HIGH_PX, log=view.log_y)
     boxes = [
         labels.box(x[row], y[row], place, text)
-        for text, place, row in zip(*labels.mark_labels(data, view, rows, ends), rows, strict=True)
+        for text, place, row in zip(*labels.Labels(data, view, ends).of_marks(rows), rows, strict=True)
         if text
     ]
     assert boxes
@@ -89,7 +89,7 @@ def test_a_name_stands_at_its_own_mark_and_at_no_other(width: float, shift: int)
     y = labels._pixels(data.axes.y.values, ends[1], labels.HIGH_PX, log=False)
     named = 0
     for text, place, row in zip(
-        *labels.mark_labels(data, VIEW, rows, ends, narrow=width < 400), rows, strict=True
+        *labels.Labels(data, VIEW, ends, narrow=width < 400).of_marks(rows), rows, strict=True
     ):
         if not text:
             continue
@@ -101,3 +101,51 @@ def test_a_name_stands_at_its_own_mark_and_at_no_other(width: float, shift: int)
         assert labels.planner_title(data.planner[nearest]) in said
         named += len(said)
     assert named >= 3
+
+
+def named(data: FrontierData, view: View, *, narrow: bool = False) -> dict[int, tuple[str, str]]:
+    """Row -> (text, place) of everything that has a name, placed as the figure does."""
+    found = labels.Labels(data, view, ranges(data, view), narrow=narrow)
+    marks = np.flatnonzero(data.by_planners)
+    texts = {data.special(view)["knee"]: found.of_knee(marks)}
+    texts |= dict(zip(marks.tolist(), zip(*found.of_marks(marks), strict=True), strict=True))
+    return {**found.of_bends(np.flatnonzero(data.on_frontier), marks), **texts}
+
+
+SPREAD = [(12 + 4.5 * i, 0.75 - 0.03 * i) for i in range(14)]
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("view", [VIEW, View(log_x=True, log_y=True)])
+@pytest.mark.parametrize("marks", [[], CLOSE, SPREAD])
+def test_names_of_bends_and_marks_are_apart_and_off_other_marks(
+    marks: list[tuple[float, float]], view: View, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, _ = marked(marks, view)
+    plans = tuple(f"DP {n} · ZeRO-{n % 3 + 1} · {n}/12 blocks recomputed" for n in range(len(data)))
+    monkeypatch.setattr(type(data.exploration), "names", plans)
+    ends, wide = ranges(data, view), labels._NARROW_PX if narrow else labels.WIDE_PX
+    x = labels._pixels(data.axes.x.values, ends[0], wide, log=view.log_x)
+    y = labels._pixels(data.axes.y.values, ends[1], labels.HIGH_PX, log=view.log_y)
+    texts = {row: said for row, said in named(data, view, narrow=narrow).items() if said[0]}
+    boxes = {row: labels.box(x[row], y[row], place, text) for row, (text, place) in texts.items()}
+    for (a, b, m), (c, d, n) in itertools.combinations(boxes.values(), 2):
+        assert b <= c or d <= a or abs(m - n) >= labels.LINE_PX
+    for row, (left, right, middle) in boxes.items():
+        if texts[row][0] == "knee":  # which is said even where all is full
+            continue
+        assert 0 <= left < right <= wide
+        assert 0 <= middle <= labels.HIGH_PX
+        if not data.by_planners[row]:
+            over = [m for m in np.flatnonzero(data.by_planners)
+                    if left < x[m] < right and abs(y[m] - middle) < labels.LINE_PX / 2]  # fmt: skip
+            assert not over
+    assert any("ZeRO" in text for text, _ in texts.values()) or len(marks) > 6
+
+
+def test_a_name_is_said_once_along_the_line() -> None:
+    """All points of this frontier are of plans with one name, which the knee has."""
+    data, marks = marked([], VIEW)
+    found = labels.Labels(data, VIEW, ranges(data, VIEW))
+    assert found.of_knee(marks)[0] == "knee: DP 2×4"
+    assert found.of_bends(np.flatnonzero(data.on_frontier), marks) == {}

@@ -176,22 +176,6 @@ def test_the_folder_is_private(managed: Callable[[Any], JobManager]) -> None:
     assert manager.uploads.folder.stat().st_mode & 0o077 == 0
 
 
-def test_the_parts_of_a_sweep_add_up_each_stages_own_time() -> None:
-    """Each number of devices passes all stages: the time of the others between is not a stage's own."""
-    job = Job("j", "t", ("explore",), state="running", started=0.0)
-    reports = [
-        ("devices", 0, 2, 0.0), ("capture", 0, 1, 0.0), ("capture", 1, 1, 2.0), ("search", 0, 1, 2.0),
-        ("search", 1, 1, 12.0), ("devices", 1, 2, 12.0), ("capture", 0, 1, 12.0), ("capture", 1, 1, 15.0),
-        ("search", 0, 1, 15.0), ("search", 1, 1, 35.0), ("devices", 2, 2, 35.0),
-    ]  # fmt: skip
-    for stage, done, total, now in reports:
-        job = job.progressed(stage, done, total, "", now)
-    said = {line.name: line.words for line in job_card(replace(job, state="done", ended=35.0), 99.0).stages}
-    assert "· 5.0 s" in said["capture"]
-    assert said["search"] == "done · 30 s"
-    assert said["devices"] == "done · 35 s"
-
-
 def test_a_job_runs_again_in_a_folder_of_its_own(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.quick)
     described = replace(Hardware.of("dgx-h100"), per_node=4).asked()

@@ -29,7 +29,8 @@ PINS = '{"together": [["*attn*"]]}'
 
 
 @pytest.fixture
-def uploads(tmp_path: Path) -> Uploads:
+def uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Uploads:
+    monkeypatch.setattr("tensoropt_app.jobs.uploads.open_dims", lambda path: [])  # what is kept is no model
     return Uploads(tmp_path / "uploads")
 
 
@@ -130,7 +131,7 @@ def test_a_cluster_of_two_kinds_becomes_a_file(uploads: Uploads) -> None:
 def test_what_the_form_cannot_be_is_said(uploads: Uploads, words: list[str], said: str) -> None:
     job = Job("j", "t", tuple(words))
     with pytest.raises(TensorOptError, match=said):
-        refill(question_of_job(job), uploads)
+        refill(question_of_job(job), uploads, job.line)
     assert can_refill(job) == (words[0] == "explore")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from samples_app import FORM
 from tensoropt_app.jobs.fields import PIN, faults
 from tensoropt_app.jobs.request import (
@@ -62,7 +63,7 @@ def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
 def test_an_empty_form_asks_the_defaults_and_what_is_typed_is_never_a_file(tmp_path: Path) -> None:
     (tmp_path / "pins.json").write_text(PIN)
     assert request_from({**FORM, "epsilon": " "}, {}).question.settings == Settings()
-    with pytest.raises(RequestError, match="no JSON"):
+    with pytest.raises(RequestError, match="sections with entries"):
         words(tmp_path, constraints=str(tmp_path / "pins.json"))
 
 
@@ -122,7 +123,7 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"batch": -1}, "the batch: between 1 and"),
         ({"options": "layer=2"}, "model options: 'gpt2-tiny' has no option 'layer'; did you mean 'layers'"),
         ({"options": "layers=2;--out /etc"}, "model options: .*layers: '2;--out /etc' is not a whole number"),
-        ({"dtype": "int3"}, "unknown dtype 'int3'; use float32 or bfloat16"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'; use auto, float32 or bfloat16"),
         ({"optimizer": ["adam"]}, "unknown optimizer"),
         ({"planners": ["best"]}, "no planner called best"),
         ({"planners": {"a": 1}}, "no planner called"),
@@ -183,10 +184,13 @@ def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
         ("batch", "8,x", "nor a list such as 8,16,32"), ("batch", "0,8", "has a batch of 0"),
         ("per_node", "0", "between 1 and 1,024"), ("nodes", "", "whole number"), ("price", "1e9", "at most"),
         ("price", "-1", "more than 0"), ("epsilon", "100", "between 0 and 100"),
+        ("epsilon", "120%", "between 0 and 100"),
         ("max_points", "1", "at least 2"), ("micro_batches", "two", "neither auto"),
         ("devices", "-1", "neither auto"), ("dims", "batch", "for example"), ("memory", "lots", "24GiB"),
         ("memory", "--anew", "24GiB"), ("seed", "-1", "from 0 to"), ("seed", "0.5", "from 0 to"),
-        ("constraints", "pin: []", "no JSON"), ("constraints", "[1]", "an object"),
+        ("constraints", "pin: []", "there are no constraints"),
+        ("constraints", "[1]", "sections with entries"),
+        ("constraints", "pin:\n- a: [", "neither YAML nor JSON (line "),
         ("constraints", '{"pin": [{"operators": "a"}]}', "'axes'"),
     ],
 )  # fmt: skip
@@ -235,10 +239,10 @@ def test_a_budget_and_a_seed_are_passed_on(tmp_path: Path) -> None:
 def test_constraints_become_a_file_that_loads(tmp_path: Path) -> None:
     found = words(tmp_path, constraints=PIN)
     file = Path(parser().parse_args(found).constraints)
-    assert load_constraints(file) == constraints_of(json.loads(PIN))
+    assert load_constraints(file) == constraints_of(yaml.safe_load(PIN))
     question = request_from({**FORM, "constraints": PIN}, {}).question
     assert Question.of(json.loads(json.dumps(question.data()))) == question
     assert request_from({**FORM, "constraints": PIN}, {}).title.endswith("· with constraints")
     assert "--constraints" not in words(tmp_path, constraints=" ")
-    assert "no JSON" in faults({**FORM, "constraints": "[" * 40_000})["constraints"]
+    assert "neither YAML nor JSON" in faults({**FORM, "constraints": "[" * 40_000})["constraints"]
     assert "at most" in faults({**FORM, "constraints": "[" * 60_000})["constraints"]

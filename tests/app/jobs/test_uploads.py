@@ -10,6 +10,11 @@ from tensoropt_app.jobs import uploads
 from tensoropt_app.jobs.uploads import UploadError, Uploads
 
 
+@pytest.fixture(autouse=True)
+def _read_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "open_dims", lambda path: ["batch"])
+
+
 def test_a_file_is_kept_under_a_name_of_ours(tmp_path: Path) -> None:
     store = Uploads(tmp_path / "uploads")
     token = store.keep(url(b"abc"), "../../evil/$(rm)\x00model.onnx")
@@ -19,6 +24,18 @@ def test_a_file_is_kept_under_a_name_of_ours(tmp_path: Path) -> None:
     assert path.read_bytes() == b"abc"
     assert path.stat().st_mode & 0o177 == 0
     assert label == "__rm__model.onnx"
+    assert store.open_dims(token) == ["batch"]
+    assert store.open_dims("zoo:mlp") == []
+
+
+def test_what_cannot_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> list[str]:
+        raise ValueError("it has no operators")
+
+    monkeypatch.setattr(uploads, "open_dims", refuse)
+    with pytest.raises(UploadError, match=r"'a.onnx' cannot be read as ONNX \(it has no operators\)"):
+        Uploads(tmp_path).keep(url(b"abc"), "a.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def exploration(
     fields: dict[str, Any] = {
         "model": ModelInfo(source="zoo:gpt2-tiny", fingerprint="f" * 64, parameters=124_000_000),
         "cluster": load_cluster(cluster).to_dict(),
-        "settings": {"mode": "train", "optimizer": "adam", "micro_batches": "auto", "epsilon": 1e-3},
+        "settings": {"mode": "train", "optimizer": "adam", "micro_batches": "auto", "epsilon": 1e-3,
+                     "dtype": "float32"},
         "versions": {"tensoropt": "0"},
         "report": {"operators": 4, "groups": 4, "hubs": 0, "shared_parameters": 0, "workloads_measured": 0,
                    "device": "H100-80GB", "notes": ["not searched: meshes of more than 2 axes (1)"]},
@@ -101,7 +102,7 @@ def data_url(content: str | bytes) -> str:
 FORM: dict[str, Any] = {
     "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
     "per_node": 8, "nodes": 1, "inside": "NVLink4", "between": None, "price": "", "mode": "train",
-    "optimizer": "adam", "micro_batches": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32",
+    "optimizer": "adam", "micro_batches": "auto", "epsilon": 0.1, "max_points": "", "dtype": "auto",
     "recompute": "auto", "measure": "all", "devices": "", "planners": [], "loss": "auto", "outputs": "",
 }  # fmt: skip
 """What the explore page sends as it is when nothing was changed."""

@@ -17,7 +17,7 @@ def data() -> FrontierData:
 
 def test_without_a_budget_headroom_is_left_of_a_device() -> None:
     words = answer_words(data(), View())
-    assert (words.room, words.devices) == ("76.0 GiB", "each of 8 H100-80GB")
+    assert (words.room, words.devices) == ("76 GiB", "each of 8 H100-80GB")
     assert words.costs == "200 ms a step, 70.0 GiB"
     assert words.beside == "DDP +75 %. 1.00 GiB more buys nothing."
 

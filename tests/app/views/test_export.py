@@ -62,9 +62,9 @@ def test_the_line_of_constraints_needs_no_pytorch() -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_defaults_are_left_out() -> None:
+def test_defaults_are_left_out_and_the_dtype_is_said() -> None:
     assert explore_line(exploration(), "out/x") == (
-        "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --out out/x"
+        "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --dtype float32 --out out/x"
     )
 
 

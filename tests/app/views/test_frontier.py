@@ -34,7 +34,7 @@ def test_what_exceeds_the_device_is_named_and_kept() -> None:
 
 def test_a_budget_that_nothing_fits_says_what_would() -> None:
     said = limit_sentence(DATA, View(budget_bytes=8 * GIB))
-    assert said == "No plan fits 8.00 GiB; the smallest needs 10.0 GiB."
+    assert said == "No plan fits 8 GiB; the smallest needs 10.0 GiB."
     said = limit_sentence(DATA, View(target_s=0.05))
     assert said == "No plan takes at most 50.0 ms; the fastest takes 100 ms."
 

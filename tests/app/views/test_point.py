@@ -16,35 +16,32 @@ DATA = FrontierData.of(exploration())
 def test_the_card_says_memory_time_and_whether_it_fits() -> None:
     card = point_card(DATA, View(headroom=0.05), 2)
     assert (card.memory, card.time, card.fits) == ("30.0 GiB", "600 ms", True)
-    assert card.verdict == "Fits an H100-80GB: uses 38 % of its 80.0 GiB."
+    assert card.verdict == "Fits an H100-80GB (38 % of its 80 GiB)."
     over = point_card(DATA, View(headroom=0.05), 7)
     assert not over.fits
-    assert "76.0 GiB are left after 5 % headroom" in over.verdict
+    assert over.verdict == (
+        "Does not fit an H100-80GB: needs 4.00 GiB more than the 76 GiB that 5 % headroom leaves."
+    )
 
 
 def test_what_is_over_a_budget_does_not_fit() -> None:
     card = point_card(DATA, View(budget_bytes=25 * GIB), 2)
     assert not card.fits
-    assert card.verdict.startswith("Over the budget of 25.0 GiB by 5.00 GiB")
+    assert card.verdict == "Needs 5.00 GiB more than your 25 GiB."
     assert point_card(DATA, View(budget_bytes=35 * GIB), 2).title == "Point 3 of 8 · fastest"
 
 
 @pytest.mark.parametrize("budget", [31, 40, 75, 79, 200])
-def test_what_counts_is_the_budget_where_it_is_less_than_a_device_leaves(budget: float) -> None:
-    """Both shares are those of the figures: of the budget, and of the device."""
-    view = View(budget_bytes=budget * GIB, headroom=0.05)
-    card = point_card(DATA, view, 2)
-    used, limit = DATA.exploration.points[2].memory_bytes, DATA.limit_bytes(view)
-    assert card.fits == (used <= limit)
-    assert f"{100 * used / DATA.capacity_bytes:.0f} % of" in card.verdict
-    if budget * GIB <= DATA.usable_bytes(view):
-        assert card.verdict.startswith(f"Fits the budget of {DATA.units.memory.text(budget * GIB)}")
-        assert f"uses {100 * used / limit:.0f} % of it" in card.verdict
-    else:
-        assert (
-            f"76.0 GiB may be used: less than the budget of {DATA.units.memory.text(budget * GIB)}"
-            in card.verdict
-        )
+def test_what_fits_a_budget_says_its_share_of_it(budget: float) -> None:
+    card = point_card(DATA, View(budget_bytes=budget * GIB, headroom=0.05), 2)
+    assert card.fits
+    assert card.verdict == f"Fits your {budget} GiB ({round(3000 / budget)} %)."
+
+
+def test_what_fits_a_budget_and_not_the_device_does_not_fit() -> None:
+    card = point_card(DATA, View(budget_bytes=80 * GIB, headroom=0.05), 7)
+    assert not card.fits
+    assert card.verdict.startswith("Does not fit an H100-80GB: needs 4.00 GiB more")
 
 
 def test_idle_devices_are_what_most_of_a_step_is_where_they_are() -> None:

@@ -10,7 +10,7 @@ import pytest
 from samples_app import GIB, exploration, long_exploration, point, space
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
-from tensoropt_app.views.points_table import packed, row_filter, short_name, table_columns, table_rows
+from tensoropt_app.views.points_table import packed, row_filter, table_columns, table_rows
 
 MARKS = (point(15 * GIB, 1.2, planner="zero"), point(16 * GIB, 1.3, planner="megatron", space=1))
 POINTS = tuple(point((10 + 10 * i) * GIB, 1.0 - 0.1 * i, space=i % 2) for i in range(6))
@@ -23,12 +23,6 @@ def unpacked(column: dict[str, Any]) -> list[Any]:
         return [column["words"][place] for place in column["at"]]
     values = np.frombuffer(base64.b64decode(column["floats"]), "<f4").tolist()
     return [None if np.isnan(v) else v for v in values]
-
-
-def test_the_table_shows_what_sets_plans_apart() -> None:
-    name = "DP 8 (TP 2/115, other dims 1/115) · ZeRO-1 24/146, ZeRO-3 72/146 · 4 micro-batches"
-    assert short_name(name) == "DP 8 · ZeRO-1 24/146, ZeRO-3 72/146"
-    assert short_name("2 micro-batches · PP 2 GPipe") == "PP 2 GPipe"
 
 
 def test_what_the_browser_gets_is_the_table() -> None:

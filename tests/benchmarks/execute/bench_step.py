@@ -59,7 +59,14 @@ def fastest(spec: ModelSpec) -> tuple[dict[str, Any], float]:
     """(strategy, predicted seconds) of the fastest point of the model's frontier."""
     model, args, kwargs = spec.build()
     found = tensoropt.explore(
-        model, args, kwargs, cluster=f"local:{RANKS}", micro_batches=(1,), max_points=20, source=spec.source
+        model,
+        args,
+        kwargs,
+        cluster=f"local:{RANKS}",
+        micro_batches=(1,),
+        max_points=20,
+        dtype="float32",
+        source=spec.source,
     )
     chosen = found.plan(len(found.points) - 1)
     return chosen.strategy_data(), chosen.predicted.time_s

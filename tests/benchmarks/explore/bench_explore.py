@@ -45,9 +45,10 @@ def cases(folder: Path) -> dict[str, list[str]]:
     of_nodes = folder / "of_nodes.json"
     of_nodes.write_text(json_text(_of_nodes()), encoding="utf-8")
     scale = ["--dtype", "bfloat16", "--batch", "2048", "--micro-batches", "16"]
+    wide = ["--dtype", "float32"]
     return {
-        "gpt2": ["zoo:gpt2", "--cluster", "dgx-h100"],
-        "llama3-8b": ["zoo:llama3-8b", "--cluster", "dgx-h100x4"],
+        "gpt2": ["zoo:gpt2", "--cluster", "dgx-h100", *wide],
+        "llama3-8b": ["zoo:llama3-8b", "--cluster", "dgx-h100x4", *wide],
         "llama3-405b": [
             "zoo:llama3-405b",
             "--cluster",
@@ -77,7 +78,10 @@ def _of_nodes() -> dict[str, Any]:
     return OF_NODES
 
 
-QUICK = {"mlp": ["zoo:mlp", "--cluster", "dgx-h100"], "gpt2-tiny": ["zoo:gpt2-tiny", "--cluster", "dgx-h100"]}
+QUICK = {
+    "mlp": ["zoo:mlp", "--cluster", "dgx-h100"],
+    "gpt2-tiny": ["zoo:gpt2-tiny", "--cluster", "dgx-h100", "--dtype", "float32"],
+}
 
 
 def run(arguments: list[str], cache: Path, out: Path) -> dict[str, Any]:

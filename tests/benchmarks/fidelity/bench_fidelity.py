@@ -79,7 +79,9 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
     spec = ModelSpec(source, 0, settings=settings)
     model, args, kwargs = spec.build()
     begun, taken_s = time.perf_counter(), stolen_s()
-    found = explore(model, args, kwargs, cluster=cluster, optimizer=OPTIMIZER, source=source, store=store)
+    found = explore(
+        model, args, kwargs, cluster=cluster, optimizer=OPTIMIZER, dtype="float32", source=source, store=store
+    )
     explored_s = time.perf_counter() - begun
     stolen = (stolen_s() - taken_s) / (explored_s * found.devices)
     rows, graph = [], open_model(spec).graph

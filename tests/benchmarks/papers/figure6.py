@@ -61,7 +61,7 @@ def measure(name: str, source: str, settings: dict[str, int], path: Path) -> dic
     begun, cpu = time.perf_counter(), time.process_time()
     found = explore(
         built.model, built.args, built.kwargs, cluster=CLUSTER, optimizer=OPTIMIZER, micro_batches=(1,),
-        recompute="never", max_points=POINTS, source=f"zoo:{source}", planners=tuple(RIVALS),
+        dtype="float32", recompute="never", max_points=POINTS, source=f"zoo:{source}", planners=tuple(RIVALS),
         progress=ProgressDisplay(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu

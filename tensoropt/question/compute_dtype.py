@@ -1,0 +1,57 @@
+"""What the dtype ``auto`` stands for: bfloat16 for language models on GPUs that have it, otherwise float32.
+
+Language models are trained in bfloat16 where GPUs have it, so that figures in float32 would be of a step that
+nobody runs. Other models keep their own dtypes until somebody chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tensoropt.cluster import Cluster
+from tensoropt.question.settings import Settings
+
+AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
+
+
+def is_language_model(source: str) -> bool:
+    """Return whether a source is a language model of the zoo; of other sources that is not known."""
+    if not source.startswith("zoo:"):
+        return False
+    from tensoropt.zoo import entry  # takes PyTorch
+
+    return entry(source.removeprefix("zoo:").partition("?")[0]).language_model
+
+
+def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
+    """Return the dtype that ``auto`` stands for, and a sentence on why; "" where no other was likely.
+
+    Args:
+        source: the model's; "" for a module.
+        clusters: all that it is explored on; they get one dtype, because steps of several are not compared.
+
+    Raises:
+        ZooError: the zoo has no such model.
+    """
+    kinds = [kind for cluster in clusters for kind in cluster.device_kinds]
+    if not is_language_model(source) or "cuda" not in {kind.type for kind in kinds}:
+        return _WIDE, ""
+    without = next((kind.name for kind in kinds if not kind.has_bfloat16), "")
+    if without:
+        return _WIDE, f"computes in {_WIDE}: {without} has no {_NARROW}"
+    return (
+        _NARROW,
+        f"computes in {_NARROW}, as is usual for language models; dtype {_WIDE} is the other choice",
+    )
+
+
+def with_dtype(settings: Settings, source: str, clusters: Iterable[Cluster]) -> Settings:
+    """Return the settings with a dtype that says what is computed in; one that is given stays.
+
+    Args:
+        source, clusters: as in :func:`dtype_of`.
+    """
+    if settings.dtype != AUTO:
+        return settings
+    return replace(settings, dtype=dtype_of(source, clusters)[0])

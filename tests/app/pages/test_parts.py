@@ -1,0 +1,30 @@
+"""Building blocks of pages, as plain elements."""
+
+from __future__ import annotations
+
+import pytest
+from dash import html
+from tensoropt_app.pages.parts import explained, facts, term
+
+from tensoropt.plan.facts_table import Fact
+from tensoropt.terms import TERMS
+
+
+def test_a_term_says_what_it_means_beside_its_word() -> None:
+    word, tip = term("knee").children
+    assert word == "knee"
+    assert tip.label == TERMS["knee"]
+    assert tip.children.children == "?"
+    assert tip.children.to_plotly_json()["props"]["aria-label"] == f"What is knee? {TERMS['knee']}"
+    assert tip.events == {"hover": True, "focus": True, "touch": True}
+    assert term("knee", "the knee").children[0] == "the knee"
+    with pytest.raises(KeyError):
+        term("no such word")
+
+
+def test_facts_with_a_known_name_are_explained() -> None:
+    assert isinstance(explained("mesh"), html.Span)
+    assert explained("1,000 steps") == "1,000 steps"
+    known, unknown = (cell.children for cell in facts([Fact("mesh", "2×4"), Fact("x", "y")]).children[::2])
+    assert isinstance(known, html.Span)
+    assert unknown == "x"

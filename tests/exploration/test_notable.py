@@ -1,0 +1,69 @@
+"""The few points of a frontier that stand for all, and what each is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.exploration.notable import NOTABLE, notable
+from tests.plan.explorations import point, small_exploration
+
+GIB = 2.0**30
+
+
+def frontier(costs: list[tuple[float, float]], **settings: object):
+    """An exploration of points of (GiB, seconds), which all split the batch."""
+    points = tuple(point(memory * GIB, time_s, 0) for memory, time_s in sorted(costs))
+    return replace(small_exploration(), points=points, settings=settings)
+
+
+def long(count: int = 200, **settings: object):
+    return frontier([(m, 40 / m) for m in np.linspace(1, 79, count)], **settings)
+
+
+@pytest.mark.parametrize("asked", [None, 30 * GIB, 24 * GIB])
+def test_a_point_says_what_it_is_once(asked: float | None) -> None:
+    found = long(memory_bytes=asked)
+    named = notable(found)
+    assert list(named) == sorted(named)
+    assert len(named) <= NOTABLE
+    assert named[0] == ["leanest"]
+    assert named[199] == ["fastest"]
+    assert "knee" in named[found.knee]
+    limits = [limit for limit in (asked, 16 * GIB, 24 * GIB, 40 * GIB) if limit]
+    for limit in limits:
+        within = max(row for row, one in enumerate(found.points) if one.memory_bytes <= limit)
+        assert f"fastest within {limit / GIB:.0f} GiB" in named[within]
+    # All points lie below the largest card: what is fastest within it is fastest of all.
+    assert "80 GiB" not in str(named)
+
+
+def test_limits_with_one_answer_are_said_together() -> None:
+    found = frontier([(1, 9.0), (2, 8.0), (90, 1.0)])
+    assert notable(found)[1][-1:] == ["fastest within 16 GiB and 24 GiB and 40 GiB and 80 GiB"]
+
+
+def test_the_fastest_of_each_family_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = long()
+    names = ["TP 8"] * 50 + ["DP 8 · ZeRO-2"] * 50 + ["DP 8"] * 100
+    monkeypatch.setattr(type(found), "names", tuple(names))
+    named = notable(found)
+    assert "fastest ZeRO" in named[99]
+    assert "fastest TP" in named[49]
+    assert "DP" not in str(named)  # which is what is fastest of all
+
+
+@given(st.sets(st.tuples(st.integers(1, 90), st.integers(1, 90)), max_size=40))
+def test_few_points_are_all_there_and_of_many_never_more_than_few(costs: set[tuple[int, int]]) -> None:
+    best, left = 91, []
+    for memory, time_s in sorted(costs):
+        if time_s < best:
+            best = time_s
+            left.append((memory, time_s))
+    named = notable(frontier(left))
+    assert len(named) == min(len(left), NOTABLE) or len(left) > NOTABLE >= len(named) >= 2
+    assert set(named) <= set(range(len(left)))

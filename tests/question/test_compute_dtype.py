@@ -1,0 +1,86 @@
+"""The dtype that a question is answered in, if none is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tensoropt import cli, explore, load_model, zoo
+from tensoropt.cluster import load_cluster
+from tensoropt.question.compute_dtype import dtype_of, with_dtype
+from tensoropt.question.question import Question
+from tensoropt.question.settings import Settings
+from tensoropt.shopping import explore_clusters
+
+OTHERS = """alexnet amoebanet clip deeplab inception lenet mlp nasnet resnet two-tower unet vgg wide-resnet"""
+
+
+def test_language_models_are_those_that_read_tokens_alone() -> None:
+    for entry in zoo.list_models():
+        assert entry.language_model is not entry.name.startswith(tuple(OTHERS.split())), entry.name
+
+
+@pytest.mark.parametrize(
+    ("source", "clusters", "dtype", "why"),
+    [
+        ("zoo:gpt2", "dgx-h100", "bfloat16", "dtype float32"),
+        ("zoo:llama3-8b?sequence=64", "dgx-a100,dgx-h100", "bfloat16", "language models"),
+        ("zoo:gpt2", "dgx-v100", "float32", "V100-32GB has no bfloat16"),
+        ("zoo:gpt2", "dgx-h100,dgx-v100", "float32", "V100-32GB has no bfloat16"),
+        ("zoo:gpt2", "cpu:2", "float32", ""),
+        ("zoo:resnet50", "dgx-h100", "float32", ""),
+        ("model.onnx", "dgx-h100", "float32", ""),
+        ("", "dgx-h100", "float32", ""),
+    ],
+)
+def test_auto_is_bfloat16_for_language_models_on_gpus_that_have_it(
+    source: str, clusters: str, dtype: str, why: str
+) -> None:
+    on = [load_cluster(name) for name in clusters.split(",")]
+    found, reason = dtype_of(source, on)
+    assert found == dtype
+    assert why in reason
+    assert bool(why) == bool(reason)
+    assert with_dtype(Settings(), source, on).dtype == dtype
+    for given in ("float32", "bfloat16"):
+        assert with_dtype(Settings(dtype=given), source, on).dtype == given
+
+
+def test_a_question_keeps_auto_until_its_clusters_are_known() -> None:
+    question = Question(model="zoo:gpt2", cluster="dgx-h100")
+    assert "--dtype" not in question.words("out")
+    computing = question.computing_on([load_cluster("dgx-h100")])
+    assert computing.settings.dtype == computing.capture_facts["dtype"] == "bfloat16"
+    assert "--dtype float32" in computing.model_copy(update={"settings": Settings(dtype="float32")}).line("x")
+
+
+QUICK = {
+    "micro_batches": (1,),
+    "recompute": "never",
+    "epsilon": 0.1,
+    "placements": "never",
+    "measure": "never",
+}
+
+
+@pytest.mark.slow
+def test_python_and_the_command_line_compute_in_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model("zoo:gpt-mini?layers=1&sequence=8", device="meta")
+    found = explore(model, cluster="dgx-h100[2]", **QUICK)
+    assert found.settings["dtype"] == "bfloat16" == found.plan(0).compute_dtype
+    assert explore(model, cluster="dgx-h100[2]", dtype="float32", **QUICK).settings["dtype"] == "float32"
+    several = explore_clusters(model, clusters=["dgx-h100[2]", "dgx-v100[2]"], **QUICK)
+    assert [e.settings["dtype"] for e in several.explorations] == ["float32", "float32"]
+
+    words = "explore zoo:gpt-mini?layers=1&sequence=8 --micro-batches 1 --recompute never --epsilon 0.1"
+    words += " --placements never --measure never --cluster dgx-h100[2]"
+    out = tmp_path / "out"
+    assert cli.main([*words.split(), "--out", str(out)]) == 0
+    assert "computes in bfloat16" in capfd.readouterr().err
+    assert json.loads((out / "exploration.json").read_text())["settings"]["dtype"] == "bfloat16"
+    assert cli.main([*words.split(), "--also-on", "dgx-v100[2]", "--out", str(tmp_path / "both")]) == 0
+    assert "V100-32GB has no bfloat16" in capfd.readouterr().err

@@ -285,11 +285,16 @@ def said(name: str) -> Callable[[View, FrontierData, Any], View]:
 
 
 def _on_axis(name: str, choices: tuple[str, ...]) -> Callable[[View, FrontierData, Any], View]:
-    """Return the event of a choice of what an axis shows."""
+    """Return the event of a choice of what an axis shows; where both would then say the same, the other one
+    shows what it usually does."""
 
     def on_choice(view: View, data: FrontierData, value: Any) -> View:
         kept: dict[str, Any] = {name: value}
-        return replace(view, **kept) if value in choices else view
+        changed = replace(view, **kept) if value in choices else view
+        if not state.is_tautology(changed.across, changed.up):
+            return changed
+        usual: dict[str, Any] = {"up": state.USUAL_UP} if name == "across" else {"across": state.USUAL_ACROSS}
+        return replace(changed, **usual)
 
     return on_choice
 

@@ -117,12 +117,18 @@ LATER = (
 at once."""
 
 
+SCHEME = "scheme.js"
+"""The script that the document runs before it paints anything."""
+
+
 class Page(Dash):
     """Dash with a document that names its language and requests early what takes long."""
 
     def interpolate_index(self, **parts: Any) -> str:  # type: ignore[override]
         """Return the document."""
-        early = [f'<link rel="preload" as="script" href="{address}">' for address in LATER]
+        # First of all, so that a dark page is never painted white.
+        early = [f'<script src="{self.get_asset_url(SCHEME)}"></script>']
+        early += [f'<link rel="preload" as="script" href="{address}">' for address in LATER]
         parts["css"] = "\n".join([*early, parts["css"]])
         document = str(super().interpolate_index(**parts))
         return document.replace("<html>", '<html lang="en">', 1)

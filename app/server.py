@@ -22,7 +22,7 @@ from .library import Library
 from .pages import shell
 from .pages.frontier import first_look
 from .pages.parts import note
-from .safety import LOG, Page, deliver, is_loopback, prepare, protect
+from .safety import LOG, SCHEME, Page, deliver, is_loopback, prepare, protect
 
 TITLE = "TensorOpt"
 _PORT = 8050
@@ -45,6 +45,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         title=TITLE,
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
+        assets_ignore=SCHEME,  # which the document has already
         # Scripts come from this server: nothing is fetched from elsewhere.
         serve_locally=True,
         on_error=_said,

@@ -87,10 +87,10 @@ def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carri
     wide, narrow = (
         frontier_figure(data, view, "light", thinned=thinned, narrow=narrow) for narrow in (False, True)
     )
-    for figure in (wide, narrow) if view.budget_bytes is None else ():
+    for drawn in (wide, narrow) if view.budget_bytes is None else ():
         # Here is no budget that could be dragged into the plot.
-        kept = [words for words in figure["layout"]["annotations"] if not words.get("captureevents")]
-        figure["layout"]["annotations"] = kept
+        kept = [words for words in drawn["layout"]["annotations"] if not words.get("captureevents")]
+        drawn["layout"]["annotations"] = kept
     told = {
         "wide": wide,
         "narrow": {

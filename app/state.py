@@ -13,7 +13,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.rates import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 
-PAGES = ("explore", "frontier", "runs", "plan", "clusters", "export")
+PAGES = ("fit", "explore", "frontier", "runs", "plan", "clusters", "export")
 FRAME = (
     "exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices",
     "price", "across", "up", "amount", "currency", "prices",
@@ -22,6 +22,13 @@ FRAME = (
 DEFAULT_HEADROOM = 0.05
 ACROSS, UP = ("memory", "hours", "cost"), ("time", "rate", "mfu", "cost")
 USUAL_ACROSS, USUAL_UP = ACROSS[0], UP[0]
+
+
+def is_tautology(across: str, up: str) -> bool:
+    """Return whether both axes say the same: money is device-hours times a price."""
+    return across != USUAL_ACROSS and up == "cost"
+
+
 _LONGEST_SAID = 600
 _LONGEST_CURRENCY = 12
 _LONGEST = 80
@@ -100,9 +107,7 @@ class View:
     def from_query(cls, query: str) -> View:
         """Return the view in a URL's query, which may be written by hand: sizes may have units, nonsense is
         left out."""
-        # Bounds are assumptions, far above what the page itself writes: a URL may come from anywhere.
-        pairs = dict(parse_qsl(query.lstrip("?")[:4096], max_num_fields=64)) if query else {}
-        values = {}
+        pairs, values = _pairs(query), {}
         for name, key in _IN_URL.items():
             if key in pairs:
                 values[name] = _clean(name, pairs[key])
@@ -119,6 +124,28 @@ _IN_URL = {
     "across": "across", "up": "up", "amount": "amount", "currency": "currency", "prices": "prices",
     "within_s": "within", "within_cost": "cost",
 }  # fmt: skip
+
+
+def _pairs(query: str) -> dict[str, str]:
+    # Bounds are assumptions, far above what the page itself writes: a URL may come from anywhere.
+    return dict(parse_qsl(query.lstrip("?")[:4096], max_num_fields=64)) if query else {}
+
+
+def not_understood(query: str) -> list[str]:
+    """Return a sentence about each part of a URL's query that :meth:`View.from_query` leaves out."""
+    names, said = {key: name for name, key in _IN_URL.items()}, []
+    for key, text in _pairs(query).items():
+        name = names.get(key, "")
+        default = getattr(View(), name, None)
+        if not name:
+            said.append(f"There is no “{key[:_LONGEST]}” that a link can set.")
+        elif isinstance(default, bool):
+            if text.lower() not in ("0", "1", "true", "false"):
+                said.append(f"“{key}” is 0 or 1, not “{text[:_LONGEST]}”.")
+        elif name not in ("point", "other") and _clean(name, text) == default:
+            usual = text == default or (isinstance(default, float) and _parsed(float, text) == default)
+            said += [] if usual else [f"“{text[:_LONGEST]}” is not understood as “{key}”."]
+    return said
 
 
 def _number(value: float) -> str:

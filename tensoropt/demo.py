@@ -23,6 +23,7 @@ from tensoropt.exploration.frontier_table import frontier_svg, frontier_text
 from tensoropt.plan.plan import Plan
 from tensoropt.question.model_source import load_model
 from tensoropt.ranks.local_hardware import has_local_cores
+from tensoropt.report.beside import busy_words
 from tensoropt.report.table import point_lines, run_line, summary_lines
 from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes, format_seconds
@@ -198,6 +199,9 @@ def _result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
         + " and ".join(f"{100 * value:.0f} % as {k}" for k, value in share.items())
         + " of the fastest one's memory",
     ]
+    busy = max((run["cores_busy"] or 0.0 for run in runs.values()), default=0.0)
+    if words := busy_words(busy):
+        lines.append(f"{words}: measured times say little, run the demo again when it is idle")
     for name, run in runs.items():
         lines += [f"{name}: {line}" for line in _complaints(run)]
     return "\n".join(lines)

@@ -31,7 +31,7 @@ def test_every_stage_has_its_layer() -> None:
     assert layers[-13:] == [
         "evaluation | exploration",
         "plan | search",
-        "question",
+        "estimate | question",
         "simulate",
         "costs | frontier",
         "profiling",

@@ -9,6 +9,7 @@
 
   // At first all of it if it can be read, otherwise its beginning.
   function first(cy) {
+    cy.resize(); // its place may have another height
     cy.fit(undefined, 12);
     const level = Math.min(Math.max(cy.zoom(), LEAST), MOST);
     if (level === cy.zoom()) return;

@@ -23,26 +23,30 @@
 
   window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.points = {
-    // The points that have a name and the selected one; all where they are asked for, or are filtered.
-    rows: function (columns, clicks, filters, selection, view) {
+    // Of what the filters keep: the points that have a name and the selected one, or all where they are asked for or
+    // filtered.
+    rows: function (columns, clicks, view) {
       const same = window.dash_clientside.no_update;
-      if (!columns) return [[], null, same, same];
+      if (!columns || !view) return [[], null, same, same];
       const news = known.columns !== columns;
       if (news) known = { columns, rows: unpacked(columns) };
+      const { mesh, micro, devices, marks } = view;
       const asked = (clicks || 0) % 2 === 1;
-      const all = asked || ["mesh", "micro", "devices"].some((name) => name in (filters || {}));
-      const at = all || !view ? -1 : view.point;
-      const now = all ? "all" : String(at);
+      const all = asked || Boolean(mesh || micro || devices);
+      const now = JSON.stringify([all, all ? -1 : view.point, mesh, micro, devices, marks]);
       if (!news && now === shown) return [same, same, same, same];
       shown = now;
-      const rows = all ? known.rows : known.rows.filter((row, i) => row.few || i === at);
+      const kept = (row) => (!mesh || row.mesh === mesh) && (!micro || String(row.micro) === micro)
+        && (!devices || String(row.devices) === devices) && (marks || row.point !== null);
+      const rows = known.rows.filter((row, i) => kept(row) && (all || row.few || i === view.point));
       const points = known.rows.filter((row) => row.point !== null).length;
       const few = known.rows.filter((row) => row.few).length;
-      const words = asked ? few + " notable points" : "all " + points.toLocaleString("en") + " points";
-      return [rows, { of: Date.now(), count: rows.length }, words, few < known.rows.length ? {} : { display: "none" }];
+      const words = asked ? few + " notable" : "all " + points.toLocaleString("en");
+      const needed = few < known.rows.length && !(mesh || micro || devices);
+      return [rows, { of: Date.now(), count: rows.length }, words, needed ? {} : { display: "none" }];
     },
 
-    select: function (selection, rows, filters, view) {
+    select: function (selection, rows, view) {
       const same = window.dash_clientside.no_update;
       if (!view || view.point === null || view.point === undefined) return [same, same];
       const id = String(view.point);

@@ -1,5 +1,5 @@
-// In which scheme, and whether on a narrow window, the first picture is to be drawn: known to the server before it is
-// asked for the layout.
+// In which scheme, and whether on a narrow window, the first picture is to be drawn: the document has it before anything is
+// painted, and the server knows it before it is asked for the layout.
 (function () {
   let chosen = null;
   try {
@@ -9,6 +9,7 @@
   }
   const system = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const scheme = chosen === "dark" || chosen === "light" ? chosen : system;
+  document.documentElement.dataset.scheme = scheme;
   document.cookie = "tensoropt-scheme=" + scheme + "; path=/; SameSite=Strict";
   document.cookie = "tensoropt-narrow=" + (window.innerWidth < 700 ? "1" : "") + "; path=/; SameSite=Strict";
 })();

@@ -11,8 +11,8 @@ window.dash_clientside = window.dash_clientside || {};
   const MOVED = ["point", "other", "budget_bytes", "target_s"];
   // What no control shows: the plot and the table do.
   const SHOWN_BY_PLOT = ["point", "other"];
-  const PAGES = ["explore", "frontier", "runs", "plan", "clusters", "export"];
-  const LATER = ["explore", "plan"];
+  const PAGES = ["fit", "explore", "frontier", "runs", "plan", "clusters", "export"];
+  const LATER = ["fit", "explore", "plan"];
   const IDLE_MS = 2000;
   const LOST_MS = 5000;
   let asked = 0; // when the pages that were left out were asked for
@@ -164,6 +164,14 @@ window.dash_clientside = window.dash_clientside || {};
         else window.setTimeout(ask, IDLE_MS);
       }
       return SAME();
+    },
+
+    // A slider of powers of two and the field beside it: each follows the other.
+    power: function (text, power) {
+      const by = window.dash_clientside.callback_context.triggered[0].prop_id;
+      if (by.includes("-slid.")) return [String(2 ** power), SAME()];
+      const number = Number(text);
+      return [SAME(), number >= 1 ? Math.round(Math.log2(number)) : SAME()];
     },
 
     // Scripts that look for elements of pages look again.

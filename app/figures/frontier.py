@@ -123,6 +123,7 @@ LABEL = 1
 """The place of the budget's words among the annotations."""
 NO_BUDGET = "◂ budget"
 """The words by which a budget is dragged from the plot's edge while there is none."""
+NOTHING = "No point passes the filters"
 _GRIP_PX = 9
 """The width in which the budget's line can be taken hold of."""
 THINNED = "Of points closer than a dot's width, only one is drawn; zoom in to see the others."
@@ -412,6 +413,16 @@ def _layout(
             _capacity_text(data, view, capacity if in_view else None, colours)
             | {"visible": axes.over_memory},
             budget_label(data, view, colours, ends[0]),
+            {
+                "x": 0.5,
+                "y": 0.5,
+                "xref": "paper",
+                "yref": "paper",
+                "showarrow": False,
+                "text": NOTHING,
+                "visible": not data.passing(view).any(),
+                "font": {"size": 15, "color": colours.muted},
+            },
         ],
         legend={
             "orientation": "h",

@@ -168,7 +168,7 @@ class Uploads:
         label = label_of(name)
         if not label.lower().endswith(".onnx"):
             raise UploadError(f"'{label}' is not taken: only files that end in .onnx are")
-        data = _decoded(contents, label, MAX_UPLOAD_BYTES, "export the model again")
+        data = decoded(contents, label, MAX_UPLOAD_BYTES, "export the model again")
         self._check_room(len(data))
         token = f"upload-{secrets.token_hex(8)}"
         path = self.folder / f"{token}.onnx"
@@ -213,7 +213,7 @@ class Uploads:
         label = label_of(name)
         if not label.lower().endswith(ENDINGS):
             raise UploadError(f"'{label}' is not taken: only files that end in {', '.join(ENDINGS)} are")
-        data = _decoded(contents, label, MOST_BYTES, "write the cluster into it")
+        data = decoded(contents, label, MOST_BYTES, "write the cluster into it")
         return self.keep_description(read_description(data, label), label)
 
     def keep_description(self, description: Mapping[str, Any], label: str) -> str:
@@ -239,7 +239,7 @@ class Uploads:
             raise UploadError(f"{total / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
 
 
-def _decoded(contents: object, label: str, most_bytes: int, remedy: str) -> bytes:
+def decoded(contents: object, label: str, most_bytes: int, remedy: str) -> bytes:
     """Return the content of a ``data:`` URL; ``remedy``: the end of the error if there is none."""
     if not isinstance(contents, str) or "," not in contents[:200]:
         raise UploadError(f"'{label}' did not arrive whole; upload it again")

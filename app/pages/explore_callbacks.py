@@ -16,6 +16,7 @@ from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
 from tensoropt.question.compute_dtype import AUTO, dtype_of
 from tensoropt.question.model_source import has_sequence
+from tensoropt.question.question import Question
 from tensoropt.question.settings import settings_fields
 from tensoropt.report.commands import explore_line, question_of
 
@@ -77,22 +78,30 @@ def refill_button() -> Any:
         "refilled.data",
         "refill-said.children",
     ],
-    when=[({"job": ALL, "do": "change"}, "n_clicks"), "refill-shown.n_clicks", "change-shown.n_clicks"],
+    when=[
+        ({"job": ALL, "do": "change"}, "n_clicks"),
+        "refill-shown.n_clicks",
+        "change-shown.n_clicks",
+        "fit-asked.data",
+    ],
     given="state.data",
     at_start=True,
     jobs=True,
 )
-def _fill(context: Context, _: Any, __: Any, earlier: Any, state: Any) -> Any:
+def _fill(context: Context, _: Any, __: Any, earlier: Any, asked: Any, state: Any) -> Any:
     """Fill every field with the earlier request; nothing is started."""
     none = (no_update,) * (len(_FILLED) + 2)
     # A button that has just been made fires as well, without a click; where it is the form that has just
     # been made, a click on another page waited for it.
-    if not any(t["value"] for t in ctx.triggered) and not (earlier and not ctx.triggered_id):
+    waited = (earlier or asked) and not ctx.triggered_id
+    if not any(t["value"] for t in ctx.triggered) and not waited:
         return *none, no_update
     trigger = ctx.triggered_id
     try:
         if isinstance(trigger, dict):
             origin, form = _of_job(context.manager, str(trigger.get("job")))
+        elif asked and (trigger == "fit-asked" or not (trigger or earlier)):
+            origin, form = "the page Fit", refill(Question.of(asked["question"]), context.manager.uploads)
         else:
             origin, form = _of_exploration(context, state)
     except TensorOptError as error:

@@ -71,33 +71,31 @@ def hint(*content: Any, **more: Any) -> html.P:
     return html.P(content[0] if len(content) == 1 else list(content), className="hint", **more)
 
 
-def term(name: str, words: str = "", *, position: Any = "top") -> html.Span:
-    """Return a word with a ``?``, which says what it means when the pointer, a finger or the keyboard is on
-    it.
+def what(name: str, sentence: str = "") -> Any:
+    """Return a ``?`` that says what a term means when the pointer, a finger or the keyboard is on it.
 
     Args:
         name: its name in :data:`tensoropt.terms.TERMS`.
-        words: how the page writes it, if not by its name.
-        position: the side of the ``?`` on which the sentence appears.
+        sentence: what is said instead of its meaning there.
     """
-    label = f"What is {name}? {TERMS[name]}"
-    mark = html.Button("?", type="button", className="what", **aria(label=label))
-    return html.Span(
-        [
-            words or name,
-            dmc.Tooltip(
-                mark, label=TERMS[name], multiline=True, w=260, position=position,
-                boxWrapperProps={"display": "inline-block"},
-                events={"hover": True, "focus": True, "touch": True},
-            ),
-        ],
-        className="term",
+    said = sentence or TERMS[name]
+    return dmc.Tooltip(
+        html.Button("?", type="button", className="what", **aria(label=f"What is {name}? {said}")),
+        label=said, multiline=True, w=260, boxWrapperProps={"display": "inline-block"},
+        events={"hover": True, "focus": True, "touch": True},
     )  # fmt: skip
 
 
+def term(name: str, words: str = "", sentence: str = "") -> html.Span:
+    """Return a word with its :func:`what`; ``words`` is how the page writes it, if not by its name."""
+    return html.Span([words or name, what(name, sentence)], className="term")
+
+
 def explained(words: str) -> Any:
-    """Return a name as a :func:`term` if its meaning is known, otherwise as it is."""
-    return term(words) if words in TERMS else words
+    """Return a name as a :func:`term` if its meaning, or that of its first words, is known, otherwise as it
+    is."""
+    name = words if words in TERMS else words.partition(" (")[0]
+    return term(name, words) if name in TERMS else words
 
 
 def small(id: str, **more: Any) -> html.Span:
@@ -130,7 +128,8 @@ def search(id: str, placeholder: str, label: str, w: int, **more: Any) -> Any:
 
 def plot(id: str, height: int, **config: Any) -> dcc.Graph:
     """Return the place of a plot, empty."""
-    blank = {"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}}
+    clear = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
+    blank = {"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}, **clear}}
     return dcc.Graph(id=id, config=cast(Any, GRAPH_CONFIG | config), figure=blank, style={"height": height})
 
 
@@ -345,8 +344,8 @@ def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
     """Return memory and time in large type, then whether it fits and what dominates: beside them, or
     below."""
     figures = [
-        html.Div([html.Span("memory per device"), html.Strong(card.memory)]),
-        html.Div([html.Span("time per step"), html.Strong(card.time)]),
+        html.Div([html.Span(explained("memory per device")), html.Strong(card.memory)]),
+        html.Div([html.Span(explained("time per step")), html.Strong(card.time)]),
     ]
     said = [
         html.P(card.verdict, className="verdict fits" if card.fits else "verdict over"),

@@ -10,7 +10,7 @@ from dash import Dash, dcc, html, no_update
 
 from ..context import Context
 from ..state import PAGES
-from . import clusters, explore, export, frontier, plan, runs
+from . import clusters, explore, export, fit, frontier, plan, runs
 from .parts import aria, button, stores
 from .wiring import Callbacks
 
@@ -26,7 +26,7 @@ PARTS = ("frame", "listing", "controls", "selection", "pick")
 moves in the plot (:func:`.frontier.look.selection`), and everything."""
 
 
-LATER = ("explore", "plan")
+LATER = ("fit", "explore", "plan")
 """Pages with much content, whose controls are of no use to others: they are made once the first picture is
 drawn, or when they are requested."""
 
@@ -35,6 +35,7 @@ _STORES = (
     "state", "frame", "listing", "controls", "renewed", "selection", "pick", "page", "plan-pick",
     "export-pick", "clusters-pick", "narrow", "key", "answered", "queued", "scheme", "written", "drawn",
     "finished", "told", "heard", "waited", "active-jobs", "titled", "waiting", "making", "looked",
+    "fit-asked",
 )  # fmt: skip
 """The data that every page keeps in the browser."""
 
@@ -86,6 +87,7 @@ def layout(context: Context, first: str = "") -> Any:
 def body(name: str, context: Context) -> Any:
     """Return the content of a page."""
     made: dict[str, Callable[[], Any]] = {
+        "fit": lambda: fit.layout(context),
         "explore": lambda: explore.layout(context),
         "frontier": lambda: frontier.layout(context),
         "runs": runs.layout,
@@ -177,6 +179,6 @@ def _make(context: Context, _: Any, made: Any) -> Any:
 
 def register(app: Dash, context: Context) -> None:
     """Register the callbacks of all pages; those that run in the browser come first."""
-    pages = (frontier, runs, plan, clusters, export, explore)
+    pages = (frontier, runs, plan, clusters, export, fit, explore)
     for callbacks in (CALLBACKS, *(page.CALLBACKS for page in pages)):
         callbacks.register(app, context)

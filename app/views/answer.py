@@ -61,7 +61,8 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
     within what a device leaves."""
     memory, time, usable = data.units.memory.text, data.units.time.text, data.usable_bytes(view)
     budget = usable if view.budget_bytes is None else view.budget_bytes
-    found = answer(data.exploration, budget, np.flatnonzero(data.passing(view) & data.on_frontier))
+    asked = np.flatnonzero(data.passing(view) & data.on_frontier)
+    found = answer(data.exploration, budget, asked)
     rows = tuple(
         BaselineRow(
             base.title,
@@ -79,7 +80,7 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
         unit_for(usable).limit(usable),
         devices_words(data.exploration),
         found.name,
-        found.costs(memory, time),
+        found.costs(memory, time) if len(asked) else "no point passes the filters",
         " ".join(found.beside(memory)),
         rows,
     )

@@ -7,9 +7,10 @@ memory and time, or the units by which people decide.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from tensoropt.plan.figures import BYTES, KEPT, SECONDS
 from tensoropt.plan.plan_names import OWN, planner_title
 from tensoropt.units import with_article
 
-from ..state import USUAL_ACROSS, USUAL_UP, View
+from ..state import USUAL_ACROSS, USUAL_UP, View, is_tautology, not_understood
 from .units import Unit, Units, digits, percent, plural, unit_for
 
 _IN_VIEW = 2.5
@@ -285,6 +286,17 @@ def filter_sentence(data: FrontierData, view: View) -> str:
     return f"No point of this frontier has {chosen}; clear a filter to see points again."
 
 
+def address_sentences(data: FrontierData, search: str) -> list[str]:
+    """Say which parts of an address are not followed, and which points that it names do not exist."""
+    found, said = View.from_query(search), not_understood(search)
+    for name, row in (("point", found.point), ("other", found.other)):
+        text = dict(parse_qsl(search.lstrip("?"))).get(name)
+        if text is not None and (row is None or row >= len(data)):
+            points = count_words(data, View())
+            said.append(f"Point {text[:20]} does not exist: this frontier has {points}.")
+    return said
+
+
 def mark_sentence(data: FrontierData) -> str:
     """Return the sentence for a published method's point that lies below the line."""
     rows = np.flatnonzero(data.on_frontier)
@@ -432,6 +444,9 @@ def axes_of(data: FrontierData, view: View) -> Axes:
         return Axes(_usual(data, USUAL_ACROSS), _usual(data, USUAL_UP))
     rates, refused = rate_arrays(data, view), []
     axes = []
+    if is_tautology(view.across, view.up):
+        refused.append(f"The plot cannot show {view.up} over {TITLES[view.across]}: both say the same.")
+        view = replace(view, up=USUAL_UP)
     for name, usual in ((view.across, USUAL_ACROSS), (view.up, USUAL_UP)):
         axis = _usual(data, name) if name == usual else _of(data, view, rates, name)
         if axis is None:

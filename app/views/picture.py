@@ -148,6 +148,12 @@ class Picture:
     edges: tuple[DrawnEdge, ...]
     legend: tuple[tuple[str, int], ...]
 
+    @property
+    def height(self) -> int:
+        """The pixels in which all rows can be read; at most what fits on a screen."""
+        ys = [node.y for node in self.nodes] or [0.0]
+        return round(min(max(max(ys) - min(ys) + 2 * _SPREAD, 240), 680))
+
 
 _Tensors = dict[str, tuple[int, str]]
 
@@ -188,8 +194,8 @@ def picture(
     # Colours go to the commonest configurations; more than a few cannot be distinguished.
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
     # Without edges (an old file), operators follow each other in the model's order.
-    ordered = layers(list(inside), joined) if joined else [[key] for key in inside]
-    rank = {key: i for i, layer in enumerate(ordered) for key in layer}
+    ordered: list[list[Hashable]] = layers(list(inside), joined) if joined else [[key] for key in inside]
+    rank: dict[Hashable, int] = {key: i for i, layer in enumerate(ordered) for key in layer}
     place = positions(ordered, columns=columns, step=STEP, spread=_SPREAD)
     nodes = []
     writes: dict[str, _Tensors] = {}
@@ -226,7 +232,10 @@ def _bytes(tensors: Mapping[str, tuple[int, str]]) -> int:
 def _label(path: Sequence[str], blocks: int, members: Sequence[OperatorRow]) -> str:
     """Return a box's name: inside of folded blocks that within the block; of a module's own operators what
     they compute."""
-    if path[-1].startswith("#") or not members[0].module:
+    first = members[0]
+    if " " in first.group and not first.module:  # a tensor that comes from another stage, or goes there
+        return first.group.partition(" in stage")[0].partition(" from stage")[0]
+    if path[-1].startswith("#") or not first.module:
         words = list(dict.fromkeys(kind_of(o.group) for o in members))
         return (
             words[0]

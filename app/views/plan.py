@@ -6,6 +6,7 @@ one moment.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import hides
+from tensoropt.plan.kinds import devices_words
 from tensoropt.report.beside import PEAK, WHOLE, Beside
 from tensoropt.report.owners import MomentOwners, PointOwners
 from tensoropt.report.step_parts import operator_words
@@ -33,7 +35,8 @@ def in_rows(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
 
 def _place(lane: str) -> tuple[bool, tuple[object, ...]]:
     """Return a sort key: devices before links; numbers in words are compared as numbers."""
-    parts = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in lane.split())
+    words = re.findall(r"\d+|[^\d\s]+", lane)
+    parts = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in words)
     return lane.startswith("link"), parts
 
 
@@ -207,10 +210,17 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
     """Return the most that each device of a placed plan, or of each stage of a pipeline, holds, as a share of
     the fullest; empty for a sharded plan."""
     point = data.exploration.all_points[row]
-    title, peaks = point.kind.place, point.stages.peak_bytes
+    peaks = point.stages.peak_bytes
+    devices = math.prod(data.exploration.spaces[point.space].mesh.shape)
     most, unit = max(peaks, default=0.0) or 1.0, data.units.memory
     return tuple(
-        Segment("parameters", f"{title} {number}", peak / most, unit.text(peak), percent(peak / most))
+        Segment(
+            "parameters",
+            devices_words(number, len(peaks), devices),
+            peak / most,
+            unit.text(peak),
+            percent(peak / most),
+        )
         for number, peak in enumerate(peaks)
     )
 

@@ -157,7 +157,8 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
     fits, verdict = _verdict_words(data, view, point.memory_bytes)
-    marks = [word for word, at in data.special(view).items() if at == row]
+    limit = _limit_words(data, view)
+    marks = [word if word == "knee" else word + limit for word, at in data.special(view).items() if at == row]
     facts = data.facts(row)
     ran = of_point(data, row, verified)
     said = [
@@ -175,6 +176,13 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         dominant=dominant_words(data.exploration, row),
         facts=tuple(said),
     )
+
+
+def _limit_words(data: FrontierData, view: View) -> str:
+    """Return `` within 24 GiB``: among what a point is the fastest or the leanest."""
+    units, limits = data.units, (view.budget_bytes, view.target_s)
+    words = (unit.limit(at) for unit, at in zip((units.memory, units.time), limits, strict=True) if at)
+    return "".join(f" within {limit}" for limit in words)
 
 
 def _verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[bool, str]:

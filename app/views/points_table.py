@@ -48,7 +48,7 @@ def table_columns(data: FrontierData, view: View) -> dict[str, np.ndarray | list
 
 def _what_it_is(data: FrontierData, row: int) -> str:
     """Return what a point of the frontier is called, and which planner found it if not the search."""
-    planner = [planner_title(data.planner[row])] if data.by_planners[row] else []
+    planner = [f"by {planner_title(data.planner[row])}"] if data.by_planners[row] else []
     return ", ".join((*data.notable.get(row, ()), *planner))
 
 
@@ -85,20 +85,3 @@ def packed(columns: Mapping[str, np.ndarray | list[str]]) -> dict[str, Any]:
             places = {word: place for place, word in enumerate(dict.fromkeys(values))}
             columns_packed[name] = {"words": list(places), "at": [places[word] for word in values]}
     return columns_packed
-
-
-def row_filter(view: View) -> dict[str, Any]:
-    """Return a view's filters as those of the grid, which shows the rows that :meth:`FrontierData.passing`
-    keeps."""
-    model: dict[str, Any] = {}
-    if view.mesh:
-        model["mesh"] = {"filterType": "text", "type": "equals", "filter": view.mesh}
-    for name in ("micro", "devices"):
-        wanted = getattr(view, name)
-        if wanted:
-            # A link may ask for anything: what is not a number matches nothing.
-            count = int(wanted) if wanted.isdecimal() else -1
-            model[name] = {"filterType": "number", "type": "equals", "filter": count}
-    if not view.marks:
-        model["point"] = {"filterType": "number", "type": "notBlank"}
-    return model

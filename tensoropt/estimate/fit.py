@@ -22,12 +22,12 @@ from tensoropt.estimate.strategies import (
     CORE,
     DTYPES,
     RECOMPUTE,
+    AskedStep,
     Lasting,
-    Moment,
+    LayeredModel,
     NotEstimatedError,
-    Step,
-    Strategy,
-    Transformer,
+    PeakMoment,
+    UsualStrategy,
     peak,
 )
 from tensoropt.profiling.optimizers import OPTIMIZERS
@@ -40,6 +40,8 @@ _TIGHT = 0.05
 tensors, which are not counted. An assumption."""
 _PER_NODE = 8
 """Devices of a node where only their number is given; an assumption."""
+_UNNAMED = "GPU"
+"""The name of a device of which only the memory is known."""
 _MOST = 1 << 24
 """Where the search for the largest batch or sequence ends."""
 _BYTES_OF_A_TOKEN = 16
@@ -58,10 +60,10 @@ class FitRow:
             or if the model has no such size.
     """
 
-    strategy: Strategy
+    strategy: UsualStrategy
     budget_bytes: float
     lasting: Lasting | None = None
-    moment: Moment | None = None
+    moment: PeakMoment | None = None
     process: float = 0.0
     refusal: str = ""
     largest_batch: int | None = None
@@ -111,7 +113,7 @@ class Fit:
 
     model: Known
     cluster: Cluster
-    step: Step
+    step: AskedStep
     rows: tuple[FitRow, ...]
 
     @property
@@ -172,7 +174,8 @@ class Fit:
             name = "Without recomputation it" if one else first.strategy.title
             least = f"{name} needs {format_bytes(first.memory_bytes)}"
             again = next(r for r in reversed(counted_rows) if r.strategy.title == first.strategy.title)
-            if not one and again is not first and not again.fits:
+            saves = again.memory_bytes < 0.99 * first.memory_bytes
+            if not one and saves and not again.fits:
                 least += f", with layers recomputed {format_bytes(again.memory_bytes)}"
             said.append(f"{least}.")
         if best.tight:
@@ -222,7 +225,7 @@ class Fit:
             "gradients of another. The embedding and the head are gathered as they are used; where they stay "
             "gathered in the root module, they come on top.",
         ]
-        if isinstance(self.model.model, Transformer):
+        if isinstance(self.model.model, LayeredModel):
             said.insert(
                 5, "Logits are float32: the loss keeps one copy of them, and its backward makes two more."
             )
@@ -258,16 +261,19 @@ class Fit:
         return found
 
     @property
+    def preset(self) -> str:
+        """The name under which the devices can be explored; "" if that takes a file that describes them."""
+        plain = re.sub(r"(x\d+)?(\[\d+\])?$", "", self.cluster.name)
+        return self.cluster.name if plain in list_clusters() or plain.startswith(("local", "cpu")) else ""
+
+    @property
     def search_source(self) -> str:
         """The model, with its sequence, that a search for the same step opens; "" if that takes a Python
         function which builds it, or a file that describes the devices."""
-        preset = re.sub(r"(x\d+)?(\[\d+\])?$", "", self.cluster.name)
-        if not self.model.source or not (preset in list_clusters() or preset.startswith(("local", "cpu"))):
+        if not self.model.source or not self.preset:
             return ""
-        name, _, options = self.model.source.partition("?")
-        kept = [part for part in options.split("&") if part and not part.startswith("sequence=")]
-        kept += [f"sequence={self.step.sequence}"] * bool(self.step.sequence)
-        return f"{name}?{'&'.join(kept)}" if kept else name
+        length = f"sequence={self.step.sequence}" if self.step.sequence else ""
+        return _with_options(self.model.source, length)
 
     def explore_command(self) -> str:
         """Return the command line of that search; "" if there is none."""
@@ -279,6 +285,26 @@ class Fit:
         words += ["--optimizer", step.optimizer] * (step.optimizer != "adam")
         words += ["--dtype", step.dtype] * (step.dtype != "float32")
         words += ["--process-memory"] * (self.cluster.device_type == "cuda")
+        return " ".join(words)
+
+    def fit_command(self, model: str = "") -> str:
+        """Return the command line of this answer.
+
+        Args:
+            model: what stands for the model; by default its name.
+        """
+        step, cluster = self.step, self.cluster
+        zoo = _with_options(self.model.source.removeprefix("zoo:"))
+        model = model or (zoo if zoo.partition("?")[0] == self.model.name else self.model.name)
+        kind = cluster.device.name
+        each = f"{cluster.memory_bytes / 2**30:g}GiB" if kind == _UNNAMED else kind
+        where = self.preset or f"{cluster.device_count}x{each}"
+        words = ["tensoropt", "fit", shlex.quote(model), "--cluster", where]
+        words += ["--batch", str(step.batch)]
+        words += ["--sequence", str(step.sequence)] * bool(step.sequence)
+        words += ["--micro-batches", str(step.micro_batches)] * (step.micro_batches > 1)
+        words += ["--optimizer", step.optimizer] * (step.optimizer != "adam")
+        words += ["--dtype", step.dtype] * (step.dtype != "bfloat16")
         return " ".join(words)
 
     def to_data(self) -> dict[str, Any]:
@@ -347,7 +373,7 @@ def fit(
     for value, valid, what in ((dtype, DTYPES, "dtype"), (optimizer, OPTIMIZERS, "optimizer")):
         if value not in valid:
             raise TensorOptError(f"unknown {what} '{value}'; {suggest(value, valid)}")
-    step = Step(
+    step = AskedStep(
         batch=max(known.batch, where.device_count) if batch is None else _at_least_one("batch", batch),
         sequence=known.sequence, micro_batches=_at_least_one("micro_batches", micro_batches),
         optimizer=optimizer, dtype=dtype,
@@ -356,13 +382,21 @@ def fit(
     return Fit(known, where, step, rows)
 
 
+def _with_options(source: str, more: str = "") -> str:
+    """Return a model's source with one more option, and without a sequence of its own."""
+    name, _, options = source.partition("?")
+    kept = [part for part in options.split("&") if part and not part.startswith("sequence=")]
+    kept += [more] * bool(more)
+    return f"{name}?{'&'.join(kept)}" if kept else name
+
+
 def _at_least_one(name: str, value: int) -> int:
     if not 1 <= value <= _MOST:
         raise TensorOptError(f"{name} {value:,} is not between 1 and {_MOST:,}; give one that is")
     return value
 
 
-def strategies(known: Known, cluster: Cluster) -> Iterator[Strategy]:
+def strategies(known: Known, cluster: Cluster) -> Iterator[UsualStrategy]:
     """Yield the usual strategies on a cluster, the fewest changes to a program first; all of them without
     recomputation, then all with each recipe."""
     count = cluster.device_count
@@ -374,33 +408,33 @@ def strategies(known: Known, cluster: Cluster) -> Iterator[Strategy]:
         if count > tensor:
             usual.append({"data": count // tensor, "tensor": tensor, "stage": 3})
     for recompute in RECOMPUTE:
-        if recompute == CORE and not isinstance(known.model, Transformer):
+        if recompute == CORE and not isinstance(known.model, LayeredModel):
             continue
         for chosen in usual:
-            yield Strategy(**chosen, recompute=recompute)
+            yield UsualStrategy(**chosen, recompute=recompute)
 
 
 def _tensor_degree(known: Known, most: int) -> int:
     """Return the largest degree of tensor parallelism inside a node that splits heads, keys and layers; 1 if
     there is none."""
-    if not isinstance(known.model, Transformer):
+    if not isinstance(known.model, LayeredModel):
         return 1
     sizes = known.model.sizes
     evenly = (sizes.heads, sizes.key_heads, sizes.inner, most)
     return max(t for t in range(1, most + 1) if not any(size % t for size in evenly))
 
 
-def _row(known: Known, cluster: Cluster, step: Step, strategy: Strategy) -> FitRow:
+def _row(known: Known, cluster: Cluster, step: AskedStep, strategy: UsualStrategy) -> FitRow:
     budget, each = float(cluster.memory_bytes), strategy.data * step.micro_batches
     process = _process(cluster, strategy)
 
-    def needs(asked: Step) -> tuple[Lasting, Moment, float]:
+    def needs(asked: AskedStep) -> tuple[Lasting, PeakMoment, float]:
         tokens = ceil(asked.batch / strategy.data) * asked.sequence
         # A longer sequence may take a longer table of positions.
         model = known.model if asked.sequence == step.sequence else known.at(asked.sequence).model
         return *peak(model, asked, strategy), process + _BYTES_OF_A_TOKEN * tokens * (process > 0)
 
-    def fits(asked: Step) -> bool:
+    def fits(asked: AskedStep) -> bool:
         stays, moment, beside = needs(asked)
         return sum(stays) + moment.kept + moment.working + beside <= budget
 
@@ -429,7 +463,7 @@ def _largest(fits: Callable[[int], bool], most: int) -> int | None:
     return low
 
 
-def _process(cluster: Cluster, strategy: Strategy) -> float:
+def _process(cluster: Cluster, strategy: UsualStrategy) -> float:
     """Return what a process takes of a device beside the step's tensors and inputs."""
     of = memory_of_process(cluster, 0.0)
     if not of.of_process:
@@ -460,7 +494,7 @@ def devices(text: str) -> Cluster:
     if re.fullmatch(r"[\d.,]+\s*[KMGT]i?B?", kind, re.IGNORECASE):
         memory = read_size(kind)
         described = {
-            "name": "GPU", "type": "cuda", "memory": memory,
+            "name": _UNNAMED, "type": "cuda", "memory": memory,
             # Of these two nothing here depends.
             "memory_bandwidth": "1TB/s", "flops": {"float32": "100TFLOPS"},
         }  # fmt: skip

@@ -18,7 +18,7 @@ LARGEST_BYTES = 1 << 20
 """No larger file is read: a ``config.json`` has a few kilobytes. An assumption."""
 
 
-_PATIENCE_S = 3.0
+_TIMEOUT_S = 3.0
 """How long the Hugging Face Hub may take to answer; an assumption."""
 
 
@@ -238,7 +238,7 @@ def download_config(name: str) -> Any:
             return read_config(Path(hf_hub_download(name, "config.json", local_files_only=True)))
         # Tried first, as the package tries five times and takes half a minute.
         host = urlsplit(constants.ENDPOINT).hostname or ""
-        socket.create_connection((host, 443), _PATIENCE_S).close()
+        socket.create_connection((host, 443), _TIMEOUT_S).close()
         return read_config(Path(hf_hub_download(name, "config.json")))
     except (HfHubHTTPError, ValueError) as error:
         why = str(error).partition("\n")[0][:160]

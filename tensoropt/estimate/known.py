@@ -14,7 +14,7 @@ from typing import Any
 from tensoropt.errors import suggest
 from tensoropt.estimate.hugging_face import ConfigError, download_config, read_config, sizes_of
 from tensoropt.estimate.sizes import LAYER, TransformerSizes
-from tensoropt.estimate.strategies import Model, Simulated, Transformer
+from tensoropt.estimate.strategies import LayeredModel, SimulatedLines, SizedModel
 
 FILE = "figures.json"
 _ZOO = "zoo:"
@@ -35,7 +35,7 @@ class Known:
     """
 
     name: str
-    model: Model
+    model: SizedModel
     source: str
     batch: int
     sequence: int
@@ -61,10 +61,10 @@ class Known:
                 f"'{self.name}' has {self.longest:,} positions, and a sequence of {sequence:,} is longer; "
                 f"give at most {self.longest:,}"
             )
-        if self.source.startswith(_ZOO) and isinstance(self.model, Transformer):
+        if self.source.startswith(_ZOO) and isinstance(self.model, LayeredModel):
             sizes = self.model.sizes
             positions = sequence if sizes.positions else 0
-            return replace(self, model=Transformer(replace(sizes, positions=positions)), sequence=sequence)
+            return replace(self, model=LayeredModel(replace(sizes, positions=positions)), sequence=sequence)
         return replace(self, sequence=sequence)
 
 
@@ -137,10 +137,10 @@ def _of_zoo(name: str, options: str) -> Known:
         }
         if not lines:
             raise ConfigError(f"'{name}' is not estimated: {row['refusal']}; explore it")
-        model: Model = Simulated(parameters=row["parameters"], lines=lines)
+        model: SizedModel = SimulatedLines(parameters=row["parameters"], lines=lines)
         return Known(name=name, model=model, source=source, batch=row["batch"], sequence=0)
     known = Known(
-        name=name, model=Transformer(sizes_of(config, f"'{name}'")), source=source, batch=row["batch"],
+        name=name, model=LayeredModel(sizes_of(config, f"'{name}'")), source=source, batch=row["batch"],
         sequence=row["sequence"],
     )  # fmt: skip
     return known.at(chosen["sequence"]) if "sequence" in chosen else known
@@ -156,7 +156,7 @@ def _of_config(data: Any, name: str) -> Known:
             "not counted"
         )
     return Known(
-        name=name, model=Transformer(sizes), source=_as_zoo(sizes), batch=1,
+        name=name, model=LayeredModel(sizes), source=_as_zoo(sizes), batch=1,
         sequence=min(sizes.positions or sizes.longest or _USUAL_SEQUENCE, _USUAL_SEQUENCE),
         longest=sizes.positions or None, notes=tuple(notes),
     )  # fmt: skip

@@ -16,7 +16,7 @@ GELU_OF_PARTS = "gelu_new"
 FLOAT32 = 4
 
 
-class Share(NamedTuple):
+class TokenBytes(NamedTuple):
     """Bytes for each token.
 
     Attributes:
@@ -27,12 +27,12 @@ class Share(NamedTuple):
     whole: float = 0.0
     split: float = 0.0
 
-    def __add__(self, other: tuple) -> Share:  # type: ignore[override]
-        return Share(self.whole + other[0], self.split + other[1])
+    def __add__(self, other: tuple) -> TokenBytes:  # type: ignore[override]
+        return TokenBytes(self.whole + other[0], self.split + other[1])
 
-    def times(self, count: float) -> Share:
+    def times(self, count: float) -> TokenBytes:
         """Return so many times these bytes."""
-        return Share(self.whole * count, self.split * count)
+        return TokenBytes(self.whole * count, self.split * count)
 
     def on(self, tensor: int) -> float:
         """Return the bytes of one of ``tensor`` tensor-parallel ranks."""
@@ -108,25 +108,25 @@ class TransformerSizes:
         bias = ((2 if self.gated else 1) * inner + self.hidden) * ("feed" in self.biases)
         return (3 if self.gated else 2) * self.hidden * inner + bias
 
-    def _block(self, *, with_experts: bool) -> Share:
+    def _block(self, *, with_experts: bool) -> TokenBytes:
         """Return the parameters of a layer."""
         attention = self.hidden * (2 * self.queries + 2 * self.keys)
         attention += (self.queries + 2 * self.keys) * ("qkv" in self.biases)
         whole = self.norms * self._norm(self.hidden) + self.hidden * ("out" in self.biases)
         whole += 2 * self._norm(self.head_dim) * self.head_norms
         if not with_experts:
-            return Share(whole, attention + self._feed(self.dense_inner or self.inner))
+            return TokenBytes(whole, attention + self._feed(self.dense_inner or self.inner))
         whole += self.hidden * self.experts + self.hidden * bool(self.shared_inner)
         shared = self._feed(self.shared_inner) if self.shared_inner else 0
-        return Share(whole, attention + self.experts * self._feed(self.inner) + shared)
+        return TokenBytes(whole, attention + self.experts * self._feed(self.inner) + shared)
 
     @property
-    def block(self) -> Share:
+    def block(self) -> TokenBytes:
         """The parameters of the largest layer."""
         return self._block(with_experts=self.experts > 0)
 
     @property
-    def parameters(self) -> Share:
+    def parameters(self) -> TokenBytes:
         """All parameters; a tied one counts once."""
         dense = self.dense_layers if self.experts else self.layers
         found = self._block(with_experts=False).times(dense)
@@ -135,11 +135,13 @@ class TransformerSizes:
         if self.head_product:
             # BERT: an embedding norm beside that of the product before the head; its head has a bias.
             rest += self.hidden * (self.hidden + 1) + self._norm(self.hidden)
-        return found + Share(rest, self.table * (1 if self.tied else 2) + self.vocabulary * self.head_product)
+        return found + TokenBytes(
+            rest, self.table * (1 if self.tied else 2) + self.vocabulary * self.head_product
+        )
 
     # -- activations, in bytes for each token -----------------------------------------------------
 
-    def kept_by_norm(self, element: int, *, handed_on: bool = True) -> Share:
+    def kept_by_norm(self, element: int, *, handed_on: bool = True) -> TokenBytes:
         """Return what a norm keeps: its input, what it makes of it, and what it hands on to a product.
 
         An RMS norm keeps its input and its normalised values in float32 (``LlamaRMSNorm``).
@@ -148,7 +150,7 @@ class TransformerSizes:
             element: bytes of a number in which operators compute.
         """
         own = 2 * FLOAT32 if self.norm == RMS else element
-        return Share((own + element * handed_on) * self.hidden)
+        return TokenBytes((own + element * handed_on) * self.hidden)
 
     def scores(self, element: int, sequence: int) -> float:
         """Return the bytes of attention's scores: none where a fused kernel keeps none. In float32, keys that
@@ -156,28 +158,28 @@ class TransformerSizes:
         """
         return FLOAT32 * self.heads * sequence * (element == FLOAT32 and self.key_heads < self.heads)
 
-    def kept_by_attention(self, element: int, sequence: int, *, core: bool = True) -> Share:
+    def kept_by_attention(self, element: int, sequence: int, *, core: bool = True) -> TokenBytes:
         """Return what attention keeps: queries, keys and values, and with its ``core`` the result with the
         logarithms of its sums."""
         if scores := self.scores(element, sequence):
             # Keys and values are repeated for each query head.
             own = element * 4 * self.queries + scores
-            return Share(0, own if core else element * (self.queries + 2 * self.keys))
+            return TokenBytes(0, own if core else element * (self.queries + 2 * self.keys))
         own = element * (self.queries + 2 * self.keys)
         if core:
             own += element * self.queries + FLOAT32 * self.heads
         if self.head_norms:
             own += 2 * FLOAT32 * (self.queries + self.keys)
-        return Share(0, own)
+        return TokenBytes(0, own)
 
-    def _kept_by_feed(self, element: int, inner: int) -> Share:
+    def _kept_by_feed(self, element: int, inner: int) -> TokenBytes:
         if self.gated:
-            return Share(0, 4 * element * inner)
+            return TokenBytes(0, 4 * element * inner)
         if self.activation == GELU_OF_PARTS:
-            return Share(0, (4 * FLOAT32 + element) * inner)
-        return Share(0, (1 if self.activation == "relu" else 2) * element * inner)
+            return TokenBytes(0, (4 * FLOAT32 + element) * inner)
+        return TokenBytes(0, (1 if self.activation == "relu" else 2) * element * inner)
 
-    def kept_by_layer(self, element: int, sequence: int, *, core: bool = True) -> Share:
+    def kept_by_layer(self, element: int, sequence: int, *, core: bool = True) -> TokenBytes:
         """Return what the largest layer keeps for backward; the others are counted as if like it."""
         # Behind a part, a norm hands on to a sum, which keeps nothing.
         kept = self.kept_by_norm(element).times(2)
@@ -186,7 +188,7 @@ class TransformerSizes:
         if not self.experts:
             return kept + self._kept_by_feed(element, self.inner)
         # The router's softmax; per chosen expert a row that is sent and one that returns, and their order.
-        kept += Share(FLOAT32 * self.experts + self.chosen * (2 * element * self.hidden + 32))
+        kept += TokenBytes(FLOAT32 * self.experts + self.chosen * (2 * element * self.hidden + 32))
         kept += self._kept_by_feed(element, self.inner).times(self.chosen)
         return kept + self._kept_by_feed(element, self.shared_inner)
 

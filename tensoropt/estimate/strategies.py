@@ -30,7 +30,7 @@ class NotEstimatedError(TensorOptError, ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class AskedStep:
     """A training step.
 
     Attributes:
@@ -51,7 +51,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
+class UsualStrategy:
     """One usual strategy.
 
     Attributes:
@@ -82,7 +82,7 @@ class Strategy:
         return self.title + recomputed[self.recompute]
 
 
-class Moment(NamedTuple):
+class PeakMoment(NamedTuple):
     """One moment of a step.
 
     Attributes:
@@ -104,13 +104,13 @@ class Lasting(NamedTuple):
     optimizer: float
 
 
-class Model(Protocol):
+class SizedModel(Protocol):
     """What the memory of a strategy follows from."""
 
     def parameters_on(self, tensor: int) -> float:
         """Return the parameters that one of ``tensor`` tensor-parallel ranks has."""
 
-    def moments(self, step: Step, strategy: Strategy) -> Iterator[Moment]:
+    def moments(self, step: AskedStep, strategy: UsualStrategy) -> Iterator[PeakMoment]:
         """Yield the moments of forward and backward that may be the peak.
 
         Raises:
@@ -118,7 +118,7 @@ class Model(Protocol):
         """
 
 
-def lasting(parameters: float, step: Step, strategy: Strategy) -> Lasting:
+def lasting(parameters: float, step: AskedStep, strategy: UsualStrategy) -> Lasting:
     """Return what stays for the whole step.
 
     Args:
@@ -131,7 +131,7 @@ def lasting(parameters: float, step: Step, strategy: Strategy) -> Lasting:
     return Lasting(own + copy, own + waiting, own * OPTIMIZERS[step.optimizer].state)
 
 
-def peak(model: Model, step: Step, strategy: Strategy) -> tuple[Lasting, Moment]:
+def peak(model: SizedModel, step: AskedStep, strategy: UsualStrategy) -> tuple[Lasting, PeakMoment]:
     """Return what stays for the whole step, and the moment at which the most comes on top.
 
     Raises:
@@ -145,17 +145,17 @@ def peak(model: Model, step: Step, strategy: Strategy) -> tuple[Lasting, Moment]
         )
     stays = lasting(model.parameters_on(strategy.tensor), step, strategy)
     own = FLOAT32 * model.parameters_on(strategy.tensor) / (1 if strategy.stage == 0 else strategy.data)
-    update = Moment("the optimizer's update", 0.0, own * OPTIMIZERS[step.optimizer].transient)
+    update = PeakMoment("the optimizer's update", 0.0, own * OPTIMIZERS[step.optimizer].transient)
     return stays, max((*model.moments(step, strategy), update), key=lambda m: m.kept + m.working)
 
 
-def samples_of(step: Step, strategy: Strategy) -> int:
+def samples_of(step: AskedStep, strategy: UsualStrategy) -> int:
     """Return the samples of a micro-batch on the device that has the most."""
     return ceil(step.batch / (strategy.data * step.micro_batches))
 
 
 @dataclass(frozen=True)
-class Transformer:
+class LayeredModel:
     """A transformer, by the arithmetic of its layers."""
 
     sizes: TransformerSizes
@@ -164,7 +164,7 @@ class Transformer:
         """Return the parameters that one of ``tensor`` tensor-parallel ranks has."""
         return self.sizes.parameters.on(tensor)
 
-    def moments(self, step: Step, strategy: Strategy) -> Iterator[Moment]:
+    def moments(self, step: AskedStep, strategy: UsualStrategy) -> Iterator[PeakMoment]:
         """Yield the moments of forward and backward that may be the peak."""
         m, element, tensor, stage = self.sizes, step.element, strategy.tensor, strategy.stage
         tokens = samples_of(step, strategy) * step.sequence
@@ -184,12 +184,12 @@ class Transformer:
         tied = m.tied * FLOAT32 * table / (1 if stage == 0 else strategy.data)
         gathered = element * table if stage == 3 else 0.0
         arriving = 1 + narrow / strategy.data
-        yield Moment(
+        yield PeakMoment(
             "the loss's backward",
             m.layers * each + end + logits,
             2 * logits + gathered * (arriving if m.tied else 1),
         )
-        yield Moment(
+        yield PeakMoment(
             "the gradient of the head",
             m.layers * each + element * m.hidden * tokens,
             (element + narrow * FLOAT32) * table,
@@ -207,19 +207,19 @@ class Transformer:
                 beside += element * layer * (min(last, 2) - 1 + arriving)
             begun = work + full * (element + m.wide(element)) * m.hidden * tokens
             words = "the last layer's backward" if last == m.layers else "the last layers' backward"
-            yield Moment(words, last * each + again, beside + begun)
+            yield PeakMoment(words, last * each + again, beside + begun)
             if stage in (1, 2):
-                yield Moment(words, (last - 1) * each, beside + element * layer + work)
+                yield PeakMoment(words, (last - 1) * each, beside + element * layer + work)
         if scores := m.scores(element, step.sequence):
             kept = m.layers * each if core else m.layers * each + (
                 m.kept_by_norm(element) + m.kept_by_attention(element, step.sequence)
             ).on(tensor) * tokens  # fmt: skip
             beside = 2 * scores * tokens / tensor + (2 * element * layer if stage == 3 else 0.0)
-            yield Moment("attention's backward", kept, beside)
+            yield PeakMoment("attention's backward", kept, beside)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated:
+class SimulatedLines:
     """A model of which the activations were simulated at two batches, without an optimizer; they grow by a
     line.
 
@@ -236,7 +236,7 @@ class Simulated:
         """Return the number of parameters."""
         return self.parameters
 
-    def moments(self, step: Step, strategy: Strategy) -> Iterator[Moment]:
+    def moments(self, step: AskedStep, strategy: UsualStrategy) -> Iterator[PeakMoment]:
         """Yield the peak of forward and backward, without a distinction between kept and working."""
         if strategy.tensor > 1:
             raise NotEstimatedError("tensor parallelism is estimated for transformers with a config only")
@@ -247,4 +247,4 @@ class Simulated:
             raise NotEstimatedError("it has no repeated layers to recompute")
         fixed, each = self.lines[step.dtype][key]
         samples = samples_of(step, strategy)
-        yield Moment("backward", max(each * samples + min(fixed, 0.0), 0.0), max(fixed, 0.0))
+        yield PeakMoment("backward", max(each * samples + min(fixed, 0.0), 0.0), max(fixed, 0.0))

@@ -187,12 +187,12 @@ def _v_pattern(place: int, places: int, micro_batches: int) -> Iterator[Action]:
 SCHEDULES: dict[str, _Schedule] = {
     "gpipe": _Schedule("GPipe: all forwards, then all backwards", _gpipe),
     "1f1b": _Schedule("1F1B: a backward as early as possible", _one_forward_one_backward, waits=True),
-    "interleaved_1f1b": _Schedule("1F1B with several stages to a place", _interleaved, several=True),
+    "interleaved_1f1b": _Schedule("1F1B with several stages on the same devices", _interleaved, several=True),
     "zero_bubble": _Schedule(
-        "gradients of parameters where places would wait", _zero_bubble, several=True, apart=True
+        "gradients of parameters where devices would wait", _zero_bubble, several=True, apart=True
     ),
     "zbv": _Schedule(
-        "the same with two stages to a place, back from the last place to the first",
+        "the same with two stages on the same devices, back from the last devices to the first",
         _v_shaped,
         several=True,
         apart=True,
@@ -221,24 +221,24 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
     """
     schedule = schedule_named(name)
     if places < 2:
-        raise PlanError(f"a pipeline has two places or more, not {places}")
+        raise PlanError(f"a pipeline divides the devices into two groups or more, not {places}")
     if schedule.several != (per_place > 1) and not (name == "interleaved_1f1b" or name == "zero_bubble"):
         right = (
             "two stages" if schedule.back_and_forth else "several stages" if schedule.several else "one stage"
         )
-        raise PlanError(f"the schedule {name} has {right} to a place, not {per_place}")
+        raise PlanError(f"the schedule {name} has {right} on the same devices, not {per_place}")
     if schedule.back_and_forth and per_place != 2:
-        raise PlanError(f"the schedule {name} has two stages to a place, not {per_place}")
+        raise PlanError(f"the schedule {name} has two stages on the same devices, not {per_place}")
     if name == "1f1b" and micro_batches < places:
         raise PlanError(
-            f"1f1b keeps {places} places busy with as many micro-batches, but there are {micro_batches}; use "
-            "gpipe, or more micro-batches"
+            f"1f1b keeps {places} groups of devices busy with as many micro-batches, but there are "
+            f"{micro_batches}; use gpipe, or more micro-batches"
         )
     rounds = max(1, micro_batches // places)
     if name in ("interleaved_1f1b", "zero_bubble") and micro_batches % rounds:
         raise PlanError(
-            f"{name} runs {micro_batches} micro-batches on {places} places in {rounds} equal rounds; use a "
-            f"multiple of {rounds}"
+            f"{name} runs {micro_batches} micro-batches on {places} groups of devices in {rounds} equal "
+            f"rounds; use a multiple of {rounds}"
         )
 
 

@@ -23,7 +23,7 @@ class PlanKind:
         key: what of its stages tells it apart, as :mod:`tensoropt.plan.keys` names it.
         rows: what the seconds of its operators' rows are, if not those of every device; "" if they are.
         lanes: what the rows of its timeline are, in that case.
-        place: what a peak of its memory is given for.
+        each: what a peak of its memory is given for.
         mesh_words: what stands before the sizes of its mesh.
         strategies: what has a strategy of its own, or a device, where no strategy on one mesh says all.
         memory_of: the devices whose memory a point has.
@@ -44,7 +44,7 @@ class PlanKind:
     key: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rows: str = ""
     lanes: str = ""
-    place: str = "device"
+    each: str = "each device"
     mesh_words: str = ""
     strategies: str = ""
     memory_of: str = "on the fullest device"
@@ -69,14 +69,14 @@ PIPELINED = PlanKind(
     "pipeline",
     first_axes=(STAGE_AXIS,),
     rows="seconds of a rank of the operator's stage, in all micro-batches",
-    lanes="a stage's row has its actions with their waits, between which it is idle; its device's and links' "
-    "have the work in them",
+    lanes="a stage's row has its actions with their waits, between which it is idle; its devices' and links' "
+    "have the work in them, of one of these devices",
     bound=_BUSIEST,
     key={"pipeline": ("schedule", "again", "stages", "kinds")},
-    place="place",
+    each="the devices of each stage",
     mesh_words="pp",
     strategies="each of its stages has its own",
-    idle="idle time of the pipeline, in which its busiest place waits for others",
+    idle="idle time of the pipeline, in which its busiest devices wait for others",
     host_wait="idle, or waiting for the host",
     overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
     owners="of each micro-batch of a stage, the largest tensors are named",
@@ -98,6 +98,18 @@ PLACED = PlanKind(
 KINDS = (PIPELINED, PLACED, SHARDED)
 PLACE_AXES = tuple(axis for kind in KINDS for axis in kind.first_axes)
 """The axes along which stages lie: in the configuration of an operator, its stage or device."""
+
+
+def numbered(part: int, parts: int, devices: int) -> str:
+    """Return the numbers of the devices of one of equal parts: ``4``, or ``4–7``."""
+    each = devices // parts
+    return str(part) if each == 1 else f"{part * each}–{(part + 1) * each - 1}"
+
+
+def devices_words(part: int, parts: int, devices: int) -> str:
+    """Return ``device 4``, or ``devices 4–7``: one of equal parts of the devices, as a stage of a pipeline
+    has."""
+    return f"device{'s' if devices > parts else ''} {numbered(part, parts, devices)}"
 
 
 def kind_on(axes: tuple[str, ...], *, placed: bool) -> PlanKind:

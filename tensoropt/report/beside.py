@@ -50,6 +50,19 @@ def _ran_elsewhere(verified: Verified, cluster: Mapping[str, Any]) -> bool:
     return for_gpus(cluster) and "CPU ranks" in verified.checked_on
 
 
+_BUSY = 0.3
+"""The cores in others' use from which times of a run say little; an assumption: every rank waits for the
+slowest."""
+
+
+def busy_words(cores_busy: float | None) -> str:
+    """Say that a machine was busy with something else while steps were timed: ``the machine was busy: other
+    programs had 1.7 cores in use``; "" if it was not, or if that is not known."""
+    if cores_busy is None or cores_busy < _BUSY:
+        return ""
+    return f"the machine was busy: other programs had {cores_busy:.1f} cores in use"
+
+
 def ran_parts(
     verified: Verified,
     cluster: Mapping[str, Any],
@@ -73,6 +86,8 @@ def ran_parts(
         words = [f"{text(predicted)} predicted", _change_words(measured, predicted)]
         if word == "measured" and _ran_elsewhere(verified, cluster):
             words = [f"{text(predicted)} predicted, for other devices than these"]
+        elif word == "measured":
+            words.append(busy_words(verified.cores_busy))
         parts.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
     return parts
 
@@ -93,9 +108,15 @@ def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:
             and _miss_of(measured, predicted) == "far off"
         ):
             times = f"{measured / predicted:.2g} times what was predicted"
+            busy = busy_words(verified.cores_busy) if name == "a step" else ""
             sentences.append(
                 f"The prediction of {name} is far off: {text(measured)} in the run, {times} "
-                f"({text(predicted)}). Trust this plan's figures accordingly."
+                f"({text(predicted)}). "
+                + (
+                    f"{busy[:1].upper()}{busy[1:]}; verify again when it is idle."
+                    if busy
+                    else "Trust this plan's figures accordingly."
+                )
             )
     return sentences
 
@@ -278,6 +299,7 @@ def _verified(
             "of this exploration; verify this point's plan"
         )
     notes = [f"checked on {run.checked_on}", *([f"it did not run: {run.error}"] if run.error else [])]
+    notes += filter(None, [busy_words(run.cores_busy)])
     nothing = np.zeros(0)
     figures = _peak(detail, run.memory_tracked_bytes), *_times(detail, (), run.time_measured_s)
     return Beside(

@@ -195,7 +195,9 @@ def _micro_batches(exploration: Exploration, index: int) -> Change:
     places = 1 if _pinned(exploration) else space.mesh.places
     if count % places:
         return Change(
-            _MICRO_BATCHES, f"{count} micro-batches", refusal=f"{places} places take multiples of {places}"
+            _MICRO_BATCHES,
+            f"{count} micro-batches",
+            refusal=f"a pipeline on {places} groups of devices takes multiples of {places}",
         )
     return _with_count(exploration, count // places, places)
 
@@ -209,7 +211,7 @@ def _with_count(exploration: Exploration, count: int, places: int = 1) -> Change
     """Return the change that adds so many micro-batches (for each place of a pipeline) to the searched
     counts."""
     key, title = f"{_MICRO_BATCHES}:{count}", f"{count * places} micro-batches"
-    remark = "" if places == 1 else f"{count} for each of {places} places"
+    remark = "" if places == 1 else f"{count} for each of {places} groups of devices"
     try:
         if places > 1:
             # That the count for each place was searched does not mean that the total was.

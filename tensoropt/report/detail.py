@@ -6,6 +6,7 @@ that were saved with it, and simulated anew, whatever the kind of the plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from tensoropt.pipeline.timeline import TimedStage
 from tensoropt.pipeline.timing import NO_MICRO_BATCH, WORKING
 from tensoropt.placement.points import events_of, exposed_on, fullest, operator_rows, owned_on
 from tensoropt.placement.simulate import SimulatedPlacement, device_name
-from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, devices_words, numbered
 from tensoropt.plan.recorded import Recorded
 from tensoropt.plan.spent import COPIES, NOTHING, Spent, beside_groups, spent_by_group
 from tensoropt.report.rebuilt import rebuilt
@@ -85,7 +86,8 @@ class _SimulatedStep:
     def __init__(self, exploration: Exploration, index: int):
         self.exploration, self.index = exploration, index
         self.point = exploration.all_points[index]
-        self.axes = exploration.spaces[self.point.space].mesh.names
+        mesh = exploration.spaces[self.point.space].mesh
+        self.axes, self._devices = mesh.names, math.prod(mesh.shape)
         again = rebuilt(exploration, index, recorded_of(exploration))
         self.costs, self.strategy = again.costs(), again.plan.strategy
         self.evaluated = again.plan.evaluated(self.costs)
@@ -164,12 +166,12 @@ class _SimulatedStep:
         """Return the figures of a place; ``seconds`` as in a share."""
         peaks = self.point.stages.peak_bytes
         if not peaks:
-            place = self.point.kind.place
             raise TensorOptError(
-                f"point {self.index + 1} was saved without the peaks of its {place}s; explore again"
+                f"point {self.index + 1} was saved without the peaks of its devices; explore again"
             )
         beside_bytes = self.point.memory_bytes - max(peaks)
-        return Share(f"{self.point.kind.place} {number}{words}", peaks[number] + beside_bytes, *seconds)
+        title = devices_words(number, len(peaks), self._devices) + words
+        return Share(title, peaks[number] + beside_bytes, *seconds)
 
 
 def _owners(curve: Sequence[MemoryAt], owned: Sequence[Owned]) -> Owners:
@@ -233,18 +235,19 @@ class _PipelinedStep(_SimulatedStep):
     def _timeline(self) -> Iterator[TimelineEvent]:
         """Yield all actions, each with the events of its stage's own step within it, all messages, and what
         follows when all are done."""
-        times = self.evaluated.times
+        times, parts, devices = self.evaluated.times, len(self.evaluated.loads), self._devices
         for event in times.happenings:
             phase, stage, place = _PHASES[event.kind], f"stage {event.stage}", event.place
             number = "" if event.micro_batch == NO_MICRO_BATCH else f"micro-batch {event.micro_batch}, "
-            lane = stage if event.kind in WORKING else f"link {place}"
+            link = f"link {numbered(place, parts, devices)}"
+            lane = stage if event.kind in WORKING else link
             lane += f" {phase}" if event.kind in _STORED else ""
             lasts_s = event.end_s - event.start_s
             yield TimelineEvent(f"{phase} of {number}{stage}", lane, event.start_s, lasts_s, phase, stage)
             if event.kind in WORKING:
                 rows, share = self._rows[event.stage], times.stages[event.stage].share(event.kind)
                 for each in self._timed[event.stage].within(event, share):
-                    yield rows.shown(each, f"device {place}", f"link {place}")
+                    yield rows.shown(each, devices_words(place, parts, devices), link)
         after_s = self.evaluated.time_s - times.total_s
         if after_s > 0:
             name, lane = "results to all ranks, gradients of tied parameters", f"link {self.axes[0]}"
@@ -252,7 +255,8 @@ class _PipelinedStep(_SimulatedStep):
 
     def waited(self) -> Sequence[TimelineEvent]:
         place, along = self.evaluated.busiest_place, f"link {self.axes[0]}"
-        lanes, own = {f"device {place}": COMPUTE, along: along}, f"link {place}"
+        where = place, len(self.evaluated.loads), self._devices
+        lanes, own = {devices_words(*where): COMPUTE, along: along}, f"link {numbered(*where)}"
         lanes |= {e.lane: e.lane.replace(own, "link") for e in self.timeline if e.lane.startswith(f"{own} ")}
         lanes |= {f"{own} {_PHASES[kind]}": "link " + "+".join(self.axes[1:]) for kind in _STORED}
         if self.evaluated.times.sending_s[place]:  # it stands still for its messages

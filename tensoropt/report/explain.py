@@ -15,7 +15,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 def detail_lines(detail: Detail, top: int) -> list[str]:
     """Return the headline, the breakdown, and the operators and reshardings that cost most; then the sums of
-    the operators and of what is beside them, or if devices do different things, what each place has."""
+    the operators and of what is beside them, or if devices do different things, what each has."""
     step = detail.step
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in detail.sources.items() if share)
     lines = [
@@ -32,7 +32,7 @@ def detail_lines(detail: Detail, top: int) -> list[str]:
     title = "; ".join(filter(None, ("operators that take longest", step.kind.rows)))
     lines += ["", _counted(title, top, len(operators)), _operators(operators[:top])]
     if detail.places:
-        lines += ["", f"each {step.kind.place}", _table(detail.places)]
+        lines += ["", step.kind.each, _table(detail.places)]
     else:
         lines += ["", "all of it", _shares(detail)]
     edges = sorted(detail.edges, key=lambda e: e.seconds, reverse=True)

@@ -122,7 +122,7 @@ class Computed:
 def kind_of(target: str) -> str:
     """Return an operator's display name, given its target (``aten.addmm.default``) or a name made from that
     (``addmm_12``)."""
-    parts = target.split(".")
+    parts = target.partition(" in stage ")[0].split(".")
     name = parts[1] if len(parts) > 1 else re.sub(r"_\d+$", "", parts[0])
     return KINDS.get(name) or KINDS.get(name.removeprefix("native_")) or name.strip("_").replace("_", " ")
 

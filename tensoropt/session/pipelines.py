@@ -118,7 +118,7 @@ class _Cutting:
         if composer.per_place > 1 and not self.small and self._blocks + 2 >= stages:
             try:
                 dealt = dealt_cuts(self.cutter, stages)
-                self.note("pipelines of several stages to a place: of as many blocks each")
+                self.note("pipelines of several stages on the same devices: of as many blocks each")
                 return [[0], *([cut] for cut in dealt), [count]]
             except PlanError as refusal:  # not every block of every model can begin a stage
                 self.note(f"pipelines of {stages} stages are not cut between blocks alone: {refusal}")
@@ -368,13 +368,13 @@ class _Finder:
         cluster = self.session.cluster
         if len(cluster.device_kinds) == 1:
             return
-        self._note("pipelines: each place at the pace and in the memory of its own devices, in order of rank")
+        self._note("pipelines: each stage at the pace and in the memory of its own devices, in order of rank")
         mixed = [p for p in self._degrees if any(len(kinds) > 1 for kinds in kinds_at(cluster, p))]
         if mixed:
-            places = ", ".join(map(str, mixed))
+            degrees = ", ".join(map(str, mixed))
             self._note(
-                f"pipelines of {places} places: places of several kinds of devices go at the pace of the "
-                "slowest of them"
+                f"pipelines on {degrees} groups of devices: groups of several kinds of devices go at the "
+                "pace of the slowest of them"
             )
 
     def _first_look(self, asked: Sequence[tuple[Mesh, int]]) -> list[list[Point]]:
@@ -414,7 +414,7 @@ class _Finder:
         count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
         if count == 1:
             return []
-        label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages to a place"
+        label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages on the same devices"
         self.session.report("pipelines", 0, 1, label)
         return self._of_mesh(mesh, micro_batches, _QUICK, _INTERLEAVED, per_place=count)
 
@@ -507,7 +507,7 @@ class _Finder:
                 refused=partial(self._refused, schedule),
             )
         except PlanError as refusal:
-            where = f"pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches"
+            where = f"pipelines on {mesh.shape[0]} groups of devices, {micro_batches} micro-batches"
             self._refusals.setdefault(where, str(refusal))
             self._note(f"no {where}: {refusal}")
             return []
@@ -562,8 +562,8 @@ class _Finder:
         if inner.axis_count < _MOST_AXES:
             return limit
         self._note(
-            f"pipelines on places of {_MOST_AXES} axes: groups combine the ways to split that the best "
-            "strategies without stages use, not all"
+            f"pipelines whose stages have {_MOST_AXES} mesh axes: groups combine the ways to split that the "
+            "best strategies without stages use, not all"
         )
         simulations = self._simulations
         searched = {space.tables.mesh[0] for space in simulations.spaces}

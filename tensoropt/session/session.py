@@ -15,6 +15,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.costs.tables import CostTables, search_s
 from tensoropt.profiling.measure import Remaining
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.compute_dtype import with_dtype
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
@@ -95,6 +96,10 @@ class Session:
     clock: _StageClock = field(default_factory=_StageClock)
     remaining: Remaining = field(default_factory=Remaining)
     keep: bool = False
+
+    def __post_init__(self) -> None:
+        # Nobody decided, so the model keeps its own dtypes; plans say which.
+        object.__setattr__(self, "settings", with_dtype(self.settings, "", [self.cluster]))
 
     def report(self, stage: str, done: int, total: int, what: str, /) -> None:
         """Show progress, and how long everything that was announced still takes."""

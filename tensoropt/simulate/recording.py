@@ -87,7 +87,7 @@ class TimelineEvent:
     @property
     def is_computing(self) -> bool:
         """Whether it is computation on a device, rather than use of a link."""
-        return self.lane == COMPUTE or self.lane.startswith("device ")
+        return self.lane == COMPUTE or self.lane.startswith(("device ", "devices "))
 
 
 @dataclass(frozen=True)

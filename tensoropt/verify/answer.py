@@ -94,6 +94,7 @@ def entry_of(strategy: ParallelStrategy, predicted: Prediction, findings: RunFin
         "memory_tracked": dict(findings.memory_tracked),
         "memory_tracked_of_ranks": findings.memory_tracked_of_ranks,
         "time_measured_s": findings.time_measured_s,
+        "cores_busy": findings.cores_busy,
         "error": findings.error,
         "collectives_predicted": expected,
         "collectives_issued": issued,

@@ -132,3 +132,19 @@ def test_numbers_are_taken_as_they_are_typed() -> None:
     assert events.on_price(replace(VIEW, price=3.0), DATA, "").price is None
     assert events.on_share(VIEW, DATA, "12.5").headroom == 0.125
     assert events.on_share(VIEW, DATA, "5 %").headroom == 0.05
+
+
+@pytest.mark.parametrize(
+    ("control", "before", "value", "after"),
+    [
+        ("axis-x", ("memory", "cost"), "cost", ("cost", "time")),
+        ("axis-x", ("memory", "cost"), "hours", ("hours", "time")),
+        ("axis-y", ("hours", "time"), "cost", ("memory", "cost")),
+        ("axis-y", ("hours", "time"), "mfu", ("hours", "mfu")),
+    ],
+)
+def test_both_axes_never_say_the_same(
+    control: str, before: tuple[str, str], value: str, after: tuple[str, str]
+) -> None:
+    view = events.EVENTS[control](View(across=before[0], up=before[1]), DATA, value)
+    assert (view.across, view.up) == after

@@ -117,3 +117,28 @@ def test_the_compared_point_is_never_the_selected_one() -> None:
 def test_people_count_points_from_one() -> None:
     assert View.from_query("point=1&other=8") == View(point=0, other=7)
     assert View.from_query("point=0").point is None
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("?x=a&point=3&budget=24GiB&lines=1&logx=true&headroom=0.050&marks=0&across=memory&mesh=", []),
+        ("?budget=lots", ["“lots” is not understood as “budget”."]),
+        (
+            "?headroom=7&up=height",
+            ["“7” is not understood as “headroom”.", "“height” is not understood as “up”."],
+        ),
+        ("?colour=red", ["There is no “colour” that a link can set."]),
+        ("?lines=maybe", ["“lines” is 0 or 1, not “maybe”."]),
+    ],
+)
+def test_what_a_link_cannot_set_is_said(query: str, said: list[str]) -> None:
+    assert state.not_understood(query) == said
+
+
+@given(views)
+def test_of_what_the_page_writes_all_is_understood(view: View) -> None:
+    written = replace(view, exploration=view.exploration[:40])
+    read = View.from_query(written.to_query())
+    if read == written:
+        assert state.not_understood(written.to_query()) == []

@@ -9,7 +9,7 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.estimate.known import Known
-from tensoropt.estimate.strategies import CORE, FULL, NOTHING, Step, Strategy, peak
+from tensoropt.estimate.strategies import CORE, FULL, NOTHING, AskedStep, UsualStrategy, peak
 from tensoropt.evaluation.problem import Problem, prepare
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedConfiguration, simulate_pinned
@@ -19,18 +19,22 @@ from tensoropt.zoo import ZooModel
 
 DEVICES = 4
 USUAL = [
-    *(Strategy(data=DEVICES, stage=stage, recompute=r) for stage in (0, 1, 2, 3) for r in (NOTHING, FULL)),
-    *(Strategy(tensor=DEVICES, recompute=r) for r in (NOTHING, FULL)),
-    *(Strategy(data=2, tensor=2, stage=stage) for stage in (0, 3)),
-    Strategy(data=DEVICES, recompute=CORE),
-    *(Strategy(recompute=r) for r in (NOTHING, FULL)),
+    *(
+        UsualStrategy(data=DEVICES, stage=stage, recompute=r)
+        for stage in (0, 1, 2, 3)
+        for r in (NOTHING, FULL)
+    ),
+    *(UsualStrategy(tensor=DEVICES, recompute=r) for r in (NOTHING, FULL)),
+    *(UsualStrategy(data=2, tensor=2, stage=stage) for stage in (0, 3)),
+    UsualStrategy(data=DEVICES, recompute=CORE),
+    *(UsualStrategy(recompute=r) for r in (NOTHING, FULL)),
 ]
 
 
 class Beside(NamedTuple):
     """One strategy: both figures in bytes."""
 
-    strategy: Strategy
+    strategy: UsualStrategy
     estimated: float
     simulated: float
 
@@ -41,7 +45,7 @@ class Beside(NamedTuple):
 
 
 def beside(
-    known: Known, built: ZooModel, step: Step, wanted: Sequence[Strategy] = tuple(USUAL)
+    known: Known, built: ZooModel, step: AskedStep, wanted: Sequence[UsualStrategy] = tuple(USUAL)
 ) -> Iterator[Beside]:
     """Yield the strategies that the model can be split by."""
     problem = prepare(capture(built.model, built.args, built.kwargs, dtype=step.dtype))
@@ -54,7 +58,7 @@ def beside(
         yield Beside(strategy, sum(stays) + moment.kept + moment.working, simulated)
 
 
-def simulate(problem: Problem, step: Step, strategy: Strategy) -> float:
+def simulate(problem: Problem, step: AskedStep, strategy: UsualStrategy) -> float:
     """Return the simulator's memory of a strategy, in bytes."""
     pinned = PinnedConfiguration(
         data=strategy.data, tensor=strategy.tensor, stage=strategy.stage, recompute=strategy.recompute,

@@ -22,7 +22,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.estimate.known import known_model
-from tensoropt.estimate.strategies import DTYPES, Step
+from tensoropt.estimate.strategies import DTYPES, AskedStep
 from tensoropt.evaluation.problem import Problem, prepare
 from tensoropt.planners.pinned import PinnedConfiguration, simulate_pinned
 from tensoropt.profiling.store import ProfileStore
@@ -115,7 +115,7 @@ def accuracy() -> dict[str, Any]:
     off = []
     for name, batch, dtype in COMPARED:
         known = known_model(name)
-        step = Step(batch=batch, sequence=known.sequence, dtype=dtype)
+        step = AskedStep(batch=batch, sequence=known.sequence, dtype=dtype)
         off += [abs(one.off) for one in beside(known, zoo.build(name, batch=batch, device="meta"), step)]
         print(name, dtype, len(off), max(off), flush=True)
     return {"count": len(off), "median": round(median(off), 5), "worst": round(max(off), 5)}

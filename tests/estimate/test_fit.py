@@ -41,9 +41,14 @@ def test_a_large_model_needs_shards_and_recomputation_on_small_cards() -> None:
     assert found.best is row(found, "FSDP (ZeRO-3)", "full")
     assert found.sentence() == (
         f"Fits with FSDP (ZeRO-3), layers recomputed: {found.best.memory_bytes / GIB:.3g} GiB of 24 GiB a "
-        f"device. DDP needs {ddp.memory_bytes / GIB:.3g} GiB, with layers recomputed "
-        f"{row(found, 'DDP', 'full').memory_bytes / GIB:.3g} GiB."
+        f"device. DDP needs {ddp.memory_bytes / GIB:.3g} GiB."
     )
+
+
+def test_what_recomputation_alone_would_save_is_said() -> None:
+    found = fit("llama3-8b", "dgx-h100", batch=8)
+    least = row(found, "DDP", "full").memory_bytes / GIB
+    assert found.sentence().endswith(f"GiB, with layers recomputed {least:.3g} GiB.")
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2", "mixtral-tiny", "vgg16"])

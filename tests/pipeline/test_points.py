@@ -184,7 +184,7 @@ def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named
         (lambda d: d["stages"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
         (lambda d: d["stages"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
         (lambda d: d["stages"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
-        (lambda d: d.update(micro_batches=1), "1f1b keeps 2 places busy|more micro-batches"),
+        (lambda d: d.update(micro_batches=1), "1f1b keeps 2 groups of devices busy|more micro-batches"),
     ],
 )  # fmt: skip
 def test_what_describes_no_pipeline_is_refused(
@@ -218,7 +218,7 @@ def test_what_contradicts_itself_is_refused_without_a_model(
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
-        ([1, 4], "two places or more, not 1"),
+        ([1, 4], "two groups or more, not 1"),
         ([4, 1], "2 stages do not divide over 4"),
         ([3, 2], "2 stages do not divide over 3"),
         ([2, 3], "linear does not divide as d0/d0 over the mesh 4x3"),
@@ -258,7 +258,7 @@ def explored(found: PipelineEvaluation) -> Exploration:
         spaces=(pipelined_space(MESH, 4, keys, ["a heuristic"]),),
         model=ModelInfo(source="tests:four", fingerprint=graph.fingerprint),
         cluster=load_cluster("cpu:4").to_dict(),
-        settings=Settings().to_dict(),
+        settings=Settings(dtype="float32").to_dict(),
         versions=versions(),
         report={"notes": []},
     )
@@ -350,7 +350,7 @@ def test_it_is_explained_operator_by_operator(found: PipelineEvaluation, detail_
 def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, detail_of: Details) -> None:
     told = detail_of(found)
     point = told.step
-    assert [place.title for place in told.places] == ["place 0, stage 0", "place 1, stage 1"]
+    assert [place.title for place in told.places] == ["devices 0–1, stage 0", "devices 2–3, stage 1"]
     assert [place.idle_s for place in told.places] == pytest.approx(
         [point.time_s - load.compute_s - load.exposed_s for load in found.loads]
     )
@@ -393,7 +393,9 @@ def test_its_timeline_ends_with_the_step(detail_of: Details, schedule: str) -> N
         by_lane[event.lane] += event.duration_s
     assert [by_lane[f"stage {i}"] for i in (0, 1)] == pytest.approx(found.times.working_s)
     # The work within the actions is all that a rank computes.
-    assert [by_lane[f"device {i}"] for i in (0, 1)] == pytest.approx([of.compute_s for of in found.loads])
+    assert [by_lane[lane] for lane in ("devices 0–1", "devices 2–3")] == pytest.approx(
+        [of.compute_s for of in found.loads]
+    )
     optimizers = {event.group for event in told.timeline if event.name.startswith("optimizer of")}
     assert optimizers == {"stage 0", "stage 1"}
 
@@ -402,7 +404,7 @@ def test_the_work_of_an_action_lies_within_it(found: PipelineEvaluation, detail_
     told = detail_of(found)
     for place in (0, 1):
         actions = [e for e in told.timeline if e.lane == f"stage {place}"]
-        inner = [e for e in told.timeline if e.lane == f"device {place}"]
+        inner = [e for e in told.timeline if e.lane == ("devices 0–1", "devices 2–3")[place]]
         for event in inner:
             assert any(
                 each.start_s <= event.start_s * (1 + 1e-9)
@@ -427,7 +429,8 @@ def test_its_timeline_has_a_lane_for_every_stage_and_its_messages(
 ) -> None:
     told = detail_of(found)
     lanes = {event.lane for event in told.timeline}
-    assert {f"{kind} {place}" for kind in ("stage", "device", "link") for place in (0, 1)} <= lanes
+    assert {"stage 0", "stage 1"} <= lanes
+    assert {f"{kind} {ranks}" for kind in ("devices", "link") for ranks in ("0–1", "2–3")} <= lanes
     first = min(told.timeline, key=lambda event: event.start_s)
     assert first.name == "forward of micro-batch 0, stage 0"
     sends = [event for event in told.timeline if event.phase.startswith("send")]
@@ -469,9 +472,9 @@ def test_what_it_waits_for_by_hand(explored: Exploration) -> None:
 def test_gradients_are_waited_for_over_the_axes_of_their_place(detail_of: Details) -> None:
     strategy = split_along_the_batch(problem(four).graph, (3,), (4, 2, 2))
     told = detail_of(evaluated(strategy, load_cluster("dgx-a100[4]"), beside=True))
-    assert "link 0 gradients" in {event.lane for event in told.timeline}
+    assert "link 0–1 gradients" in {event.lane for event in told.timeline}
     waits = {part.title.split(" over ")[1]: part.seconds for part in told.parts if part.key == WAITING}
     # Place 0 is the busiest; over the axis of the stages goes no more than its messages.
-    sent_s = sum(event.duration_s for event in told.timeline if event.lane in ("link 0", "link stage"))
+    sent_s = sum(event.duration_s for event in told.timeline if event.lane in ("link 0–1", "link stage"))
     assert waits.get("axis stage", 0.0) <= sent_s * (1 + 1e-9)
     assert waits[f"axis {MESH.names[1]}"] > 0

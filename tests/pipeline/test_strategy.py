@@ -169,9 +169,9 @@ def test_1f1b_keeps_as_many_micro_batches_as_places_are_behind(places: int, micr
     ("given", "words"),
     [
         (("1f1b", 4, 1, 2), "more micro-batches"),
-        (("1f1b", 4, 2, 8), "one stage to a place"),
-        (("zbv", 4, 3, 8), "two stages to a place"),
-        (("gpipe", 1, 1, 8), "two places or more"),
+        (("1f1b", 4, 2, 8), "one stage on the same devices"),
+        (("zbv", 4, 3, 8), "two stages on the same devices"),
+        (("gpipe", 1, 1, 8), "two groups or more"),
         (("interleaved_1f1b", 2, 2, 5), "multiple of 2"),
         (("dualpipe", 2, 2, 4), "there are gpipe"),
     ],
@@ -350,13 +350,13 @@ def test_stages_divide_over_the_places() -> None:
 
 @pytest.mark.parametrize("places", [1, 0, -1])
 def test_a_pipeline_has_two_places_or_more(places: int) -> None:
-    with pytest.raises(PlanError, match=f"a pipeline has two places or more, not {places}"):
+    with pytest.raises(PlanError, match=f"into two groups or more, not {places}"):
         split_along_the_batch(problem(four).graph, (2,), (4, places), "interleaved_1f1b")
 
 
 def test_a_schedule_that_does_not_run_is_refused() -> None:
     graph = problem(four).graph
-    with pytest.raises(PlanError, match="1f1b keeps 4 places busy"):
+    with pytest.raises(PlanError, match="1f1b keeps 4 groups of devices busy"):
         split_along_the_batch(graph, (1, 2, 3), (2, 4))
     with pytest.raises(PlanError, match="no pipeline schedule called dualpipe; there are gpipe, 1f1b"):
         split_along_the_batch(graph, (2,), (2, 2), "dualpipe")
@@ -487,7 +487,7 @@ def test_data_give_the_strategy_back(build: Any, mesh: tuple[int, ...], schedule
         (lambda d: d.update(begins=["linear_3"]), "linear_2"),
         (lambda d: d.update(again=["relu"]), "relu depends on parameters"),
         (lambda d: d.update(places=3), "2 stages do not divide over 3 parts"),
-        (lambda d: d.update(places=0), "two places or more, not 0"),
+        (lambda d: d.update(places=0), "two groups or more, not 0"),
         (lambda d: d.pop("schedule"), "no pipeline schedule called None"),
         (lambda d: d["stages"][0]["groups"].pop("linear"), "linear"),
         (lambda d: d["stages"][1]["groups"].update(linear_2=["sideways"]), "linear_2.*sideways"),

@@ -60,7 +60,7 @@ def small(
         ),
         model=ModelInfo(source=f"tests:{name}", fingerprint=graph.fingerprint),
         cluster=cluster.to_dict(),
-        settings=Settings().to_dict(),
+        settings=Settings(dtype="float32").to_dict(),
         versions=versions(),
         report={},
     )

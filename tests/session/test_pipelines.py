@@ -231,7 +231,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
         )  # fmt: skip
 
     found = looked(1)
-    assert any("several stages to a place: of as many blocks each" in note for note in found.report["notes"])
+    assert any("several stages on the same devices: of as many" in note for note in found.report["notes"])
     shapes = [p.stages for _, p in pipelined(found)]
     assert ("interleaved_1f1b", 6) in {(one.schedule, len(one.stages)) for one in shapes}
     # Cuts that are pinned say how many stages a place has.

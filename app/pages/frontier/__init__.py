@@ -78,16 +78,16 @@ def _plot() -> Any:
                         parts.row(*chips, names="tight"), id="options", multiple=True, value=["marks"]
                     ),
                     parts.row(*(_axis(*axis) for axis in _AXES), names="tight axes"),
+                    parts.row(
+                        html.Span("A click picks the point to", className="muted small"),
+                        dmc.SegmentedControl(
+                            id="click-mode", value="select", size="xs",
+                            data=[{"value": mode, "label": mode} for mode in ("select", "compare")],
+                        ),
+                        names="tight",
+                    ),
                 ],
                 id="plot-options",
-            ),
-            parts.grow(),
-            html.Span("A click picks to", className="muted small"),
-            dmc.SegmentedControl(
-                id="click-mode",
-                data=[{"value": mode, "label": mode} for mode in ("select", "compare")],
-                value="select",
-                size="xs",
             ),
             names="plot-controls",
         ),
@@ -98,7 +98,8 @@ def _plot() -> Any:
             "Memory against time. Arrow keys walk along the frontier.",
         ),
         parts.hint(
-            html.Kbd("←"), " ", html.Kbd("→"), " walk along the frontier, ", html.Kbd("k"), " knee, ",
+            html.Kbd("←"), " ", html.Kbd("→"), " walk along the ", parts.term("frontier"), ", ",
+            html.Kbd("k"), " ", parts.term("knee"), ", ",
             html.Kbd("Home"), " leanest, ", html.Kbd("End"), " fastest, ", html.Kbd("c"),
             " keep for comparison. Drag a box to zoom, double-click to see all.",
         ),
@@ -146,7 +147,7 @@ def _limits() -> Any:
         **parts.aria(label="Time target"),
     )  # fmt: skip
     fields = (
-        ("headroom", "Headroom, %", 104, {"value": "5"}),
+        ("headroom", "Headroom, %", 104, {"value": "5", "rightSection": parts.what("headroom")}),
         ("price", "Price per device-hour", 150, {"placeholder": "unknown"}),
         ("currency", "Currency", 86, {"placeholder": "none"}),
         ("amount", "Hours and cost of", "100%", {"placeholder": "1,000 steps", "description": AMOUNTS}),
@@ -168,7 +169,7 @@ def _card() -> Any:
     picks = [parts.button(name, f"pick-{name}") for name in ("leanest", "knee", "fastest")]
     keep = parts.button("keep for comparison", "compare-this")
     return parts.panel(
-        parts.spoken("card"), parts.row(*picks, parts.grow(), keep, names="tight actions"), names="card-panel"
+        parts.row(*picks, parts.grow(), keep, names="tight above"), parts.spoken("card"), names="card-panel"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import Patch, ctx, no_update, set_props
+from dash import Patch, ctx, dcc, no_update, set_props
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.notable import CARDS_GIB
@@ -21,6 +21,7 @@ from ...views.certificate import certificate_sentence
 from ...views.clusters import clusters_data, strange_prices
 from ...views.frontier import (
     FrontierData,
+    address_sentences,
     axes_of,
     axis_sentence,
     count_words,
@@ -28,7 +29,6 @@ from ...views.frontier import (
     limit_sentence,
     mark_sentence,
 )
-from ...views.points_table import row_filter
 from ...views.runs import choices
 from .. import clusters
 from ..clusters import CLUSTER_FIELDS
@@ -238,9 +238,17 @@ def _follow(context: Context, _: Any, kept: Any, *have: Any) -> Any:
     return (
         *(no_update if old == wanted[n] else wanted[n] for n, old in zip(_CONTROLS, values, strict=True)),
         *(no_update if old == ranges[n] else ranges[n] for n, old in zip(_SCALES, limits, strict=True)),
-        *(data.filters()[n.removeprefix("filter-")] for n in _FILTERS),
+        *(_choices(data, view, n.removeprefix("filter-")) for n in _FILTERS),
         {f"{n}.value": wanted[n] for n in _CONTROLS} | {f"{n}-rest.data": wanted[n] for n in _LIMITS},
     )
+
+
+def _choices(data: FrontierData, view: View, name: str) -> list[str]:
+    """Return what a filter offers; also what a link asks for in vain, so that it is seen and can be
+    cleared."""
+    offered = data.filters()[name]
+    asked = str(getattr(view, name))
+    return offered if asked in ("", *offered) else [*offered, asked]
 
 
 def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[str, str], float | str]]:
@@ -279,14 +287,14 @@ CALLBACKS.in_browser("tensoropt.zoom", sets="zoom.data", when="graph.relayoutDat
 
 
 @CALLBACKS.answer(
-    sets="graph.figure points-count.children points.filterModel drawn.data",
+    sets="graph.figure points-count.children drawn.data",
     when="frame.data scheme.data page.data",
-    given="state.data drawn.data zoom.data points-count.children points.filterModel narrow.data",
+    given="state.data drawn.data zoom.data points-count.children narrow.data",
     at_start=True,
 )
 def _draw(
     context: Context, frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, zoom: Any, counted: Any,
-    kept_rows: Any, narrow: Any,
+    narrow: Any,
 ) -> Any:  # fmt: skip
     view = view_of(kept)
     key = [frame, scheme]
@@ -294,16 +302,10 @@ def _draw(
     # `page` fires this too, so that a frontier that was opened on another page is drawn when it is shown,
     # once.
     if data is None or (drawn or [])[:2] == key:
-        return (no_update,) * 4
+        return (no_update,) * 3
     figure = drawing.frontier_figure(data, view, str(scheme), Window.read(zoom), narrow=bool(narrow))
-    keep, count = row_filter(view), count_words(data, view)
-    # The table redraws whatever it receives, even if it is the same.
-    return (
-        figure,
-        no_update if count == counted else count,
-        no_update if keep == (kept_rows or {}) else keep,
-        [*key, selection(view)],
-    )
+    count = count_words(data, view)
+    return figure, no_update if count == counted else count, [*key, selection(view)]
 
 
 @CALLBACKS.answer(sets="+graph.figure", when="zoom.data", given="scheme.data state.data")
@@ -362,8 +364,9 @@ def marking(data: FrontierData, view: View, scheme: str) -> Patch:
 def _body(context: Context, _: Any, kept: Any) -> Any:
     view = view_of(kept)
     if not view.exploration:
-        text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
-        return text, visible(False)
+        first = dcc.Link("Will your model fit? An answer at once, before any search.", href="/fit")
+        said = "Start an exploration on the Explore page; its frontier appears here."
+        return empty("No exploration yet", said, first), visible(False)
     try:
         exploration = context.exploration(view)
     except TensorOptError as error:
@@ -386,14 +389,19 @@ def _answer(context: Context, pick: Any) -> Any:
 
 
 @CALLBACKS.answer(
-    sets="frontier-notes.children card.children comparison.children comparison-panel.style", when="pick.data"
+    sets="frontier-notes.children card.children comparison.children comparison-panel.style",
+    when="pick.data",
+    given="url.search",
 )
-def _words(context: Context, pick: Any) -> Any:
+def _words(context: Context, pick: Any, search: Any) -> Any:
     view = view_of(pick)
     data = context.frontier(view)
     if data is None or view.point is None:
         return None, None, None, visible(False)
+    # Of the address until something else is chosen.
+    followed = view == view_from_url(context, search)
     notes = [
+        *(note(said, "warn") for said in address_sentences(data, str(search or "")) if followed),
         note(filter_sentence(data, view), "warn"),
         note(axis_sentence(axes_of(data, view), view)),
         note(limit_sentence(data, view), "warn"),

@@ -32,11 +32,14 @@ def page() -> str:
 
 
 def fill(tree: Any, context: Context) -> Any:
-    """Return the layout, with the first content of the frontier page."""
+    """Return the layout in the person's scheme, with the first content of the frontier page."""
     if not has_request_context() or not request.referrer:
         return tree
     scheme, address = request.cookies.get(SCHEME_COOKIE), urlsplit(request.referrer)
-    if scheme is None or scheme not in get_args(Scheme) or page() != "frontier":
+    if scheme is None or scheme not in get_args(Scheme):
+        return tree
+    tree.forceColorScheme = scheme
+    if page() != "frontier":
         return tree
     view = view_from_url(context, address.query)
     data = context.frontier(view)

@@ -20,8 +20,7 @@ from ...state import FRAME, View
 from ...views.answer import answer_words
 from ...views.frontier import FrontierData, count_words
 from ...views.point import PROVEN, of_point, point_card
-from ...views.points_table import row_filter
-from ..parts import big, facts, note
+from ..parts import big, facts, note, term
 
 
 def look(
@@ -31,7 +30,6 @@ def look(
     return {
         "graph": {"figure": frontier_figure(data, view, scheme, narrow=narrow)},
         "points-count": {"children": count_words(data, view)},
-        "points": {"filterModel": row_filter(view)},
         "card": {"children": card(context, data, view)},
         **answered(data, view),
         "drawn": {"data": [_frame_of(view), scheme, selection(view)]},
@@ -73,7 +71,10 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
     why = next((fact.words for fact in content.facts if fact.name == PROVEN), "")
     return [
         html.H2(
-            [content.title, html.Span(proven, className="badge", title=why) if proven != "-" else ""],
+            [
+                content.title,
+                html.Span(term("proof", proven, why), className="badge") if proven != "-" else "",
+            ],
             className="panel-title",
             id="card-title",
         ),

@@ -83,9 +83,12 @@ def _table(context: Context, listed: Any, _: Any, kept: Any, shown: Any) -> Any:
         )
         return parts.hint(words), about
     cells = [
-        [r.title, r.plan, r.memory, r.time, r.verdict, dcc.Link("compare", href=r.link) if r.link else ""]
+        [
+            parts.explained(r.title), r.plan, r.memory, r.time, r.verdict,
+            dcc.Link("compare", href=r.link) if r.link else "",
+        ]
         for r in rows
-    ]
+    ]  # fmt: skip
     return parts.plain_table(_HEAD, cells, numbers=(2, 3)), about
 
 

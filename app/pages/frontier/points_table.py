@@ -15,6 +15,7 @@ from dash import html, no_update
 from tensoropt.plan.figures import BYTES, LISTED, SECONDS
 
 from ...context import Context
+from ...figures.frontier import NOTHING
 from ...state import View
 from ...views.frontier import FrontierData, rate_arrays
 from ...views.points_table import SHOWN, packed, table_columns
@@ -26,9 +27,7 @@ CALLBACKS = Callbacks()
 
 def _columns() -> list[dict[str, Any]]:
     def number(field: str, name: str, width: int, fmt: str = ",.4r") -> dict[str, Any]:
-        return numbers(
-            field, name, width, D3.format(fmt), filter="agNumberColumnFilter", suppressHeaderFilterButton=True
-        )
+        return numbers(field, name, width, D3.format(fmt))
 
     return [
         number("point", "point", 72, "d"),
@@ -41,8 +40,7 @@ def _columns() -> list[dict[str, Any]]:
         number("compute", "compute", 118),
         number("network", "network", 118),
         *(number(figure.label, figure.label, 118) for figure in LISTED),
-        {"field": "mesh", "headerName": "mesh", "width": 84, "filter": "agTextColumnFilter",
-         "suppressHeaderFilterButton": True},
+        {"field": "mesh", "headerName": "mesh", "width": 84},
         number("devices", "devices", 86, "d"),
         {"field": "gap", "headerName": "proof", "width": 86},
         number("rate", "samples/s", 108),
@@ -65,6 +63,7 @@ def layout() -> Any:
         "rowSelection": {**ONE_ROW, "enableClickSelection": False},
         "rowHeight": 30,
         "headerHeight": 34,
+        "localeText": {"noRowsToShow": NOTHING, "noMatchingRows": NOTHING},
         "rowClassRules": {"over": "!params.data.fits"},
     }
     return panel(
@@ -106,13 +105,12 @@ def _list_points(context: Context, _: Any, listing: Any, kept: Any, columns: Any
 CALLBACKS.in_browser(
     "points.rows",
     sets="points.rowData shown-rows.data points-all.children points-all.style",
-    when="rows.data points-all.n_clicks points.filterModel selection.data",
-    given="pick.data",
+    when="rows.data points-all.n_clicks pick.data",
 )
 CALLBACKS.in_browser(
     "points.select",
     sets="points.selectedRows points.scrollTo",
-    when="selection.data shown-rows.data points.filterModel",
+    when="selection.data shown-rows.data",
     given="pick.data",
 )
 

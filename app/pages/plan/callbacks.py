@@ -89,7 +89,7 @@ def about_rows(kind: PlanKind, why: str) -> str:
     """Say why costs of single operators are not shown, or whose they are; "" if they are every device's."""
     if why:
         return f"Timelines and the costs of single operators are not shown: {why}"
-    return kind.rows and f"Operators: {kind.rows}; below them, the {kind.place}s. Timeline: {kind.lanes}."
+    return kind.rows and f"Operators: {kind.rows}; below them, {kind.each}. Timeline: {kind.lanes}."
 
 
 def _headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:
@@ -140,7 +140,9 @@ def devices(segments: tuple[Segment, ...]) -> list[Any]:
         ]
         for s in segments
     ]
-    return [html.H3("Largest on each device"), plain_table(["", "", ""], rows, numbers=(2,))] if rows else []
+    return (
+        [html.H3("Most that a device holds"), plain_table(["", "", ""], rows, numbers=(2,))] if rows else []
+    )
 
 
 def difference(data: FrontierData, view: View) -> Any:

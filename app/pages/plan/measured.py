@@ -84,6 +84,12 @@ def overlaid(
     return over_curve(curve, measured[1], units, scheme), below_timeline(timeline, measured[1], units, scheme)
 
 
+def _standing_out(cells: list[str]) -> list[Any]:
+    """Return a row of figures, whose miss is marked if it is far."""
+    *rest, ratio = cells
+    return [*rest, html.Strong(ratio, className="worse") if "far off" in ratio else ratio]
+
+
 @CALLBACKS.answer(
     sets="measured.data measured-said.children measured-upload.contents",
     when="measured-upload.contents measured-remove.n_clicks",
@@ -144,7 +150,7 @@ def _tell(context: Context, kept: Any, pick: Any, page: Any) -> Any:
         align_options(compared),
         compared.align,
         [
-            plain_table(head, figure_rows(compared, data.units), numbers=(1, 2, 3)),
+            plain_table(head, [_standing_out(row) for row in figure_rows(compared, data.units)], (1, 2, 3)),
             hint("; ".join(hints)) if hints else None,
         ],
     )

@@ -122,7 +122,7 @@ def table() -> Any:
 
 @CALLBACKS.answer(
     sets="operators.rowData operators.columnDefs plan-picture.elements plan-picture.stylesheet "
-    "plan-legend.children +operators.dashGridOptions",
+    "plan-picture.style plan-legend.children +operators.dashGridOptions",
     when="plan-pick.data scheme.data picture-opened.data",
     given="page.data operators.columnDefs operators.dashGridOptions narrow.data",
 )
@@ -145,6 +145,7 @@ def _draw(
         heads,
         elements(drawing),
         stylesheet(str(scheme)),
+        {"width": "100%", "height": f"{drawing.height}px"},
         legend,
         options,
     )

@@ -22,7 +22,7 @@ def filled(page: Any) -> Any:
 def test_rules_are_said_nothing_typed_is_corrected_and_a_refused_file_says_why(
     quick: Site, opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensoropt_app.pages.explore.MAX_UPLOAD_BYTES", 10_000)
+    monkeypatch.setattr("tensoropt_app.pages.explore.MAX_UPLOAD_BYTES", 8_000)
     page = filled(opened(quick.url("explore")))
     for control, typed, rule in (
         ("batch", "-5", "the batch: between 1 and 1,000,000"),
@@ -51,7 +51,7 @@ def test_rules_are_said_nothing_typed_is_corrected_and_a_refused_file_says_why(
         assert said >= 0.9 * bar
     for name, size, said in (
         ("notes.txt", 10, "'notes.txt' is not taken: only files that end in .onnx are"),
-        ("large.onnx", 20_000, "'large.onnx' is not taken: it has 20,000 bytes, at most 10,000 bytes are"),
+        ("large.onnx", 20_000, "'large.onnx' is not taken: it has 20 KiB, at most 8,000 bytes are taken"),
         ("empty.onnx", 0, "'empty.onnx' is empty"),
     ):
         (tmp_path / name).write_bytes(bytes(size))

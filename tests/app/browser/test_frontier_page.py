@@ -219,6 +219,57 @@ def test_the_budgets_line_is_dragged(site: Any, opened: Callable[..., Any]) -> N
     page.wait_for_function("!location.search.includes('budget=')")
 
 
+def test_filters_and_addresses_that_lead_nowhere_are_said(site: Any, opened: Callable[..., Any]) -> None:
+    page = opened(site.url(query="x=opened-small&point=999&budget=lots&mesh=9x9"))
+    said = page.locator("#frontier-notes")
+    for words in (
+        "Point 999 does not exist: this frontier has 8 points.",
+        "“lots” is not understood as “budget”.",
+        "No point of this frontier has mesh 9x9",
+    ):
+        said.locator(f"text={words}").wait_for()
+    nothing = "No point passes the filters"
+    page.wait_for_function(f"document.querySelector('#points .ag-overlay')?.innerText === '{nothing}'")
+    page.wait_for_function(
+        f"[...document.querySelectorAll('#graph .annotation')].some((a) => a.textContent === '{nothing}')"
+    )
+    page.wait_for_selector("#answer-costs:text-is('no point passes the filters.')")
+    # What the address asked for is said until something else is chosen.
+    page.fill("#headroom", "20")
+    page.keyboard.press("Enter")
+    said.locator("text=does not exist").wait_for(state="detached")
+
+
+ROWS = "document.querySelector('#points .ag-root')?.getAttribute('aria-rowcount') - 1"
+
+
+def test_the_table_begins_with_notable_points_and_the_selected_one(
+    site: Any, opened: Callable[..., Any]
+) -> None:
+    page = drawn(opened(site.url(query="x=opened-long&point=501")), "Point 501 of")
+    few = page.evaluate(ROWS)
+    assert 3 < few <= 9
+    page.wait_for_selector("#points .ag-row-selected[row-id='500']")
+    page.wait_for_selector("#points .ag-cell[col-id='is']:text-is('leanest')")
+    page.click("#points-all:has-text('all 20,000')")
+    page.wait_for_function(f"{ROWS} === 20000")
+    page.wait_for_selector("#points .ag-row-selected[row-id='500']")
+    page.click("#points-all:has-text('notable')")
+    page.wait_for_function(f"{ROWS} === {few}")
+
+
+def test_the_budget_is_among_the_first_ten_stops_of_the_tab_key(
+    site: Any, opened: Callable[..., Any]
+) -> None:
+    page = drawn(opened(site.url(query="x=opened-small")))
+    page.evaluate("document.activeElement.blur()")
+    stops = []
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate("document.activeElement.id"))
+    assert "budget-text" in stops
+
+
 @pytest.mark.slow
 def test_twenty_thousand_points_follow_the_slider(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-long&point=20000")), "Point 20000")

@@ -6,11 +6,14 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pytest
 from samples_app import GIB, exploration, long_exploration, point, space
 from tensoropt_app.library import Library
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import (
     FrontierData,
+    address_sentences,
+    axes_of,
     count_words,
     filter_sentence,
     limit_sentence,
@@ -36,7 +39,7 @@ def test_a_budget_that_nothing_fits_says_what_would() -> None:
     said = limit_sentence(DATA, View(budget_bytes=8 * GIB))
     assert said == "No plan fits 8 GiB; the smallest needs 10.0 GiB."
     said = limit_sentence(DATA, View(target_s=0.05))
-    assert said == "No plan takes at most 50.0 ms; the fastest takes 100 ms."
+    assert said == "No plan takes at most 50 ms; the fastest takes 100 ms."
 
 
 def test_a_device_that_nothing_fits_says_what_to_do() -> None:
@@ -146,3 +149,20 @@ def test_page_command_line_and_csv_say_the_same_of_every_point(tmp_path: Path) -
         assert point_lines(FigureRow.of(found, i))[0].startswith(f"point {i + 1} of {len(shown)}:")
     assert data.special(View())["fastest"] == found.index(memory_bytes=100 * 2.0**30)
     assert data.special(View())["knee"] == found.knee
+
+
+@pytest.mark.parametrize("text", ["999", "0", "soon"])
+def test_a_point_that_does_not_exist_is_said(text: str) -> None:
+    data = FrontierData.of(exploration())
+    said = f"Point {text} does not exist: this frontier has 8 points."
+    assert address_sentences(data, f"?point={text}") == [said]
+    assert address_sentences(data, f"?point=8&other={text}") == [said]
+    assert address_sentences(data, "?point=8&other=1") == []
+
+
+def test_axes_that_say_the_same_twice_are_refused() -> None:
+    data = FrontierData.of(exploration())
+    for across in ("hours", "cost"):
+        axes = axes_of(data, View(across=across, up="cost", price=2.0))
+        assert (axes.x.name, axes.y.name) == (across, "time")
+        assert "both say the same" in axes.refused

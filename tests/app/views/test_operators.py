@@ -112,7 +112,7 @@ def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Explorati
         if one.kind is not PIPELINED:
             continue
         *places, headline = beside_rows(pipelines, row, detail(pipelines, row))
-        assert [place.title for place in places] == ["place 0, stage 0", "place 1, stage 1"]
+        assert [place.title for place in places] == ["device 0, stage 0", "device 1, stage 1"]
         assert all(row["axes"].startswith("idle ") for row in bottom_rows(places, UNITS))
         assert headline.memory_bytes == max(place.memory_bytes for place in places)
         seconds = [(place.compute_s, place.communication_s) for place in places]

@@ -24,11 +24,18 @@ def test_the_card_says_memory_time_and_whether_it_fits() -> None:
     )
 
 
+def test_the_knee_of_the_card_is_the_same_whatever_the_budget() -> None:
+    knee = DATA.special(View())["knee"]
+    for budget in (None, 15 * GIB, 45 * GIB):
+        titles = [point_card(DATA, View(budget_bytes=budget), row).title for row in range(8)]
+        assert [row for row, title in enumerate(titles) if "knee" in title] == [knee]
+
+
 def test_what_is_over_a_budget_does_not_fit() -> None:
     card = point_card(DATA, View(budget_bytes=25 * GIB), 2)
     assert not card.fits
     assert card.verdict == "Needs 5.00 GiB more than your 25 GiB."
-    assert point_card(DATA, View(budget_bytes=35 * GIB), 2).title == "Point 3 of 8 · fastest"
+    assert point_card(DATA, View(budget_bytes=35 * GIB), 2).title == "Point 3 of 8 · fastest within 35 GiB"
 
 
 @pytest.mark.parametrize("budget", [31, 40, 75, 79, 200])

@@ -6,11 +6,10 @@ import base64
 from typing import Any
 
 import numpy as np
-import pytest
 from samples_app import GIB, exploration, long_exploration, point, space
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
-from tensoropt_app.views.points_table import packed, row_filter, table_columns, table_rows
+from tensoropt_app.views.points_table import packed, table_columns, table_rows
 
 MARKS = (point(15 * GIB, 1.2, planner="zero"), point(16 * GIB, 1.3, planner="megatron", space=1))
 POINTS = tuple(point((10 + 10 * i) * GIB, 1.0 - 0.1 * i, space=i % 2) for i in range(6))
@@ -43,21 +42,15 @@ def test_thousands_of_rows_are_small() -> None:
     assert sum(len(str(column)) for column in found.values()) < 100 * 20_000
 
 
-@pytest.mark.parametrize("view", [
-    View(), View(mesh="8"), View(micro="1"), View(devices="8"), View(marks=False),
-    View(mesh="2x4", marks=False), View(mesh="9x9"), View(micro="many"), View(devices="²"),
-])  # fmt: skip
-def test_the_grid_keeps_the_rows_that_the_plot_keeps(view: View) -> None:
-    rows = table_rows(table_columns(DATA, view))
-    models = row_filter(view)
-
-    def passes(row: dict[str, Any]) -> bool:
-        return all(
-            row[name] is not None if model["type"] == "notBlank" else row[name] == model["filter"]
-            for name, model in models.items()
-        )
-
-    assert [passes(row) for row in rows] == DATA.passing(view).tolist()
+def test_a_row_says_what_it_is_and_which_planner_found_it() -> None:
+    columns = table_columns(DATA, View())
+    assert columns["is"][0].startswith("leanest")
+    assert columns["is"][-2:] == ["by ZeRO", "by Megatron"]
+    long = table_columns(FrontierData.of(long_exploration(500)), View())
+    few = np.flatnonzero(long["few"])
+    assert 3 <= len(few) <= 8
+    assert {0, 499} <= set(few.tolist())
+    assert {row for row, words in enumerate(long["is"]) if words} <= set(few.tolist())
 
 
 def test_rows_can_be_chosen() -> None:

@@ -33,7 +33,7 @@ _MORE = (
 def shown_fields(view: View, data: FrontierData) -> dict[str, str]:
     """Return what the controls of this page show for a view."""
     within = "" if view.within_s is None else data.units.time.text(view.within_s).replace(",", "")
-    budget = "" if view.budget_bytes is None else data.units.memory.text(view.budget_bytes).replace(",", "")
+    budget = "" if view.budget_bytes is None else data.units.memory.limit(view.budget_bytes).replace(",", "")
     return {
         "shop-budget": budget,
         "shop-within": within,

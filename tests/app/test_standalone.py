@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -119,3 +121,13 @@ def test_a_long_table_is_thinned_with_the_chosen_point_in_it(data: FrontierData)
     page = standalone.frontier_page(long, View(point=1000))
     assert "Every 4th of 1,501 is listed." in page
     assert ">1,001 ◂ chosen</td>" in page
+
+
+@pytest.mark.slow
+def test_a_notebook_needs_nothing_that_serves_pages() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import tensoropt_app.standalone; "
+        "sys.exit(not {'dash', 'flask', 'plotly'}.isdisjoint(sys.modules))"
+    )
+    folder = str(Path(sys.modules["tensoropt_app"].__path__[0]).parent)
+    assert subprocess.run([sys.executable, "-c", code, folder], check=False).returncode == 0

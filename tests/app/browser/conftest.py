@@ -67,6 +67,12 @@ def launched() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def axe() -> str:
+    """axe-core, as a wheel brings it along."""
+    return str(pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT)
+
+
+@pytest.fixture(scope="session")
 def explorations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small exploration, one of 20,000 points, and one whose marks of planners lie close together."""
     folder = tmp_path_factory.mktemp("explorations")

@@ -24,12 +24,6 @@ READY = {
 """What is there last on each page."""
 
 
-@pytest.fixture(scope="session")
-def axe() -> str:
-    """axe-core, as a wheel brings it along."""
-    return str(pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -18,6 +18,7 @@ from tensoropt.report.detail import detail
 from tensoropt.report.sheet import SheetOptions, decision_sheet
 
 from .conftest import Watch
+from .test_accessibility import AXE, TAGS
 
 DATA = Path(__file__).parents[3] / "app" / "data"
 
@@ -73,6 +74,19 @@ def test_all_outputs_of_a_notebook_are_drawn_with_the_script_of_one(
     assert "restart the kernel" not in page.inner_text("body")
     assert page.evaluate(GROUND) == rgb(DARK.surface)  # the notebook's scheme, not the machine's
     assert page.evaluate("window.Plotly") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_pages_keep_the_rules_of_every_page(opened: Any, axe: str, scheme: str) -> None:
+    found = exploration()
+    pages = [standalone.frontier_page(FrontierData.of(found), View(point=2)), decision_sheet(found, 2)]
+    for html in pages:
+        page = opened(html, scheme, 390)
+        if "tensoropt-plot" in html:
+            page.wait_for_selector(".main-svg .point")
+        page.evaluate(axe)
+        assert page.evaluate(AXE, TAGS) == []
 
 
 def test_a_decision_is_the_first_of_two_printed_pages(opened: Any) -> None:

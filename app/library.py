@@ -149,6 +149,8 @@ def _compared(data: dict[str, Any]) -> str:
 
 
 READY_MADE = Path(__file__).parent / "data"
+FIRST = "llama3-8b-8x24gib"
+"""The ready-made exploration that is shown first: a model that needs to be split."""
 CACHED = 8
 """The number of explorations kept in memory: one with 20,000 points, once looked at in full, takes
 100 MiB."""
@@ -211,7 +213,8 @@ class Library:
         beside: Callable[[], Mapping[Path, Path]] = dict,
     ):
         self._names, self._beside = names, beside
-        self._fixed = [Entry(f.name, f, "ready-made") for f in folders_in(ready_made)]
+        fixed = [Entry(f.name, f, "ready-made") for f in folders_in(ready_made)]
+        self._fixed = sorted(fixed, key=lambda entry: entry.key != FIRST)
         self._jobs = jobs
         self._opened = opened
         self._index = _Index()

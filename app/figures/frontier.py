@@ -189,7 +189,8 @@ def frontier_figure(
     size = 5 if len(whole) > 400 else 7
     parts = view.lines and data.axes.up_time
     none = np.array([], dtype=int)
-    marks = np.flatnonzero(data.passing(view) & data.by_planners) if view.marks else none
+    near = data.passing(view) & data.by_planners & ~data.far_marks(view)
+    marks = np.flatnonzero(near) if view.marks else none
     knee, place = labels.of_knee(marks)
     selection = selection_traces(data, view, colours)
     selection[0] |= {"text": [knee], "textposition": place}
@@ -272,10 +273,10 @@ def _dots(data: FrontierData, rows: np.ndarray, colour: str, size: int, name: st
 def _families(data: FrontierData, rows: np.ndarray, colours: Palette, size: int) -> Json:
     """Return the points that fit, in the colours of their families; hollow where blocks are recomputed."""
     names = [data.exploration.names[row] for row in rows]
+    own = [family_colour(family(name), colours) for name in names]
     marker = {
-        "color": [family_colour(family(name), colours) for name in names], "size": size,
+        "color": own, "size": size, "line": {"width": 1.5, "color": own},
         "symbol": ["circle-open" if is_recomputed(name) else "circle" for name in names],
-        "line": {"width": 1.5},
     }  # fmt: skip
     return _marks(data, rows, "markers", name="fits", marker=marker)
 
@@ -374,7 +375,7 @@ def _range(low: float, high: float, log: bool, above: float = 0.05, below: float
 def _layout(
     data: FrontierData, view: View, on_line: np.ndarray, colours: Palette, *, narrow: bool = False
 ) -> Json:
-    rows = np.flatnonzero(data.passing(view))
+    rows = np.flatnonzero(data.passing(view) & ~data.far_marks(view))
     if not len(rows):
         rows = np.arange(len(data))
     axes = data.axes

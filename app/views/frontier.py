@@ -29,6 +29,8 @@ from tensoropt.units import with_article
 from ..state import USUAL_ACROSS, USUAL_UP, View, is_tautology, not_understood
 from .units import Unit, Units, digits, percent, plural, unit_for
 
+_ROOM_FOR_MARKS = 2.0
+"""How many times the frontier's width and height other planners' plans may lie from it in the plot."""
 _IN_VIEW = 2.5
 """A device's memory is shown if it is at most this many times the largest point (log: squared)."""
 
@@ -181,14 +183,32 @@ class FrontierData:
         return self.capacity_bytes <= largest_bytes * (_IN_VIEW**2 if view.log_x else _IN_VIEW)
 
     def usable_bytes(self, view: View) -> float:
-        """Return the memory of the smallest device, less the headroom."""
-        return self.capacity_bytes * (1.0 - view.headroom)
+        """Return the memory of the smallest device, less the headroom, unless a budget that a person wrote
+        uses that too."""
+        budget = min(view.budget_bytes or 0.0, self.capacity_bytes)
+        return max(self.capacity_bytes * (1.0 - view.headroom), budget)
 
     def limit_bytes(self, view: View) -> float:
         """Return the bytes that a plan may use: the device's memory less headroom, or the budget if that is
         less."""
         usable = self.usable_bytes(view)
         return usable if view.budget_bytes is None else min(usable, view.budget_bytes)
+
+    def far_marks(self, view: View) -> np.ndarray:
+        """Return which rows are other planners' plans so far from the frontier that a plot of them all would
+        show it as a dot; none where axes are logarithmic, or that a person picked."""
+        rows = np.flatnonzero(self.passing(view) & self.on_frontier)
+        far = np.zeros(len(self), dtype=bool)
+        if view.log_x or view.log_y or not len(rows):
+            return far
+        axes = axes_of(self, view)
+        for values in (axes.x.values, axes.y.values):
+            low, high = values[rows].min(), values[rows].max()
+            room = _ROOM_FOR_MARKS * max(high - low, high / 4)
+            far |= (values < low - room) | (values > high + room)
+        far &= self.by_planners
+        far[[row for row in (view.point, view.other) if row is not None]] = False
+        return far
 
     def passing(self, view: View) -> np.ndarray:
         """Return the rows that the filters keep."""
@@ -266,14 +286,16 @@ def limit_sentence(data: FrontierData, view: View) -> str:
         return f"No plan takes at most {time.limit(view.target_s)}; the fastest takes {time.text(fastest)}."
     usable = data.usable_bytes(view)
     over = int(np.count_nonzero(data.memory[rows] > usable))
-    room = f"{unit_for(usable).text(usable)} that {with_article(data.device)} leaves"
+    yours = view.budget_bytes is not None and usable == view.budget_bytes
+    room = f"{unit_for(usable).limit(usable)} that {with_article(data.device)} leaves"
     if over == len(rows):
         return (
             f"No plan fits the {room} with {percent(view.headroom)} headroom; the smallest needs "
             f"{unit.text(smallest)}. Use more devices, a smaller batch or bigger devices."
         )
     if over:
-        return f"{over:,} of {plural(len(rows), 'plan')} need more than the {room} and are greyed."
+        more = f"your {unit.limit(usable)}" if yours else f"the {room}"
+        return f"{over:,} of {plural(len(rows), 'plan')} need more than {more} and are greyed."
     return ""
 
 
@@ -313,6 +335,17 @@ def mark_sentence(data: FrontierData) -> str:
     return (
         f"{', '.join(dict.fromkeys(below))}: below the line. The search adds costs up, then every plan "
         "is simulated in time; a mark can come out better than the points that looked best before."
+    )
+
+
+def far_sentence(data: FrontierData, view: View) -> str:
+    """Return the sentence for plans of other planners that are not in the plot."""
+    count = int(np.count_nonzero(data.passing(view) & data.far_marks(view)))
+    if not count:
+        return ""
+    return (
+        f"{plural(count, 'plan')} of other planners need so much more memory or time that this plot leaves "
+        "them out; the table of baselines has them, and logarithmic axes show them."
     )
 
 

@@ -193,7 +193,9 @@ def _verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple
     if budget is not None and memory_bytes > budget:
         return False, f"Needs {unit.text(memory_bytes - budget)} more than your {unit.limit(budget)}."
     if memory_bytes > usable:
-        room = f"the {unit_for(usable).limit(usable)} that {percent(view.headroom)} headroom leaves"
+        room = unit_for(usable).limit(usable)
+        all_of_it = usable == data.capacity_bytes
+        room = f"its {room}" if all_of_it else f"the {room} that {percent(view.headroom)} headroom leaves"
         return False, f"Does not fit {card}: needs {unit.text(memory_bytes - usable)} more than {room}."
     if budget is not None:
         return True, f"Fits your {unit.limit(budget)} ({percent(memory_bytes / budget)})."

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, planner_title
+from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, brief_name, planner_title
 from tensoropt.plan.point import FRONTIER, SAME, Point
 from tensoropt.units import format_bytes, format_seconds, share_words, without_zeros
 
@@ -91,8 +91,8 @@ class Budgeted:
 
     @property
     def name(self) -> str:
-        """What people call the plan; "" if none fits."""
-        return "" if self.row is None else self.findings.names[self.row]
+        """What people call the plan, in few words; "" if none fits."""
+        return "" if self.row is None else brief_name(self.findings.names[self.row])
 
     def costs(
         self,
@@ -103,8 +103,9 @@ class Budgeted:
         if self.leanest is None:
             return "there is no plan"
         if self.row is None:
-            least = self.findings.points[self.leanest].memory_bytes
-            return f"no plan fits; the leanest needs {memory(least)} ({self.findings.names[self.leanest]})"
+            least = memory(self.findings.points[self.leanest].memory_bytes)
+            name = brief_name(self.findings.names[self.leanest])
+            return f"no plan fits; the leanest needs {least} ({name})"
         point = self.findings.points[self.row]
         return f"{time(point.time_s)} a step, {memory(point.memory_bytes)}"
 
@@ -124,9 +125,8 @@ class Budgeted:
         """Return ``1 GiB more buys nothing.``, or how much shorter a step gets."""
         if self.next_bytes is None:
             return "No plan is faster, whatever memory it may use."
-        if self.gain >= _ALIKE:
-            return f"{memory(self.more_bytes)} more buys {share_words(self.gain)}."
-        return f"{memory(self.more_bytes)} more buys nothing."
+        bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
+        return f"{without_zeros(memory(self.more_bytes))} more buys {bought}."
 
     def sentence(
         self,

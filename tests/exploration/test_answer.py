@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tensoropt.exploration.answer import answer, without_plans
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.plan.plan_names import brief_name
 from tests.app.support.samples_app import GIB, exploration, point
 
 
@@ -27,7 +28,7 @@ def with_baselines() -> Exploration:
 def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> None:
     found = with_baselines()
     said = answer(found, 30 * GIB).sentence()
-    name = found.names[2]
+    name = brief_name(found.names[2])
     assert said == (
         f"Within 30 GiB of each of 8 H100-80GB: {name}, 600 ms a step, 30 GiB. DDP (needs 60 GiB) does not "
         "fit. TP +40 %; placed +28 %. 1 GiB more buys nothing."

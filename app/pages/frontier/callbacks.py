@@ -25,6 +25,7 @@ from ...views.frontier import (
     axes_of,
     axis_sentence,
     count_words,
+    far_sentence,
     filter_sentence,
     limit_sentence,
     mark_sentence,
@@ -406,6 +407,7 @@ def _words(context: Context, pick: Any, search: Any) -> Any:
         note(axis_sentence(axes_of(data, view), view)),
         note(limit_sentence(data, view), "warn"),
         note(mark_sentence(data)) if view.marks else None,
+        note(far_sentence(data, view)) if view.marks else None,
         note(certificate_sentence(data, view)),
         note(drawing.THINNED) if drawing.is_thinned(data, view) else None,
     ]

@@ -19,7 +19,7 @@ def test_without_a_budget_headroom_is_left_of_a_device() -> None:
     words = answer_words(data(), View())
     assert (words.room, words.devices) == ("76 GiB", "each of 8 H100-80GB")
     assert words.costs == "200 ms a step, 70.0 GiB"
-    assert words.beside == "DDP +75 %. 1.00 GiB more buys nothing."
+    assert words.beside == "DDP +75 %. 1 GiB more buys nothing."
 
 
 def test_a_baseline_is_compared_by_its_link() -> None:
@@ -32,7 +32,7 @@ def test_a_baseline_is_compared_by_its_link() -> None:
 
 def test_filters_that_leave_nothing_leave_no_plan() -> None:
     words = answer_words(data(), View(mesh="9"))
-    assert (words.plan, words.costs) == ("", "there is no plan")
+    assert (words.plan, words.costs) == ("", "no point passes the filters")
     assert [row.verdict for row in words.baselines] == ["fits"]
 
 

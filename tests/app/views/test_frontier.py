@@ -15,6 +15,7 @@ from tensoropt_app.views.frontier import (
     address_sentences,
     axes_of,
     count_words,
+    far_sentence,
     filter_sentence,
     limit_sentence,
     mark_sentence,
@@ -31,8 +32,30 @@ DATA = FrontierData.of(exploration())
 
 def test_what_exceeds_the_device_is_named_and_kept() -> None:
     view = View(headroom=0.15)  # of 80 GiB: 68 GiB
-    assert "2 of 8 plans need more than the 68.0 GiB" in limit_sentence(DATA, view)
+    assert "2 of 8 plans need more than the 68 GiB" in limit_sentence(DATA, view)
     assert table_columns(DATA, view)["fits"].tolist() == [True] * 6 + [False] * 2
+
+
+def test_a_budget_that_a_person_wrote_may_use_the_headroom() -> None:
+    assert DATA.usable_bytes(View()) == 76 * GIB
+    assert DATA.usable_bytes(View(budget_bytes=24 * GIB)) == 76 * GIB
+    assert DATA.usable_bytes(View(budget_bytes=79 * GIB)) == 79 * GIB
+    assert DATA.usable_bytes(View(budget_bytes=99 * GIB)) == 80 * GIB
+    said = limit_sentence(DATA, View(budget_bytes=79 * GIB))
+    assert said == "1 of 8 plans need more than your 79 GiB and are greyed."
+
+
+def test_plans_of_planners_that_would_hide_the_frontier_are_left_out_and_counted() -> None:
+    marks = (
+        point(60 * GIB, 0.35, planner="zero", choice=(1, 1, 1, 1)),
+        point(70 * GIB, 9.0, planner="data_parallel", choice=(2, 2, 2, 2)),
+    )
+    data = FrontierData.of(exploration(others=marks))
+    assert data.far_marks(View()).tolist() == [False] * 9 + [True]
+    assert far_sentence(data, View()).startswith("1 plan of other planners")
+    assert not data.far_marks(View(log_y=True)).any()
+    assert not data.far_marks(View(other=9)).any()
+    assert far_sentence(DATA, View()) == ""
 
 
 def test_a_budget_that_nothing_fits_says_what_would() -> None:
@@ -44,7 +67,7 @@ def test_a_budget_that_nothing_fits_says_what_would() -> None:
 
 def test_a_device_that_nothing_fits_says_what_to_do() -> None:
     data = FrontierData.of(exploration([point(100 * GIB, 1.0)]))
-    assert "No plan fits the 76.0 GiB" in limit_sentence(data, View())
+    assert "No plan fits the 76 GiB" in limit_sentence(data, View())
     assert "Use more devices" in limit_sentence(data, View())
 
 

@@ -46,9 +46,14 @@ def test_what_fits_a_budget_says_its_share_of_it(budget: float) -> None:
 
 
 def test_what_fits_a_budget_and_not_the_device_does_not_fit() -> None:
-    card = point_card(DATA, View(budget_bytes=80 * GIB, headroom=0.05), 7)
-    assert not card.fits
+    card = point_card(DATA, View(headroom=0.05), 7)
     assert card.verdict.startswith("Does not fit an H100-80GB: needs 4.00 GiB more")
+    card = point_card(DATA, View(budget_bytes=80 * GIB, headroom=0.05), 7)
+    assert card.verdict == "Fits your 80 GiB (100 %)."
+    data = FrontierData.of(exploration([point(90 * GIB, 0.1)]))
+    card = point_card(data, View(budget_bytes=99 * GIB, headroom=0.05), 0)
+    assert not card.fits
+    assert card.verdict == "Does not fit an H100-80GB: needs 10.0 GiB more than its 80 GiB."
 
 
 def test_idle_devices_are_what_most_of_a_step_is_where_they_are() -> None:

@@ -44,12 +44,12 @@ def job(state: str = "running", **more: Any) -> Job:
 def test_the_budget_of_the_page_or_the_plans_own(data: FrontierData) -> None:
     assert budget_of(data, View(point=2))[0] is None
     assert budget_of(data, View(point=2, budget_bytes=50 * GIB)) == (
-        50 * GIB, "Within the budget of 50.0 GiB, unless stated otherwise.",
+        50 * GIB, "Within the budget of 50 GiB, unless stated otherwise.",
     )  # fmt: skip
     budget, words = budget_of(data, View(point=2, budget_bytes=20 * GIB))
     assert budget is None
     assert words == (
-        "This plan is over the budget of 20.0 GiB: what follows is within the 30.0 GiB that it needs."
+        "This plan is over the budget of 20 GiB: what follows is within the 30.0 GiB that it needs."
     )
     assert told(data, View(point=2, budget_bytes=50 * GIB)).within == 4
 
@@ -77,7 +77,7 @@ def test_a_change_can_be_started_runs_and_ends(data: FrontierData) -> None:
         return deeper_rows(why, data, view, found or {}, jobs or {}, can_run=can_run)[0]
 
     assert (row().action, row().state, row().time) == ("run", "", "—")
-    stage = Stage("search", 2, 5, "", 0.0, 0.0)
+    stage = Stage("search", 2, 5, "", 0.0)
     running = row({KEY: job(stages=(stage,))})
     assert (running.action, running.state, running.active) == ("", "running: search, 2 of 5", True)
     assert row({KEY: job("queued")}).state == "waiting for its turn"

@@ -108,11 +108,7 @@ def prepare(app: Dash) -> threading.Thread:
     return thread
 
 
-LATER = (
-    PLOTLY,
-    f"{SUITES}dash_ag_grid/async-community.js",
-    f"{SUITES}dash/dcc/async-graph.js",
-)
+LATER = (PLOTLY, f"{SUITES}dash_ag_grid/async-community.js", f"{SUITES}dash/dcc/async-graph.js")
 """Scripts that components load once they are drawn. The first page needs all of them, so they are requested
 at once."""
 

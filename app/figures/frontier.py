@@ -415,27 +415,17 @@ def _layout(
             | {"visible": axes.over_memory},
             budget_label(data, view, colours, ends[0]),
             {
-                "x": 0.5,
-                "y": 0.5,
-                "xref": "paper",
-                "yref": "paper",
-                "showarrow": False,
-                "text": NOTHING,
-                "visible": not data.passing(view).any(),
-                "font": {"size": 15, "color": colours.muted},
+                "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "text": NOTHING,
+                "visible": not data.passing(view).any(), "font": font(colours.muted) | {"size": 15},
             },
         ],
         legend={
-            "orientation": "h",
-            "font": {"size": 11},
-            "x": 0,
-            "y": -0.17,
-            **({"entrywidth": 0.5, "entrywidthmode": "fraction"} if narrow else {}),
-            "itemclick": False,
+            "orientation": "h", "font": {"size": 11}, "x": 0, "y": -0.17, "itemclick": False,
             "itemdoubleclick": False,
+            **({"entrywidth": 0.5, "entrywidthmode": "fraction"} if narrow else {}),
         },
         margin={"l": 64, "r": 16, "t": 48, "b": 48},
-    )
+    )  # fmt: skip
 
 
 def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:

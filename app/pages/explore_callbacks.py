@@ -272,11 +272,7 @@ def _describe(context: Context, name: Any) -> Any:
 
 
 @CALLBACKS.answer(
-    jobs=True,
-    sets="open-dims.children",
-    when="model.value refilled.data",
-    given="dims.value",
-    at_start=True,
+    jobs=True, sets="open-dims.children", when="model.value refilled.data", given="dims.value", at_start=True
 )
 def _open_dims(context: Context, model: Any, _: Any, dims: Any) -> Any:
     """Return a field for each size that an uploaded file leaves open."""
@@ -348,10 +344,7 @@ def _kept(keep: Callable[[Any, Any], str], contents: Any, name: Any) -> tuple[st
 
 
 @CALLBACKS.answer(
-    jobs=True,
-    sets="estimate.children",
-    when=[f"{control}.value" for control in FORM.values()],
-    at_start=True,
+    jobs=True, sets="estimate.children", when=[f"{control}.value" for control in FORM.values()], at_start=True
 )
 def _estimate(context: Context, *values: Any) -> Any:
     """Say how long it will take, before it is started; nothing for a form that cannot be started."""

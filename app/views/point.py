@@ -81,10 +81,7 @@ def assumptions(
     whole = unit_for(data.capacity_bytes)
     price = price_of(data, view)
     facts = [
-        Fact(
-            "model",
-            f"{data.model}, {_count(exploration.model.parameters)} parameters",
-        ),
+        Fact("model", f"{data.model}, {_count(exploration.model.parameters)} parameters"),
         Fact("batch", batch_words(exploration)),
         Fact(
             "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"

@@ -13,11 +13,7 @@ from ...context import Context
 from ...figures.timeline import memory_figure, timeline_figure, timeline_height
 from ...state import View
 from ...views.frontier import FrontierData
-from ...views.operators import (
-    changed_operators,
-    curve_of,
-    recomputation_difference,
-)
+from ...views.operators import changed_operators, curve_of, recomputation_difference
 from ...views.plan import Bar, Segment, bars_of, device_bars, in_rows, memory_bar, step_bar
 from ...views.point import point_card
 from ...views.units import plural

@@ -1,5 +1,5 @@
 """The operator graph by modules, coloured by configuration, with positions for a picture; equal
-blocks are folded into one (:mod:`.folds`).
+blocks are folded into one (:mod:`tensoropt.report.folds`).
 
 The positions of a directed graph's nodes: layers by longest path, few crossings, long chains wrapped.
 Available layouts (dagre, klay, elk, dot) took seconds to minutes on training graphs of a thousand nodes; this
@@ -14,10 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tensoropt.report.folds import keys, places
 from tensoropt.report.step_parts import kind_of
 from tensoropt.units import format_bytes
 
-from .folds import keys, places
 from .operators import GraphEdge, OperatorRow, split_in_stage, tail
 from .units import plural
 

@@ -5,10 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tensoropt.report.step_parts import kind_of
 
-from .operators import OperatorRow
+
+class OperatorRow(Protocol):
+    """What is known of an operator here: the same of equal ones."""
+
+    @property
+    def group(self) -> str:
+        """Its name."""
+
+    @property
+    def module(self) -> str:
+        """The path of its module."""
+
+    @property
+    def axes(self) -> str:
+        """How it is split."""
+
+    @property
+    def options(self) -> str:
+        """How it is stored, and in a pipeline its stage."""
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether it is computed again in backward."""
 
 
 @dataclass(frozen=True)

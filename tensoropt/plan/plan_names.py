@@ -134,7 +134,7 @@ def brief_name(name: str) -> str:
             stages = (stage.split(" ") for stage in part.split(", "))
             part = max(stages, key=lambda stage: _share(stage[1]) if len(stage) > 1 else 1.0)[0]
         if not part.endswith("gathered again"):
-            kept.append(part.replace(" blocks recomputed", " recomputed"))
+            kept.append(part.replace(" blocks recomputed", " recomputed").replace(" operators cut", " cut"))
     return JOIN.join(kept) or name
 
 

@@ -52,7 +52,9 @@ def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
     shown = repr(found)
     assert len(shown.splitlines()) <= 25
     assert max(map(len, shown.splitlines())) <= 120
-    assert shown.startswith("Exploration of a training step of zoo:gpt2 on dgx-h100")
+    assert shown.startswith(
+        f"Exploration of a training step of {found.model.source} on {found.cluster['name']}"
+    )
     assert f"8 of {len(found.points)} points shown" in shown
     for word in ("leanest", "knee", "fastest", "memory/GiB", "time/ms"):
         assert word in shown

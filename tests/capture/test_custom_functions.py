@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 
-SITUATIONS = "tests/situations/gradients.py"
+SITUATIONS = Path(__file__).parents[1] / "situations" / "gradients.py"
 KEPT = {
     "build_straight_through": ["Round", "Round"],
     "build_reversal": ["Reverse", "Reverse"],

@@ -200,13 +200,12 @@ def test_what_a_gpu_was_asked_is_not_asked_of_the_cpu(store):
     assert told == []
 
 
-def test_timing_says_itself_how_long_it_takes(store, monkeypatch):
+def test_timing_tells_the_seconds_that_remain(store, monkeypatch):
     asked, seen = source(store, "local:2", pool=Gpus()), []
     monkeypatch.setattr(
-        "tensoropt.costs.timings.measure_workloads", lambda *_, progress, **__: seen.append(progress) or {}
+        "tensoropt.costs.timings.measure_workloads",
+        lambda *_, progress, expect, **__: seen.append((progress, expect)) or {},
     )
     monkeypatch.setattr(Timings, "_fit", lambda _: (None, None))
     asked.timings.measure({})
-    asked.timing = lambda *_: None
-    asked.timings.measure({})
-    assert seen == [asked.progress, asked.timing]
+    assert seen == [(asked.progress, asked.expect)]

@@ -503,4 +503,4 @@ def test_names_of_planners_stand_at_their_own_marks(
     said = page.evaluate(NAMES)
     assert said
     for name, nearest in said:
-        assert any(nearest.lower().startswith(one.lower()) for one in name.split(", "))
+        assert any(nearest.lower().startswith(one.lower()) for one in name.split(", ")), (name, nearest)

@@ -150,7 +150,7 @@ def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(
     page = opened(endless.url("explore"))
     form(page)
     page.click("#start")
-    page.wait_for_selector("text=1 of 4")
+    page.wait_for_selector("text=mesh 2x4 (search)")
     (job,) = endless.jobs.jobs()
     child = psutil.Process(int((endless.jobs.folder / job.id / workers_app.PIDS).read_text()))
     page.click(".job button:has-text('cancel')")

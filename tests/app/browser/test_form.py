@@ -122,16 +122,16 @@ SEEN = """selector => {
 
 @pytest.mark.parametrize(("width", "height"), [pytest.param(1280, 720, marks=pytest.mark.slow), (390, 844)])
 def test_the_button_and_the_job_it_starts_are_in_view(
-    quick: Site, opened: Callable[..., Any], width: int, height: int
+    endless: Site, opened: Callable[..., Any], width: int, height: int
 ) -> None:
-    page = opened(quick.url("explore"), viewport={"width": width, "height": height})
+    page = opened(endless.url("explore"), viewport={"width": width, "height": height})
     page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
     assert page.evaluate(SEEN, "#start")
     page.evaluate("window.scrollTo(0, 300)")
     assert page.evaluate(SEEN, "#start")
     page.click("#start")
     if width < 900:
-        page.click("#start-said >> text=Show it")  # the words leave when the job has ended
-    page.wait_for_selector(".job .state-done")
-    job = quick.jobs.jobs()[0].id
+        page.click("#start-said >> text=Show it")
+    page.wait_for_selector(".job .state-running")
+    job = endless.jobs.jobs()[0].id
     page.wait_for_function(SEEN, arg=f"#job-{job} strong")

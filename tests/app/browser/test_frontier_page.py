@@ -484,7 +484,9 @@ NAMES = """() => {
   const marks = trace.x.map((x, i) => [box.left + l.xaxis._offset + l.xaxis.d2p(x),
     box.top + l.yaxis._offset + l.yaxis.d2p(trace.y[i]), trace.customdata[i][2]]);
   const texts = [...plot.querySelectorAll('.scatterlayer .textpoint text')];
-  return texts.filter((t) => t.textContent !== 'knee').map((t) => {
+  const bends = plot.data[10].text;
+  const own = texts.filter((t) => !t.textContent.startsWith('knee') && !bends.includes(t.textContent));
+  return own.map((t) => {
     const b = t.getBoundingClientRect(), x = b.left + b.width / 2, y = b.top + b.height / 2;
     const far = (m) => Math.hypot(m[0] - x, m[1] - y);
     return [t.textContent, marks.slice().sort((m, n) => far(m) - far(n))[0][2]];

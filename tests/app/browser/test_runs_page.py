@@ -101,7 +101,7 @@ def test_a_link_may_be_wrong(runs: Site, opened: Callable[..., Any]) -> None:
     with page.expect_download() as download:
         page.click("#runs-csv")
     text = Path(download.value.path()).read_text(encoding="utf-8-sig")
-    assert text.splitlines()[0].startswith('"name","tags","leanest, GiB","fastest, ms","model"')
+    assert text.splitlines()[0].startswith('"name","tags","leanest, GiB","fastest, s","model"')
     assert len(text.splitlines()) == COUNT + 1
 
 
@@ -151,7 +151,7 @@ def test_a_point_says_its_plan_and_the_page_what_is_alike(runs: Site, opened: Ca
     x, y = page.evaluate(PIXEL, [1, 2])
     page.mouse.move(x - 30, y - 30)
     page.mouse.move(x, y)
-    page.wait_for_selector("text=/bfloat16, point 3 of 6: 15 GiB, 300 ms · DP/")
+    page.wait_for_selector("text=/bfloat16, point 3 of 6: 15 GiB, 0.3 s · DP/")
     page.mouse.click(x, y)
     page.wait_for_selector("#card-title:text-matches('Point 3 of 6')")
     page.wait_for_function("location.pathname === '/frontier' && location.search.includes('x=opened-b')")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +92,7 @@ class _StageFrontier:
     evaluations: tuple[Evaluation, ...]
     ends: tuple[Ends, ...]
     sent: Mapping[Ends, tuple[float, float]]
+    _alone: dict[int, Evaluation] = field(default_factory=dict, repr=False)
 
     def memory(self, in_flight: int) -> np.ndarray:
         """Return the bytes on a rank, (n,), that keeps tensors of ``in_flight`` micro-batches at once."""
@@ -117,6 +118,12 @@ class _StageFrontier:
         hidden_s = np.concatenate([part.scattering_s[:, 1] for part in parts]) / (1.0 + slower)
         between_s = between_s - hidden_s
         return between_s, np.concatenate([part.end_s for part in parts]) + last_s - between_s
+
+    def alone(self, row: int) -> Evaluation:
+        """Return the evaluation of a strategy by itself, the same object each time."""
+        if row not in self._alone:
+            self._alone[row] = only(*self.at(row))
+        return self._alone[row]
 
     def at(self, row: int) -> tuple[Evaluation, int]:
         """Return the part that has a strategy, and the strategy's row there."""
@@ -195,7 +202,6 @@ class StageFrontiers:
         self.frontier: dict[str, _StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
         self._strategies: dict[tuple[Range, int], Strategy] = {}
-        self._alone: dict[tuple[str, int], Evaluation] = {}
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
     def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
@@ -288,12 +294,9 @@ class StageFrontiers:
 
     def evaluation(self, where: Range, row: int) -> Evaluation:
         """Return the simulated figures of a row, the same object for all ranges that look alike."""
-        look = self.look[where]
-        if (look, row) not in self._alone:
-            frontier = self.frontier[look]
-            assert frontier is not None
-            self._alone[look, row] = only(*frontier.at(row))
-        return self._alone[look, row]
+        frontier = self.frontier[self.look[where]]
+        assert frontier is not None
+        return frontier.alone(row)
 
     # -- searching ----------------------------------------------------------------------------------
 

@@ -29,9 +29,13 @@ from tensoropt.session.searched import Searched
 from tensoropt.session.session import QUICK_PLANS, Session, quick_plans_s
 from tensoropt.session.simulations import unbeaten_of
 from tensoropt.sharding.constraints import LackingDevicesError
+from tensoropt.units import share_words
 
 _LESS = 0.95
 """The share of the leanest point's memory within which heuristics run, too; an assumption."""
+_BELOW_REFUSED = 0.8
+"""The share of a memory that heuristics refuse within which they run again, where not every point's is tried;
+an assumption."""
 _STAGE = QUICK_PLANS
 _EFFORT_S, _WITHIN_S = 0.3, 3.0
 """How long a planner takes that has no effort of its own, and heuristics within the memory of every point,
@@ -196,15 +200,17 @@ def _asked_within_points(
             for limit in reversed(limits):
                 # Between what its plan needs and the limit of that plan, the answer is most likely the same.
                 if every or limit < used:
-                    # One that is refused may still find a plan within less.
-                    used = asking.ask(entry, limit) or float("inf")
+                    # One that is refused may still find a plan within less: it is asked again that far below.
+                    used = asking.ask(entry, limit) or _BELOW_REFUSED * limit
                 else:
                     left_out += 1
         asked.update(limits)
         session.report(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
+    below = share_words(1 - _BELOW_REFUSED)
     note = (
-        f"heuristics for {operators:,} operators ran within the memory of a point only where their "
-        "plan within more does not fit: one may still be better than a point within its memory"
+        f"heuristics for {operators:,} operators ran within the memory of a point only where their plan "
+        f"within more does not fit, or {below} below what they refused: one may still be better than a point "
+        "within its memory"
     )
     return unbeaten(points), [note] * bool(left_out)
 

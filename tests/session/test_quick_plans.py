@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from tensoropt.planners.registry import ENTRIES
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import load_model
 from tensoropt.question.settings import Settings
-from tensoropt.session import evaluation
+from tensoropt.session import evaluation, quick_plans
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.searched import search
 from tensoropt.session.session import Session
@@ -368,6 +369,28 @@ def test_of_many_operators_fewer_planners_are_quick() -> None:
     assert names(MORE_GROUPS) == [*SHARDED, *MORE_SHARDED, *PLACED, *CUTTING]
     assert names(MOST_PIECES) == [*SHARDED, *PLACED]
     assert not set(CUTTING) & {entry.name for entry in quick_planners(FEW_GROUPS, MOST_PIECES)}
+
+
+def test_of_many_operators_heuristics_that_refuse_are_asked_again_far_below(
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, list[float]] = {}
+    ask = quick_plans._Asking.ask
+
+    def refusing(self: Any, entry: Any, limit: float | None = None) -> float:
+        if limit is None:
+            return ask(self, entry)
+        asked.setdefault(entry.name, []).append(limit)
+        return 0.0
+
+    monkeypatch.setattr(quick_plans._Asking, "ask", refusing)
+    monkeypatch.setattr(quick_plans, "MOST_PLACINGS", 0)
+    notes = explored(store).report["notes"]
+    assert asked
+    for limits in asked.values():
+        assert len(limits) > 1
+        assert all(below < 0.8 * above for above, below in pairwise(limits))
+    assert any("or 20 % below what they refused" in note for note in notes)
 
 
 def test_on_one_device_and_on_very_many_nothing_is_placed() -> None:

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tensoropt.report.folds import keys, places
+from tensoropt.report.folds import boxes, keys
 from tensoropt.report.step_parts import kind_of
 from tensoropt.units import format_bytes
 
@@ -173,8 +173,8 @@ def picture(
         columns: the most boxes beside each other.
         opened: the keys of nodes that a person opened.
     """
-    placed = places(rows)
-    path_of = keys(placed, _MOST_NODES, opened)
+    boxed = boxes(rows)
+    path_of = keys(boxed, _MOST_NODES, opened)
     key_of = {group: ".".join(path) for group, path in path_of.items()}
     inside: dict[str, list[OperatorRow]] = {}
     for o in rows:
@@ -186,7 +186,7 @@ def picture(
         if a is not None and b is not None and a != b:
             joined[a, b] = joined.get((a, b), False) or edge.resharded
             # A tensor that several operators of a module read goes there once. Of folded blocks, one counts.
-            block = placed[edge.source].block or placed[edge.target].block
+            block = boxed[edge.source].block or boxed[edge.target].block
             by_block.setdefault((a, b), {}).setdefault(block, {}).update(edge.tensors)
     sent = {pair: max(of.values(), key=_bytes) for pair, of in by_block.items()}
     kind_of_split = _kinds(rows)
@@ -204,15 +204,15 @@ def picture(
     for key, members in inside.items():
         axes = Counter(kind_of_split[o.group] for o in members)
         top = axes.most_common(1)[0][0]
-        path, of = path_of[members[0].group], placed[members[0].group]
-        times = of.blocks if len({placed[o.group].block for o in members}) == of.blocks else 1
+        path, of = path_of[members[0].group], boxed[members[0].group]
+        times = of.blocks if len({boxed[o.group].block for o in members}) == of.blocks else 1
         nodes.append(
             _Node(
                 key, _label(path, of.blocks, members), _below(times, _stage(members)),
                 tuple(o.group for o in members), top, len(axes) > 1, numbers.get(top, MOST_COLOURS),
                 *place[key],
                 again=sum(o.recomputed for o in members),
-                closed=any(len(placed[o.group].path) > len(path) for o in members),
+                closed=any(len(boxed[o.group].path) > len(path) for o in members),
                 stage=_stage(members), tip=_node_tip(key, members, writes.get(key, {}), times),
             )
         )  # fmt: skip

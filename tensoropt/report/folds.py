@@ -10,8 +10,8 @@ from typing import Protocol
 from tensoropt.report.step_parts import kind_of
 
 
-class OperatorRow(Protocol):
-    """What is known of an operator here: the same of equal ones."""
+class Foldable(Protocol):
+    """An operator, by what has to be the same of those that are folded into one."""
 
     @property
     def group(self) -> str:
@@ -35,8 +35,8 @@ class OperatorRow(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of an operator among the boxes.
+class Box:
+    """The box of an operator, inside those of its modules.
 
     Attributes:
         path: the names of the modules around it, from the outermost: ``network``, ``h.0–11``, ``mlp.c_fc``.
@@ -49,8 +49,8 @@ class Place:
     blocks: int = 1
 
 
-def places(rows: Sequence[OperatorRow]) -> dict[str, Place]:
-    """Return the place of each operator, by its name.
+def boxes(rows: Sequence[Foldable]) -> dict[str, Box]:
+    """Return the box of each operator, by its name.
 
     A block is a module with a number for a name, as in a list of layers. Blocks that follow each other are
     equal if their operators are: by module, kind, split, storage and recomputation; in a pipeline also by
@@ -60,7 +60,7 @@ def places(rows: Sequence[OperatorRow]) -> dict[str, Place]:
     Args:
         rows: operators in the model's order.
     """
-    blocks: dict[tuple[str, ...], list[OperatorRow]] = {}
+    blocks: dict[tuple[str, ...], list[Foldable]] = {}
     for row in rows:
         blocks.setdefault(_block(row), []).append(row)
     outer = {
@@ -83,18 +83,18 @@ def places(rows: Sequence[OperatorRow]) -> dict[str, Place]:
             times[row.module] += row.module != before
             names = [*names, f"#{times[row.module]}"]
         before = row.module
-        found[row.group] = Place(tuple(names), ".".join(block), max(len(run), 1))
+        found[row.group] = Box(tuple(names), ".".join(block), max(len(run), 1))
     return found
 
 
-def _block(row: OperatorRow) -> tuple[str, ...]:
+def _block(row: Foldable) -> tuple[str, ...]:
     """Return the path of the outermost block that an operator is in; empty outside of blocks."""
     path = row.module.split(".")
     number = next((at for at, name in enumerate(path) if name.isdigit()), None)
     return () if number is None else tuple(path[: number + 1])
 
 
-def _runs(blocks: dict[tuple[str, ...], list[OperatorRow]]) -> Iterator[list[tuple[str, ...]]]:
+def _runs(blocks: dict[tuple[str, ...], list[Foldable]]) -> Iterator[list[tuple[str, ...]]]:
     """Yield equal blocks that follow each other, a list for each run."""
     run: list[tuple[str, ...]] = []
     for block in filter(None, blocks):
@@ -113,25 +113,25 @@ def _runs(blocks: dict[tuple[str, ...], list[OperatorRow]]) -> Iterator[list[tup
         yield run
 
 
-def _looks(block: tuple[str, ...], rows: Sequence[OperatorRow]) -> list[tuple[object, ...]]:
+def _looks(block: tuple[str, ...], rows: Sequence[Foldable]) -> list[tuple[object, ...]]:
     return [
         (r.module.split(".")[len(block) :], kind_of(r.group), r.axes, r.options, r.recomputed) for r in rows
     ]
 
 
-def keys(placed: dict[str, Place], most: int, opened: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def keys(boxed: dict[str, Box], most: int, opened: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return, for each operator, the path of the box that shows it: as many levels as stay under ``most``
     boxes, and what was opened.
 
     Args:
         opened: the names of boxes that a person opened.
     """
-    deepest = max((len(place.path) for place in placed.values()), default=1)
-    depth = next((d for d in range(deepest, 1, -1) if len({p.path[:d] for p in placed.values()}) <= most), 1)
+    deepest = max((len(box.path) for box in boxed.values()), default=1)
+    depth = next((d for d in range(deepest, 1, -1) if len({b.path[:d] for b in boxed.values()}) <= most), 1)
     shown = {}
-    for group, place in placed.items():
+    for group, box in boxed.items():
         end = depth
-        while end < len(place.path) and ".".join(place.path[:end]) in opened:
+        while end < len(box.path) and ".".join(box.path[:end]) in opened:
             end += 1
-        shown[group] = place.path[:end]
+        shown[group] = box.path[:end]
     return shown

@@ -79,11 +79,9 @@ def what(name: str, sentence: str = "") -> Any:
         sentence: what is said instead of its meaning there.
     """
     said = sentence or TERMS[name]
-    return dmc.Tooltip(
-        html.Button("?", type="button", className="what", **aria(label=f"What is {name}? {said}")),
-        label=said, multiline=True, w=260, boxWrapperProps={"display": "inline-block"},
-        events={"hover": True, "focus": True, "touch": True},
-    )  # fmt: skip
+    return html.Button("?", type="button", className="what", **{
+        "data-said": said, "aria-label": f"What is {name}? {said}",
+    })  # fmt: skip
 
 
 def term(name: str, words: str = "", sentence: str = "") -> html.Span:

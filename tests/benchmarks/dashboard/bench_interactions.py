@@ -64,7 +64,7 @@ PLACE = f"""(k) => {{
 HOVERED = "document.querySelector('#graph .hoverlayer')?.childElementCount > 0"
 SHOWN = {
     "plan": "document.querySelector('#plan-headline .big')",
-    "frontier": f"{PLOT}?.data?.length === 10 && {TITLE}",
+    "frontier": f"{PLOT}?.data?.length >= 10 && {TITLE}",
     "runs": "document.querySelector('#runs-table .ag-row')",
     "clusters": "document.querySelector('#clusters-answer')?.innerText",
     "export": "document.querySelector('#command-1')?.innerText",
@@ -201,6 +201,7 @@ def visited(visit: Visit) -> dict[str, list[float]]:
     visit.keys("budget slider", "#budget [role=slider]", f"{TITLE} && {ring}")
     visit.keys("arrow key", "#plot", f"[{TITLE}, {ring}].join()")
     visit.points(f"[{TITLE}, {ring}].join()")
+    visit.page.click("#plot-options summary")
     visit.clicks(
         "plot's option (log memory)", "#page-frontier >> text=log memory", f"{PLOT}._fullLayout.xaxis.type"
     )

@@ -79,9 +79,8 @@ def what(name: str, sentence: str = "") -> Any:
         sentence: what is said instead of its meaning there.
     """
     said = sentence or TERMS[name]
-    return html.Button("?", type="button", className="what", **{
-        "data-said": said, "aria-label": f"What is {name}? {said}",
-    })  # fmt: skip
+    named = {**aria(label=f"What is {name}? {said}"), "data-said": said}
+    return html.Button("?", type="button", className="what", **named)
 
 
 def term(name: str, words: str = "", sentence: str = "") -> html.Span:

@@ -445,7 +445,7 @@ def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
         )
 
     def veil(name: str, limit: float | None) -> Json:
-        edge = across(name, limit or far, {"width": 0}, layer="above", visible=limit is not None)
+        edge = across(name, limit or far, {"width": 0}, layer="below", visible=limit is not None)
         return {**edge, "type": "rect", f"{name}1": far * 10, "fillcolor": colours.veil}
 
     return [

@@ -33,7 +33,7 @@ class Palette:
 
 LIGHT = Palette(
     surface="#ffffff", ink="#1b2733", muted="#52606d", grid="#e3e8ed", accent="#0b5fa5", select="#b3410a",
-    other="#7a3b8f", faded="#8b97a3", veil="rgba(255,255,255,0.72)", band="rgba(11,95,165,0.14)",
+    other="#7a3b8f", faded="#8b97a3", veil="rgba(82,96,109,0.13)", band="rgba(11,95,165,0.14)",
     kinds={
         "parameters": "#0b4f8a", "gradients": "#4a90c8", "optimizer": "#00785c", "kept": "#c05600",
         "transient": "#a2457f",
@@ -42,7 +42,7 @@ LIGHT = Palette(
 )  # fmt: skip
 DARK = Palette(
     surface="#1a222b", ink="#e6ecf2", muted="#a3b1bf", grid="#2f3b47", accent="#6cb6ff", select="#ff9e5e",
-    other="#d9a4ec", faded="#75828f", veil="rgba(26,34,43,0.72)", band="rgba(108,182,255,0.18)",
+    other="#d9a4ec", faded="#75828f", veil="rgba(163,177,191,0.14)", band="rgba(108,182,255,0.18)",
     kinds={
         "parameters": "#3d86cf", "gradients": "#9bcbf7", "optimizer": "#2bc49b", "kept": "#f0a04b",
         "transient": "#e08fc0",

@@ -203,6 +203,7 @@ def grid(
         dashGridOptions={
             **options,
             "animateRows": False,
+            "suppressNoRowsOverlay": True,
             # Tab leaves the table instead of walking through its cells; arrow keys do that.
             "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
         },
@@ -337,7 +338,7 @@ def plain_table(
     )
 
 
-def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
+def big(card: PointCard, words: Any, *, wide: bool = False) -> Any:
     """Return memory and time in large type, then whether it fits and what dominates: beside them, or
     below."""
     figures = [

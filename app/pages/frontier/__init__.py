@@ -91,12 +91,12 @@ def _plot() -> Any:
             ),
             names="plot-controls",
         ),
-        html.Div(id="frontier-notes"),
         parts.keyboard_plot(
             parts.plot("graph", 450, doubleClick="reset"),
             "plot",
             "Memory against time. Arrow keys walk along the frontier.",
         ),
+        html.Div(id="frontier-notes"),
         parts.hint(
             html.Kbd("←"), " ", html.Kbd("→"), " walk along the ", parts.term("frontier"), ", ",
             html.Kbd("k"), " ", parts.term("knee"), ", ",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from tensoropt.exploration.verified import Verified
 from tensoropt.report.beside import miss_sentences
@@ -73,13 +73,13 @@ def card(context: Context, data: FrontierData, view: View) -> Any:
         html.H2(
             [
                 content.title,
-                html.Span(term("proof", proven, why), className="badge") if proven != "-" else "",
+                html.Span(term("proof", "not proven" if proven == "-" else proven, why), className="badge"),
             ],
             className="panel-title",
             id="card-title",
         ),
+        big(content, [f"{content.dominant} ", dcc.Link("Why not faster?", href=f"/plan?{view.to_query()}")]),
         html.P(content.name, className="plan-name"),
-        big(content, content.dominant),
         *missed(data, view.point, verified),
         facts(fact for fact in content.facts if fact.name != PROVEN),
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import html
 
-from ..parts import halves, heading, panel, plot, row, stack
+from ..parts import halves, heading, hint, panel, plot, row, stack
 from ..wiring import Callbacks
 from . import callbacks, measured, operators, owners, timeline, why
 from .measured import measured_panel
@@ -23,14 +23,17 @@ CALLBACKS = Callbacks(
 )
 
 
+_FIRST = "The plan is being simulated, operator by operator: some seconds for a large model."
+
+
 def layout() -> Any:
     curve = timed(plot("plan-curve", 270), "Memory during the step")
     return html.Div(
         [
-            heading("Plan"),
+            heading("Plan", "How the chosen point splits the model, and where its memory and time go."),
             html.Div(id="plan-empty"),
             stack(
-                panel(html.Div(id="plan-headline"), names="headline"),
+                panel(html.Div(hint(_FIRST), id="plan-headline"), names="headline"),
                 halves(
                     panel(html.Div(id="plan-memory"), title="Memory of one device"),
                     panel(html.Div(id="plan-step"), title="One step"),

@@ -141,7 +141,7 @@ def test_what_a_term_means_is_said_to_pointer_finger_and_keyboard(
 ) -> None:
     page = opened(site.url(), viewport={"width": 390, "height": 800})
     page.wait_for_selector(READY["frontier"])
-    marks, bubble = page.locator(".what:visible"), page.locator(".said")
+    marks, bubble = page.locator(".what:visible"), page.locator(".bubble")
     last = marks.count() - 1
     for reach, leave in (
         (lambda mark: mark.hover(), lambda: page.mouse.move(5, 5)),

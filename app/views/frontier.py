@@ -295,7 +295,8 @@ def limit_sentence(data: FrontierData, view: View) -> str:
         )
     if over:
         more = f"your {unit.limit(usable)}" if yours else f"the {room}"
-        return f"{over:,} of {plural(len(rows), 'plan')} need more than {more} and are greyed."
+        needs = "needs more than {} and is" if over == 1 else "need more than {} and are"
+        return f"{over:,} of {plural(len(rows), 'plan')} {needs.format(more)} greyed."
     return ""
 
 

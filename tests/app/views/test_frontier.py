@@ -42,7 +42,7 @@ def test_a_budget_that_a_person_wrote_may_use_the_headroom() -> None:
     assert DATA.usable_bytes(View(budget_bytes=79 * GIB)) == 79 * GIB
     assert DATA.usable_bytes(View(budget_bytes=99 * GIB)) == 80 * GIB
     said = limit_sentence(DATA, View(budget_bytes=79 * GIB))
-    assert said == "1 of 8 plans need more than your 79 GiB and are greyed."
+    assert said == "1 of 8 plans needs more than your 79 GiB and is greyed."
 
 
 def test_plans_of_planners_that_would_hide_the_frontier_are_left_out_and_counted() -> None:

@@ -26,6 +26,8 @@ _PLACED = "placed"
 _ORDER = ("DDP", *_ZERO_TITLES.values(), "TP (Megatron)")
 _MOST_NAMED = 4
 """The most baselines in the sentence; a table has all of them."""
+_MANY = 10
+"""From how many times as long a plan is said to take so many times, not so many per cent more."""
 _GIB = 2.0**30
 _ALIKE = 0.005
 """The share of a step's time below which a difference is not worth more memory."""
@@ -56,13 +58,15 @@ class Baseline(NamedTuple):
         return self.title.partition(" (")[0]
 
     def verdict(self, memory: Callable[[float], str] = format_bytes) -> str:
-        """Return ``+4 %``, ``as fast``, ``fits``, or ``does not fit, needs 31 GiB``."""
+        """Return ``+4 %``, ``as fast``, ``12 times as long``, ``fits``, or ``does not fit, needs 31 GiB``."""
         if not self.fits:
             return f"does not fit, needs {memory(self.point.memory_bytes)}"
         if self.longer is None:
             return "fits"
         if abs(self.longer) < SAME:
             return "as fast"
+        if self.longer >= _MANY - 1:
+            return f"{1 + self.longer:.0f} times as long"
         return f"{'+' if self.longer > 0 else '−'}{share_words(abs(self.longer))}"
 
 

@@ -74,8 +74,10 @@ def answer_words(data: FrontierData, view: View) -> AnswerWords:
         )
         for base in found.baselines
     )
-    refused = without_plans(data.exploration).items()
-    rows += tuple(BaselineRow(planner_title(name), "", "", "", why, "") for name, why in refused)
+    refused: dict[str, list[str]] = {}
+    for name, why in without_plans(data.exploration).items():
+        refused.setdefault(why, []).append(planner_title(name))
+    rows += tuple(BaselineRow(", ".join(names), "", "", "", why, "") for why, names in refused.items())
     return AnswerWords(
         unit_for(usable).limit(usable),
         devices_words(data.exploration),

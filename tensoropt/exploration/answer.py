@@ -221,13 +221,19 @@ def _baselines(findings: Findings, budget_bytes: float, best_s: float | None) ->
 
 
 def without_plans(findings: Findings) -> dict[str, str]:
-    """Return why planners that ran have no plan, by name."""
+    """Return why planners that ran have no plan, by name: ``no plan within 24 GiB: no device has room …``."""
     why = {name: str(row["refusal"]) for name, row in findings.report.get("tried", {}).items()}
     for row in findings.comparison:
         if row["planner"] != FRONTIER:
             why[str(row["planner"])] = "; ".join(map(str, row["notes"]))
     have = set(findings.all_points.column("planner").tolist())
-    return {name: words for name, words in why.items() if words and name not in have}
+    # A refusal often begins with its planner's name, which stands beside it here.
+    short = {name: words.removeprefix(f"{name} finds ") for name, words in why.items() if words}
+    return {
+        name: words if words.startswith("no plan") else f"no plan: {words}"
+        for name, words in short.items()
+        if name not in have
+    }
 
 
 def devices_words(findings: Findings) -> str:

@@ -98,7 +98,7 @@ def alternatives(
             others.append(chosen.than_point(base.row, base.title))
     refused = without_plans(exploration)
     for planner, why in refused.items():
-        others.append(_Alternative(planner_title(planner), "", None, None, f"found no plan: {why}"))
+        others.append(_Alternative(planner_title(planner), "", None, None, why))
     known = {*refused, *(point.planner for point in (*exploration.points, *exploration.others))}
     for planner in _ASKED_ABOUT:
         if planner not in known:

@@ -95,9 +95,15 @@ def test_our_own_planners_are_no_baselines() -> None:
 def test_planners_without_a_plan_say_why() -> None:
     found = with_baselines()
     refused = {"planner": "optcnn", "limit_bytes": None, "notes": ["needs one device", "or two"]}
-    report = {**found.report, "tried": {"zero": {"refusal": "no axis"}, "megatron": {"refusal": "odd"}}}
+    report = {
+        **found.report,
+        "tried": {"m_topo": {"refusal": "m_topo finds no plan within 9 GiB"}, "megatron": {"refusal": "odd"}},
+    }
     found = replace(found, comparison=(refused,), report=report)
-    assert without_plans(found) == {"zero": "no axis", "optcnn": "needs one device; or two"}
+    assert without_plans(found) == {
+        "m_topo": "no plan within 9 GiB",
+        "optcnn": "no plan: needs one device; or two",
+    }
 
 
 def test_the_budget_of_the_run_is_the_default() -> None:

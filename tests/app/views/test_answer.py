@@ -43,7 +43,9 @@ def test_a_typed_budget_is_what_the_sentence_says_whatever_headroom_is_kept() ->
 
 def test_planners_without_a_plan_are_rows_with_their_reason() -> None:
     shown = data()
-    refused = {"planner": "m_etf", "limit_bytes": None, "notes": ["needs one device"]}
-    found = replace(shown.exploration, comparison=(refused,))
+    refused = {"limit_bytes": None, "notes": ["needs one device"]}
+    both = tuple({"planner": name, **refused} for name in ("m_etf", "m_sct"))
+    found = replace(shown.exploration, comparison=both)
     *_, last = answer_words(FrontierData.of(found), View()).baselines
-    assert (last.title, last.memory, last.verdict, last.link) == ("m-ETF", "", "needs one device", "")
+    assert (last.title, last.memory, last.link) == ("m-ETF, m-SCT", "", "")
+    assert last.verdict == "no plan: needs one device"

@@ -159,7 +159,7 @@ window.dash_clientside = window.dash_clientside || {};
     ((gd.layout && gd.layout.shapes) || []).forEach((shape, i) => {
       const near = known.order.some((key) => {
         const run = known.facts[key];
-        return want.has(key) && run.kind === shape.name && run.most >= run.capacity / 2;
+        return want.has(key) && shape.name.split("|").includes(run.kind) && run.most >= run.capacity / 2;
       });
       if (Boolean(shape.visible) !== near) layout["shapes[" + i + "].visible"] = near;
     });

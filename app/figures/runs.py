@@ -85,28 +85,32 @@ def _hover(run: Run, axes: AxisOptions, size: Unit, second: Unit) -> str:
 
 
 def _capacities(runs: Sequence[Run], shown: Collection[str], size: Unit, colours: Palette) -> list[Json]:
-    """Return lines for the memory of one device of each kind, if a shown frontier comes near it.
+    """Return lines for the memory of one device of the kinds that have as much, if a shown frontier comes
+    near it.
 
     Plotly makes room for visible shapes: lines far away would squeeze the frontiers.
     """
-    kinds = {run.head.kind: run.head.capacity_bytes for run in runs if run.head.kind}
+    kinds: dict[float, dict[str, None]] = {}
+    for run in runs:
+        if run.head.kind:
+            kinds.setdefault(run.head.capacity_bytes, {})[run.head.kind] = None
     lines = []
-    for kind, capacity in kinds.items():
+    for capacity, alike in kinds.items():
         whole = unit_for(capacity)
         most = max(
             (float(r.curve.memory.max()) for r in runs if r.curve is not None and r.points
-             and r.head.kind == kind and r.key in shown),
+             and r.head.kind in alike and r.head.capacity_bytes == capacity and r.key in shown),
             default=0.0,
         )  # fmt: skip
         label = {
-            "text": f"{escape(kind)}: {digits(whole.of(capacity))} {whole.name}", "textangle": 0,
+            "text": f"{escape(', '.join(alike))}: {digits(whole.of(capacity))} {whole.name}", "textangle": 0,
             "textposition": "end", "xanchor": "right", "yanchor": "bottom", "font": font(colours.muted),
         }  # fmt: skip
         line = {"color": colours.muted, "width": 1.5, "dash": "dash"}
         lines.append(
             across(
-                "x", capacity / size.factor, line, name=kind, layer="below", visible=most >= capacity / 2,
-                label=label,
+                "x", capacity / size.factor, line, name="|".join(alike), layer="below",
+                visible=most >= capacity / 2, label=label,
             )
         )  # fmt: skip
     return lines

@@ -526,4 +526,4 @@ class Detail:
         sizes = {kind: getattr(peak, kind) for kind in MEMORY_KINDS}
         ordered = sorted(sizes, key=sizes.__getitem__, reverse=True)
         parts = [f"{kind} {100 * sizes[kind] / (peak.total or 1.0):.0f} %" for kind in ordered if sizes[kind]]
-        return f"Its memory peaks at {format_bytes(peak.total)}: {', '.join(parts)}."
+        return f"Its tensors peak at {format_bytes(peak.total)}: {', '.join(parts)}."

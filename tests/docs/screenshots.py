@@ -18,7 +18,7 @@ OUT = Path(__file__).parents[2] / "app" / "screenshots"
 SIZE = {"width": 1280, "height": 800}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 SHOTS = {
-    "frontier": ("frontier", "lines=1", "#card-title"),
+    "frontier": ("frontier", "", "#card-title"),
     "plan": ("plan", "", "#operators .ag-row"),
     "export": ("export", "", "#command-0"),
     "explore": ("explore", "", "#start"),

@@ -111,7 +111,7 @@ def test_words_say_what_dominates(details):
     for _, told in details:
         text = "\n".join(detail_lines(told, 3))
         assert "compute" in told.headline()
-        assert "Its memory peaks at" in told.headline()
+        assert "Its tensors peak at" in told.headline()
         assert "(3 of " in text
         assert told.overlap in text
         assert json.loads(json.dumps(told.to_dict()))["point"] == told.point

@@ -42,6 +42,15 @@ def test_every_run_is_a_trace_and_those_not_shown_are_hidden(runs: tuple[Run, ..
     assert lines == {"H100-80GB": False, "V100-32GB": True}  # of those that are shown
 
 
+def test_kinds_of_equal_memory_share_a_line_and_its_words(runs: tuple[Run, ...]) -> None:
+    one, other = runs
+    alike = replace(other.head, kind="A100-80GB", capacity_bytes=one.head.capacity_bytes)
+    both = (one, replace(other, head=alike))
+    (line,) = runs_figure(both, {other.key}, AxisOptions(), common_units(both), "light")["layout"]["shapes"]
+    assert line["label"]["text"] == "H100-80GB, A100-80GB: 80.0 GiB"
+    assert line["name"] == "H100-80GB|A100-80GB"  # as runs.js splits it
+
+
 def test_axes_change_what_is_drawn(runs: tuple[Run, ...]) -> None:
     axes = AxisOptions(total=True, per_sample=True)
     figure = runs_figure(runs, {"opened-a"}, axes, common_units(runs), "dark")

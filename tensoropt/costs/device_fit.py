@@ -12,14 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tensoropt.costs.process_memory import CONSTANTS, CONTEXT
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.units import format_bytes, format_number
 
 LEAST, MOST = 0.94, 1.11
 """Measured over predicted memory of GPUs, between which four fifths of the published peaks lie."""
 
-FITS, TIGHT, TOO_LARGE = "fits", "tight", "does not fit"
+ALLOCATOR_SHARE = 0.02
+"""What PyTorch's allocator reserves beyond tensors, over tensors, where its replay was not made: the middle
+of replays of published jobs."""
 Verdict = Literal["fits", "tight", "does not fit"]
+TIGHT: Verdict = "tight"
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,14 @@ class DeviceFit:
         least, most = (LEAST, MOST) if self.estimated else (1.0, 1.0)
         if self.needed_bytes * most <= self.room_bytes:
             return "fits"
-        return "does not fit" if self.needed_bytes * least > self.room_bytes else "tight"
+        return "does not fit" if self.needed_bytes * least > self.room_bytes else TIGHT
 
     @property
     def words(self) -> str:
         """All of it for people: ``81 GiB (tensors 74, process 7.2): tight``."""
         whole = format_bytes(self.needed_bytes)
-        if not self.estimated:
-            return f"{whole}: {self.verdict}"
         if not self.process:
-            return f"{whole} (tensors alone): {self.verdict}"
+            return f"{whole}: {self.verdict}"
         unit = whole.rpartition(" ")[2]
         factor = 1024.0 ** (("B", "KiB", "MiB", "GiB", "TiB").index(unit))
         tensors, process = (
@@ -98,11 +99,12 @@ def device_fit(
     """
     tensors += terms.get(CONSTANTS, 0.0)
     process = {name: size for name, size in terms.items() if name != CONSTANTS and size}
-    if not estimated or CONTEXT not in process:
+    if not estimated:
         return DeviceFit(tensors, {}, room_bytes, estimated)
+    process.pop("segments", None)
+    process["allocator"] = ALLOCATOR_SHARE * tensors
     if allocator:
         # Where memory runs short PyTorch gives unused segments back before it fails, so that a job fits in
         # what its blocks take without gaps between segments.
-        process.pop("segments", None)
         process["allocator"] = max(allocator["reserved_expandable"] - allocator["requested"], 0.0)
     return DeviceFit(tensors, process, room_bytes, estimated)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.device_fit import DeviceFit, device_fit
+from tensoropt.costs.process_memory import CONTEXT, memory_of_process, terms_of_collectives
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words, split_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
@@ -41,11 +42,19 @@ FIT = "on a device"
 
 
 def point_fit(findings: Findings, index: int, room_bytes: float = math.inf) -> DeviceFit:
-    """Return whether a point fits the smallest device of its cluster, or a part of its memory."""
+    """Return whether a point fits the smallest device of its cluster, or a part of its memory.
+
+    Where its memory counts tensors alone, what its process takes is estimated from what it sends.
+    """
     point, cluster = findings.all_points[index], Cluster.from_dict(findings.cluster)
+    terms = point.terms
+    if CONTEXT not in terms:
+        mesh = findings.spaces[point.space].mesh
+        sent = () if mesh.placed else ((kind, axes) for kind, axes, _, _ in point.collectives)
+        terms = {**terms_of_collectives(memory_of_process(cluster, 0.0), sent, mesh.shape), **terms}
     return device_fit(
         point.tensor_bytes,
-        point.terms,
+        terms,
         point.allocator,
         min(room_bytes, cluster.memory_bytes),
         estimated=cluster.device_type == "cuda",

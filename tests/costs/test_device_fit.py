@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.costs.device_fit import LEAST, MOST, DeviceFit, device_fit
+from tensoropt.costs.device_fit import ALLOCATOR_SHARE, LEAST, MOST, DeviceFit, device_fit
 from tensoropt.costs.process_memory import CONSTANTS, CONTEXT
 
 GIB = 2.0**30
@@ -34,10 +34,5 @@ def test_what_the_allocator_takes_beside_requests_replaces_the_guess_of_its_ends
     assert (replayed.tensors, replayed.process) == (93.0, {CONTEXT: 5.0, "allocator": 10.0})
     assert replayed.needed_bytes == 108.0
     guessed = device_fit(90.0, terms, NOTHING_REPLAYED, 200.0, estimated=True)
-    assert guessed.process == {CONTEXT: 5.0, "segments": 22.0}
-    assert guessed.to_data()["process_bytes"] == {CONTEXT: 5, "segments": 22}
-
-
-def test_tensors_alone_are_said_to_be_alone():
-    alone = device_fit(10 * GIB, {CONSTANTS: 0.0}, NOTHING_REPLAYED, 12 * GIB, estimated=True)
-    assert alone.words == "10 GiB (tensors alone): fits"
+    assert guessed.process == {CONTEXT: 5.0, "allocator": ALLOCATOR_SHARE * 93.0}
+    assert guessed.to_data()["process_bytes"] == {CONTEXT: 5, "allocator": 2}

@@ -21,6 +21,9 @@ LEAST, MOST = 0.94, 1.11
 ALLOCATOR_SHARE = 0.02
 """What PyTorch's allocator reserves beyond tensors, over tensors, where its replay was not made: the middle
 of replays of published jobs."""
+DRIVER_SHARE = 0.011
+"""What the driver keeps of a GPU's memory: of 80 GiB of A100s and H100s PyTorch's messages call 79.1 the
+total capacity, of 32 GiB of V100s 31.7."""
 Verdict = Literal["fits", "tight", "does not fit"]
 TIGHT: Verdict = "tight"
 
@@ -32,7 +35,7 @@ class DeviceFit:
     Attributes:
         tensors: of the step, constants of its graph included.
         process: what else the process takes, each term by its name
-            (:data:`~tensoropt.costs.process_memory.TERMS`, and ``allocator``).
+            (:data:`~tensoropt.costs.process_memory.TERMS`, ``driver`` and ``allocator``).
         room_bytes: the memory of the device, or the part of it that may be used.
         estimated: whether it is a GPU's memory, whose predictions have an error; tensors of CPU ranks are
             predicted to the byte.
@@ -102,6 +105,7 @@ def device_fit(
     if not estimated:
         return DeviceFit(tensors, {}, room_bytes, estimated)
     process.pop("segments", None)
+    process["driver"] = DRIVER_SHARE * room_bytes
     process["allocator"] = ALLOCATOR_SHARE * tensors
     if allocator:
         # Where memory runs short PyTorch gives unused segments back before it fails, so that a job fits in

@@ -50,7 +50,8 @@ def point_fit(findings: Findings, index: int, room_bytes: float = math.inf) -> D
     terms = point.terms
     if CONTEXT not in terms:
         mesh = findings.spaces[point.space].mesh
-        sent = () if mesh.placed else ((kind, axes) for kind, axes, _, _ in point.collectives)
+        # Of a message its two ranks are known, which follow one another on the first axis.
+        sent = ((kind, (0,) if kind == "send" else axes) for kind, axes, _, _ in point.collectives)
         terms = {**terms_of_collectives(memory_of_process(cluster, 0.0), sent, mesh.shape), **terms}
     return device_fit(
         point.tensor_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.costs.device_fit import ALLOCATOR_SHARE, LEAST, MOST, DeviceFit, device_fit
+from tensoropt.costs.device_fit import ALLOCATOR_SHARE, DRIVER_SHARE, LEAST, MOST, DeviceFit, device_fit
 from tensoropt.costs.process_memory import CONSTANTS, CONTEXT
 
 GIB = 2.0**30
@@ -31,8 +31,9 @@ def test_what_the_allocator_takes_beside_requests_replaces_the_guess_of_its_ends
     terms = {CONTEXT: 5.0, "segments": 22.0, "communicators": 0.0, CONSTANTS: 3.0}
     peaks = {"requested": 100.0, "allocated": 101.0, "reserved": 140.0, "reserved_expandable": 110.0}
     replayed = device_fit(90.0, terms, peaks, 200.0, estimated=True)
-    assert (replayed.tensors, replayed.process) == (93.0, {CONTEXT: 5.0, "allocator": 10.0})
-    assert replayed.needed_bytes == 108.0
+    driver = DRIVER_SHARE * 200.0
+    assert replayed.process == {CONTEXT: 5.0, "driver": driver, "allocator": 10.0}
+    assert replayed.needed_bytes == 93.0 + 5.0 + driver + 10.0
     guessed = device_fit(90.0, terms, NOTHING_REPLAYED, 200.0, estimated=True)
-    assert guessed.process == {CONTEXT: 5.0, "allocator": ALLOCATOR_SHARE * 93.0}
-    assert guessed.to_data()["process_bytes"] == {CONTEXT: 5, "allocator": 2}
+    assert guessed.process == {CONTEXT: 5.0, "driver": driver, "allocator": ALLOCATOR_SHARE * 93.0}
+    assert guessed.to_data()["process_bytes"] == {CONTEXT: 5, "driver": 2, "allocator": 2}

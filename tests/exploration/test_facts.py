@@ -52,7 +52,11 @@ def test_a_point_on_gpus_has_a_verdict_with_what_its_process_takes() -> None:
     assert estimated["communicators"] == of.communicator_bytes((), ("all_reduce",), 2)
     terms = {"context": 2.0**30, "communicators": 23 * 2.0**30}
     full = replace(on_gpus, points=tuple(p.changed(terms=terms) for p in FOUND.points))
-    assert facts(FigureRow.of(full, 1))[FIT].words.endswith("process 24.0): tight")
+    assert facts(FigureRow.of(full, 1))[FIT].words.endswith("process 24.3): tight")
+    sending = replace(
+        on_gpus, points=tuple(p.changed(collectives=(("send", (0, 1), 8, 1),)) for p in FOUND.points)
+    )
+    assert point_fit(sending, 0).process["communicators"] >= estimated["communicators"]
     assert point_fit(full, 1, 2.0**30).verdict == "does not fit"
 
 

@@ -5,8 +5,10 @@
 
 The first writes DIR/DATE-published.{json,md,svg}: a row per run (``id, predicted_step_s, published_step_s,
 predicted_memory_bytes, refused``), medians of the errors by source, and predicted over published seconds; of
-runs that say something of memory (a peak, or ``outcome`` ``oom``) also what their processes are predicted to
-take, errors by meter and how many layouts are right. Such rows need no ``step_s``.
+runs that say something of memory (a peak, or ``outcome`` ``oom``), which need no ``step_s``, also what their
+processes are predicted to take (``memory_rows``: ``id, outcome, meter, predicted_bytes, published_bytes,
+needed_bytes, device_bytes, fits, verdict, terms, refused``), errors by meter and how many layouts are right
+(``memory``). ``--what memory`` writes DIR/DATE-fits.{json,md} of these alone.
 The second writes DIR/DATE-memory.{json,md}: a row per published peak of memory, or part of it, and medians of
 the errors by what was measured. What cannot be expressed is refused, with the reason in its row. ``--json``
 prints the result as well.

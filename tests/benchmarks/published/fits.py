@@ -54,12 +54,16 @@ def is_of_memory(run: Run) -> bool:
     return bool(run.row.get("peak_mem_gib")) or run.outcome == "oom" or not run.row["step_s"]
 
 
+def _framework(run: Run) -> str:
+    return run.row.get("framework", "")
+
+
 def in_16_bits(run: Run) -> bool:
     """Whether the run's parameters are in 16 bits, beside float32 ones of its optimizer: what Megatron-LM,
     NeMo and DeepSpeed do, whose are the jobs with a sharded optimizer alone. FSDP and autocast have them in
     float32."""
     kind = run.dp_kind.partition(" (")[0]
-    return kind == "zero1" or run.framework.startswith(("Megatron", "NeMo"))
+    return kind == "zero1" or _framework(run).startswith(("Megatron", "NeMo"))
 
 
 def gradient_bytes(run: Run) -> float:
@@ -69,7 +73,7 @@ def gradient_bytes(run: Run) -> float:
     float32 from the beginning (``main_grad``, always with bfloat16: ``megatron/training/arguments.py``), and
     DeepSpeed keeps a float32 copy beside it (``runtime/bf16_optimizer.py``).
     """
-    said, framework = run.row.get("grad_reduce_dtype", ""), run.framework
+    said, framework = run.row.get("grad_reduce_dtype", ""), _framework(run)
     wide = said.startswith("fp32")
     if "DeepSpeed" in framework:
         return 6.0 if wide else 2.0
@@ -97,7 +101,7 @@ def as_trained(run: Run) -> Run:
     (``--attention-dropout``, ``--hidden-dropout``) and keeps the masks; with sequence parallelism it keeps a
     rank's part of products' inputs (arXiv 2205.05198, section 4.2.2)."""
     row = dict(run.row)
-    if run.framework.startswith("Megatron") and not run.flash_attn.startswith("yes"):
+    if _framework(run).startswith("Megatron") and not run.flash_attn.startswith("yes"):
         row["dropout"] = "0.1"
     if in_16_bits(run) and run.seq_parallel.startswith("yes"):
         row["gathers"] = "again in backward"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.simulate.caching_allocator import RankRequests, Request
 from tests.benchmarks.published import fits
+from tests.benchmarks.published.__main__ import main
 from tests.benchmarks.published.decoder import parameters_of
 from tests.benchmarks.published.memory import SAVED
 from tests.benchmarks.published.runs import GIB, Run, completed, load_runs
@@ -19,6 +23,29 @@ PEAK = {"peak_mem_gib": "1", "peak_mem_kind": "max allocated (torch)"}
 
 def run(**changed: str) -> Run:
     return Run(completed({**ROW, "framework": "", "pp_schedule": "", **changed}))
+
+
+MODEL = replace(GPT, layers=2, params=parameters_of(replace(GPT, layers=2), 32))
+MODELS = {"small": {name: getattr(MODEL, name) for name in MODEL.__slots__}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["both", "memory"])
+def test_a_file_of_layouts_alone_is_predicted(tmp_path, monkeypatch, capsys, what):
+    cells = dict.fromkeys(ROW, "") | {
+        "id": "k-1", "source": "k", "outcome": "oom", "model": "small", "seq_len": "32", "gpu": "A100-80GB",
+        "n_gpus": "4", "tp": "2",
+    }  # fmt: skip
+    runs, models = tmp_path / "runs.csv", tmp_path / "models.yaml"
+    runs.write_text("\n".join(map(",".join, (cells.keys(), cells.values()))), encoding="utf-8")
+    models.write_text(yaml.safe_dump(MODELS), encoding="utf-8")
+    files = ["--runs", str(runs), "--models", str(models), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["published", *files, "--what", what, "--processes", "1", "--json"])
+    main()
+    data = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in data["memory_rows"]] == ["fits"]
+    assert data["memory"]["layouts"]["oom"] == {"layouts": 1, "right": 0, "fits": 1}
+    assert len(list((tmp_path / "out").iterdir())) == (3 if what == "both" else 2)
 
 
 def test_a_row_that_only_says_whether_it_ran_is_completed(tmp_path):
@@ -90,13 +117,10 @@ def test_kernels_that_do_more_at_once_keep_less():
 
 
 def test_a_layout_is_right_where_it_is_predicted_to_do_what_it_did():
-    of = replace(GPT, layers=2)
-    of = replace(of, params=parameters_of(of, 32))
-    models = {"small": {name: getattr(of, name) for name in of.__slots__}}
     with ProfileStore(":memory:") as store:
         ran, failed, unknown = (
             fits.measure(run(**changed), known, store)
-            for changed, known in ((PEAK, models), ({"outcome": "oom", "step_s": ""}, models), ({}, {}))
+            for changed, known in ((PEAK, MODELS), ({"outcome": "oom", "step_s": ""}, MODELS), ({}, {}))
         )
     assert (ran["verdict"], ran["fits"], ran["meter"]) == ("fits", True, "torch allocated")
     assert ran["predicted_bytes"] < ran["needed_bytes"] < ran["device_bytes"]

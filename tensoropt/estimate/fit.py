@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, list_clusters, list_devices, load_cluster
-from tensoropt.costs.device_fit import LEAST, MOST, TIGHT, DeviceFit
+from tensoropt.costs.device_fit import LEAST, MOST, TIGHT, DeviceFit, device_fit
 from tensoropt.costs.process_memory import memory_of_process
 from tensoropt.errors import TensorOptError, suggest
 from tensoropt.estimate.known import Known, figures, known_model
@@ -88,8 +88,8 @@ class FitRow:
     @property
     def device_fit(self) -> DeviceFit:
         """Tensors and process beside the memory of a device, with the verdict that all plans get."""
-        process = {"process": self.process} if self.process else {}
-        return DeviceFit(self.memory_bytes - self.process, process, self.budget_bytes)
+        terms = {"process": self.process}
+        return device_fit(self.memory_bytes - self.process, terms, {}, self.budget_bytes, estimated=True)
 
     @property
     def tight(self) -> bool:
@@ -244,8 +244,9 @@ class Fit:
         else:
             said.append("CPU ranks: a process is counted without its own memory.")
         said.append(
-            "Gaps between tensors (fragmentation) are not counted. Of published jobs four in five take "
-            f"{LEAST:g} to {MOST:g} times what was predicted of them; where that decides, it is tight."
+            "Gaps between tensors (fragmentation) and what the driver keeps are not in these figures. They "
+            "make a strategy tight, and so does the error of predictions: of published jobs four in five "
+            f"take {LEAST:g} to {MOST:g} times what was predicted."
         )
         return (*said, *self.model.notes)
 

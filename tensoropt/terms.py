@@ -48,6 +48,7 @@ TERMS = {
     "schedule": "The order in which a pipeline's stages compute forward and backward of the micro-batches.",
     # memory
     "memory per device": "What the fullest device needs at the peak of a step, as simulated.",
+    "on a device": "Whether it fits: tight where the error of such predictions decides.",
     "optimizer state": "What the optimizer keeps for each parameter, such as Adam's two averages.",
     "kept activations": "Results of forward that are kept until backward reads them.",
     "buffers in flight": "Memory that is needed for a moment: workspaces, gathered parameters, messages.",

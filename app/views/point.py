@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import LISTED_NAMES, rate_facts
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
@@ -120,7 +120,7 @@ KIND_TITLES = {
 _PROCESS = "process"
 PROVEN = "proven"
 SHOWN = (
-    *("mesh", "micro-batches", "compute", "communication", "split by"), *LISTED_NAMES, "figures", PROVEN,
+    *("mesh", "micro-batches", FIT, "compute", "communication", "split by"), *LISTED_NAMES, "figures", PROVEN,
 )  # fmt: skip
 """The facts on the card, in order."""
 TITLES = {"communication_s": "communication"}

@@ -63,6 +63,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
+    from tensoropt.exploration.facts import point_fit
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.frontier_table import frontier_text
     from tensoropt.observed.files import read_observation
@@ -114,6 +115,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if unordered is not None:
         data["unordered"] = unordered.to_dict()
     data["rates"] = rates
+    data["fit"] = point_fit(exploration, detail.point).to_data()
     return Answer(data, "\n".join(lines))
 
 

@@ -10,8 +10,9 @@ rank stores whole (masks of sliding windows, tables of positions) and which are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,6 +173,28 @@ def memory_of_process(
         constants=constants,
         communicator={level.name: _communicator(level.link.name, each, of) for level in cluster.levels},
     )
+
+
+def terms_of_collectives(
+    process: ProcessMemory, sent: Iterable[tuple[str, tuple[int, ...]]], shape: Sequence[int]
+) -> dict[str, float]:
+    """Return the terms of a strategy of which only is known what it sends, by name.
+
+    Which links a communicator crosses is not known then: it is counted with the buffers of those with most.
+
+    Args:
+        sent: the kind of each collective and the mesh axes that it is over.
+        shape: of the mesh.
+    """
+    # A job begins and ends with a barrier of all ranks, which is a sum.
+    kinds: dict[tuple[int, ...], set[str]] = {tuple(range(len(shape))): {"all_reduce"}}
+    for kind, axes in sent:
+        kinds.setdefault(axes, set()).add(kind)
+    ranks = {axes: prod(shape[axis] for axis in axes) for axes in kinds}
+    buffers = sum(
+        process.communicator_bytes((), used, ranks[axes]) for axes, used in kinds.items() if ranks[axes] > 1
+    )
+    return named_terms(process.constant(buffers))
 
 
 def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, list_clusters, list_devices, load_cluster
+from tensoropt.costs.device_fit import LEAST, MOST, TIGHT, DeviceFit, device_fit
 from tensoropt.costs.process_memory import memory_of_process
 from tensoropt.errors import TensorOptError, suggest
 from tensoropt.estimate.known import Known, figures, known_model
@@ -35,9 +36,6 @@ from tensoropt.units import counted, format_bytes, format_number, read_size, sha
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "working memory", "process")
 """The parts of a device's memory, in the order in which they are shown."""
-_TIGHT = 0.05
-"""The free share of a device below which a plan is said to be tight: PyTorch's allocator leaves gaps between
-tensors, which are not counted. An assumption."""
 _PER_NODE = 8
 """Devices of a node where only their number is given; an assumption."""
 _UNNAMED = "GPU"
@@ -88,19 +86,23 @@ class FitRow:
         return self.memory_bytes <= self.budget_bytes
 
     @property
+    def device_fit(self) -> DeviceFit:
+        """Tensors and process beside the memory of a device, with the verdict that all plans get."""
+        terms = {"process": self.process}
+        return device_fit(self.memory_bytes - self.process, terms, {}, self.budget_bytes, estimated=True)
+
+    @property
     def tight(self) -> bool:
-        """Whether it leaves hardly anything of a device free."""
-        return self.memory_bytes > (1 - _TIGHT) * self.budget_bytes
+        """Whether the error of such predictions decides if it fits."""
+        return self.device_fit.verdict == TIGHT
 
     @property
     def verdict(self) -> str:
-        """The answer in words: ``fits, 12 GiB free``, ``3.4 GiB too much``."""
+        """The answer in words: ``fits, 12 GiB free``, ``does not fit, 3.4 GiB too much``."""
         if self.refusal:
             return self.refusal
         spare = self.budget_bytes - self.memory_bytes
-        if spare < 0:
-            return f"{format_bytes(-spare)} too much"
-        return f"{'just ' * self.tight}fits, {format_bytes(spare)} free"
+        return f"{self.device_fit.verdict}, {format_bytes(abs(spare))} {'too much' if spare < 0 else 'free'}"
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Fit:
                 least += f", with layers recomputed {format_bytes(again.memory_bytes)}"
             said.append(f"{least}.")
         if best.tight:
-            said.append("It is tight: gaps between tensors are not counted.")
+            said.append("It is tight: jobs took more than predicted by as much as is left.")
         return " ".join(said)
 
     def _smaller(self, row: FitRow) -> str:
@@ -241,7 +243,11 @@ class Fit:
             )
         else:
             said.append("CPU ranks: a process is counted without its own memory.")
-        said.append(f"Gaps between tensors (fragmentation) are not counted: keep {share_words(_TIGHT)} free.")
+        said.append(
+            "Gaps between tensors (fragmentation) and what the driver keeps are not in these figures. They "
+            "make a strategy tight, and so does the error of predictions: of published jobs four in five "
+            f"take {LEAST:g} to {MOST:g} times what was predicted."
+        )
         return (*said, *self.model.notes)
 
     def table(self) -> list[list[str]]:

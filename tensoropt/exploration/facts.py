@@ -6,13 +6,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
+from tensoropt.cluster import Cluster
+from tensoropt.costs.device_fit import DeviceFit, device_fit
+from tensoropt.costs.process_memory import CONTEXT, memory_of_process, terms_of_collectives
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words, split_words
-from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount
+from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
 from tensoropt.plan.facts_table import Fact, described
 from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
+from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
@@ -30,6 +35,31 @@ from tensoropt.units import (
 
 LISTED_NAMES = tuple(figure.label for figure in LISTED)
 """The names of the facts that are figures with a line of their own."""
+
+
+FIT = "on a device"
+"""The name of the fact that says whether a plan fits."""
+
+
+def point_fit(findings: Findings, index: int, room_bytes: float = math.inf) -> DeviceFit:
+    """Return whether a point fits the smallest device of its cluster, or a part of its memory.
+
+    Where its memory counts tensors alone, what its process takes is estimated from what it sends.
+    """
+    point, cluster = findings.all_points[index], Cluster.from_dict(findings.cluster)
+    terms = point.terms
+    if CONTEXT not in terms:
+        mesh = findings.spaces[point.space].mesh
+        # Of a message its two ranks are known, which follow one another on the first axis.
+        sent = ((kind, (0,) if kind == "send" else axes) for kind, axes, _, _ in point.collectives)
+        terms = {**terms_of_collectives(memory_of_process(cluster, 0.0), sent, mesh.shape), **terms}
+    return device_fit(
+        point.tensor_bytes,
+        terms,
+        point.allocator,
+        min(room_bytes, cluster.memory_bytes),
+        estimated=cluster.device_type == "cuda",
+    )
 
 
 def facts(
@@ -54,9 +84,15 @@ def facts(
         Fact("compute", point.compute_s, time),
         Fact("communication", time(point.communication_s) + hidden),
         Fact("split by", split_words(row.findings, row.index)),
+        *_fit(row),
         Fact("proven", _proof_words(point, memory, time)),
     )
     return _point_facts(point) | {fact.name: fact for fact in found}
+
+
+def _fit(row: FigureRow) -> list[Fact]:
+    on_gpus = for_gpus(row.findings.cluster)
+    return [Fact(FIT, point_fit(row.findings, row.index).words)] if on_gpus else []
 
 
 def _point_facts(point: Point) -> dict[str, Fact]:

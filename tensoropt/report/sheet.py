@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster
+from tensoropt.costs.device_fit import TIGHT
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import answer, without_plans
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import LISTED_NAMES, facts, rate_facts
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, point_fit, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import draw_frontier, marks_of, shown_points
 from tensoropt.exploration.rates import CLUSTERS_OWN, THOUSAND_STEPS, Amount, Tariff
@@ -284,8 +285,10 @@ class _Sheet:
         """Return the whole page."""
         exploration, point = self.exploration, self.point
         fits, size = point.memory_bytes <= self.limit_bytes, format_bytes(self.limit_bytes)
+        tight = point_fit(exploration, self.index, self.limit_bytes).verdict == TIGHT
         verdict = (
-            f"Fits {self.limit} of {size}: uses {share_words(point.memory_bytes / self.limit_bytes)} of it."
+            f"{'Tight in' if tight else 'Fits'} {self.limit} of {size}: uses "
+            f"{share_words(point.memory_bytes / self.limit_bytes)} of it."
             if fits
             else f"Does not fit {self.limit} of {size}: "
             f"{format_bytes(point.memory_bytes - self.limit_bytes)} too much."
@@ -336,7 +339,17 @@ class _Sheet:
                 limit=f"{self.limit}, {size},",
             )
             facts["what binds"] = Fact("what binds", why.binding.sentence)
-        names = ["mesh", "micro-batches", "memory", "time", "host", *LISTED_NAMES, "what binds", "figures"]
+        names = [
+            "mesh",
+            "micro-batches",
+            FIT,
+            "memory",
+            "time",
+            "host",
+            *LISTED_NAMES,
+            "what binds",
+            "figures",
+        ]
         return named(facts, *names, *(["planner"] if self.point.planner != FRONTIER else []))
 
     def _alternatives(self) -> Iterator[str]:

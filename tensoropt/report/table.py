@@ -8,7 +8,7 @@ from typing import Any
 from tensoropt.console import columns
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import Compared, compared, limits_asked
-from tensoropt.exploration.facts import LISTED_NAMES, facts
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words
 from tensoropt.plan.facts_table import Fact, fact_lines, named
@@ -114,7 +114,7 @@ def point_lines(row: FigureRow) -> list[str]:
         f"  {row.name}",
         f"  mesh {row.space.mesh.label}, {row.space.micro_batches} micro-batch(es); operators split by: "
         f"{named_facts['split by'].words}",
-        *fact_lines(named(named_facts, "memory", "allocator", "time", "host", *LISTED_NAMES)),
+        *fact_lines(named(named_facts, FIT, "memory", "allocator", "time", "host", *LISTED_NAMES)),
     ]
 
 

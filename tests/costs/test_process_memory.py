@@ -16,6 +16,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.cluster.catalog import process_memory_figures
 from tensoropt.costs.process_memory import (
     CONSTANTS,
+    CONTEXT,
     NO_PROCESS,
     TERMS,
     Communicator,
@@ -24,6 +25,7 @@ from tensoropt.costs.process_memory import (
     allocator_blocks,
     named_terms,
     process_memory,
+    terms_of_collectives,
 )
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.figures import BREAKDOWNS
@@ -35,6 +37,14 @@ RECEIVING = 4 * MIB + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16
 """Bytes of one channel's buffers where data is received, as NCCL's source adds them up."""
 CHANNEL = -(-RECEIVING // (2 * MIB)) * 2 * MIB + 2 * MIB
 """In multiples of 2 MiB, with those where it is sent."""
+
+
+def test_terms_are_estimated_from_what_a_strategy_sends():
+    of = ProcessMemory(context=7.0, communicator={"a": Communicator(1, 2, 10), "b": Communicator(3, 2, 1)})
+    sent = [("all_gather", (1,)), ("reduce_scatter", (1,)), ("all_reduce", (0,)), ("all_reduce", (2,))]
+    # All ranks (5), gathers with the larger figures (3), sums over the first axis (5), none over one rank.
+    assert terms_of_collectives(of, sent, (2, 4, 1)) == {CONTEXT: 7.0, "communicators": 5 + 3 + 5}
+    assert terms_of_collectives(of, (), (1,)) == {CONTEXT: 7.0}
 
 
 class Normed(nn.Module):

@@ -4,7 +4,11 @@
     python -m tests.benchmarks.published --memory FILE.csv --models FILE.yaml --out DIR [--json]
 
 The first writes DIR/DATE-published.{json,md,svg}: a row per run (``id, predicted_step_s, published_step_s,
-predicted_memory_bytes, refused``), medians of the errors by source, and predicted over published seconds.
+predicted_memory_bytes, refused``), medians of the errors by source, and predicted over published seconds; of
+runs that say something of memory (a peak, or ``outcome`` ``oom``), which need no ``step_s``, also what their
+processes are predicted to take (``memory_rows``: ``id, outcome, meter, predicted_bytes, published_bytes,
+needed_bytes, device_bytes, fits, verdict, terms, refused``), errors by meter and how many layouts are right
+(``memory``). ``--what memory`` writes DIR/DATE-fits.{json,md} of these alone.
 The second writes DIR/DATE-memory.{json,md}: a row per published peak of memory, or part of it, and medians of
 the errors by what was measured. What cannot be expressed is refused, with the reason in its row. ``--json``
 prints the result as well.
@@ -15,12 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.machine import Taking, dated, write
-from tests.benchmarks.published import memory
+from tests.benchmarks.published import fits, memory
 from tests.benchmarks.published.predict import DEPTHS, TERMS, predicted
 from tests.benchmarks.published.report import markdown, medians, picture
 from tests.benchmarks.published.runs import load_models, load_runs
@@ -38,6 +43,10 @@ def main() -> None:
         "--whole", action="store_true", help="simulate every block of each model: ten times slower"
     )
     parser.add_argument("--single-node", action="store_true", help="only runs on a single node")
+    parser.add_argument("--rows", metavar="PATTERN", default="", help="only rows whose id matches")
+    parser.add_argument(
+        "--what", choices=("both", "steps", "memory"), default="both", help="what of runs is predicted"
+    )
     parser.add_argument("--core", action="store_true", help="only rows that say core=yes, a balanced subset")
     parser.add_argument(
         "--overlap",
@@ -56,14 +65,21 @@ def main() -> None:
 def _runs(options: argparse.Namespace, models: dict[str, Any], taking: Taking) -> None:
     every = load_runs(options.runs)
     runs = [run for run in every if run.single_node or not options.single_node]
-    runs = [run for run in runs if run.core or not options.core]
-    rows = []
+    runs = [run for run in runs if (run.core or not options.core) and re.search(options.rows, run.id)]
+    rows, memory_rows = [], []
     with tempfile.TemporaryDirectory() as folder:
         ways = {"whole": options.whole, "overlap": options.overlap, "left_out": options.without}
-        for row in predicted(runs, models, Path(folder), options.processes, **ways):
-            rows.append(row)
-            if not options.json:
-                print(f"{len(rows)}/{len(runs)} {row['id']}: {_told(row)}", flush=True)
+        if options.what != "memory":
+            for row in predicted(runs, models, Path(folder), options.processes, **ways):
+                rows.append(row)
+                if not options.json:
+                    print(f"{len(rows)}/{len(runs)} {row['id']}: {_told(row)}", flush=True)
+        if options.what != "steps":
+            say = [run for run in runs if fits.is_of_memory(run)]
+            for row in memory.measured(say, models, Path(folder), options.processes, fits.measure):
+                memory_rows.append(row)
+                if not options.json:
+                    print(f"{len(memory_rows)}/{len(say)} {row['id']}: {fits.told(row)}", flush=True)
     depths = (
         "every block of each model was simulated"
         if options.whole
@@ -78,8 +94,14 @@ def _runs(options: argparse.Namespace, models: dict[str, Any], taking: Taking) -
         "without": options.without,
         "medians": medians(rows),
         "rows": rows,
+        "memory": fits.summary(memory_rows),
+        "memory_rows": memory_rows,
         "taken": taking.part(),
     }
+    if options.what == "memory":
+        write(dated("published", "fits", out=options.out), data, words := fits.markdown(data))
+        print(json.dumps(data) if options.json else words)
+        return
     stem = dated("published", "published", out=options.out)
     write(stem, data, markdown(data, stem.name), picture(rows))
     print(json.dumps(data) if options.json else markdown(data, stem.name))

@@ -16,7 +16,7 @@ import gc
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -180,28 +180,40 @@ def _of_place(of: PipelineEvaluation, place: int) -> tuple[Any, ...]:
     return strategy, of.stages, place, place_actions(strategy.schedule, *shape)[place]
 
 
+def lasting_kinds(found: PinnedPoint | PinnedPipelinePoint, place: int) -> Sequence[float]:
+    """Bytes of parameters, gradients and optimizer state on a rank of a place of its pipeline."""
+    if isinstance(found, PinnedPoint):
+        return [float(size) for size in found.evaluation.metrics.memory[0][:3]]
+    of = found.evaluation
+    kinds = sum(of.stages[n].metrics.memory[0] for n in of.strategy.stages_at(place))
+    return [float(size) for size in kinds[:3]]
+
+
 def lasting_bytes(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> float:
     """Parameters, gradients and optimizer state of the first stage. Megatron-LM has its parameters in 16 bits
     beside the float32 ones."""
+    kinds = lasting_kinds(found, 0)
+    return sum(kinds) + (kinds[0] / 2 if run.framework.startswith("Megatron") else 0.0)
+
+
+def requested(
+    found: PinnedPoint | PinnedPipelinePoint,
+) -> tuple[RankRequests, Mapping[str, float], int]:
+    """What the fullest rank asks PyTorch's allocator for, what its process takes beside tensors, and its
+    place in the pipeline."""
+    of = found.evaluation
     if isinstance(found, PinnedPoint):
-        kinds = found.evaluation.metrics.memory[0]
-    else:
-        strategy = found.evaluation.strategy
-        kinds = sum(found.evaluation.stages[n].metrics.memory[0] for n in strategy.stages_at(0))
-    copies = kinds[0] / 2 if run.framework.startswith("Megatron") else 0.0
-    return float(kinds[:3].sum() + copies)
+        return step_requests(of.batch, 0), found.point.terms, 0
+    return place_requests(*_of_place(of, of.fullest), of.capability), of.terms[of.fullest], of.fullest
 
 
 def reserved_bytes(run: Run, of: Architecture, found: PinnedPoint | PinnedPipelinePoint) -> float:
     """What PyTorch's allocator reserves on the fullest rank, with expandable segments, as the run sets."""
     beside: list[int] = []
-    if isinstance(found, PinnedPoint):
-        made, terms, tables = step_requests(found.evaluation.batch, 0), found.point.terms, 2
-    else:
-        pipeline = found.evaluation
-        place, last = pipeline.fullest, pipeline.strategy.places - 1
-        made = place_requests(*_of_place(pipeline, place), pipeline.capability)
-        terms, tables = pipeline.terms[place], int(place == 0) + int(place == last)
+    made, terms, place = requested(found)
+    last = run.number("pp") - 1
+    tables = 2 if not last else int(place == 0) + int(place == last)
+    if last:
         beside.append(_receive_buffers(run, of, place))
     beside += [*allocator_blocks(terms), *_gather_buffers(run, of, tables)]
     made = _with_loss_of_torchtitan(made, parallel=run.number("tp") > 1)
@@ -242,11 +254,11 @@ def _with_loss_of_torchtitan(made: RankRequests, *, parallel: bool) -> RankReque
     (``torch/distributed/tensor/parallel/loss.py``)."""
     step, logits, wide, adding = list[Request](), "", 0, False
     for request in made.step:
-        tensor, what = (*_words(request.name), "", "")[:2]
+        tensor, what = (*words_of(request.name), "", "")[:2]
         if request.bytes and what == "activation" and tensor.endswith("_float32"):
             logits, wide = tensor, request.bytes
             step += [Request("logits", wide // 2), request]
-        elif request.bytes and what == _SAVED and wide and "cross_entropy" in tensor:
+        elif request.bytes and what == SAVED and wide and "cross_entropy" in tensor:
             shifted = [Request("shifted", wide)] * parallel
             step += [*shifted, request, *(Request(name, 0) for name, _ in shifted), Request("logits", 0)]
             wide = 0
@@ -261,10 +273,10 @@ def _with_loss_of_torchtitan(made: RankRequests, *, parallel: bool) -> RankReque
     return replace(made, step=step)
 
 
-_SAVED = "saved inside for backward"
+SAVED = "saved inside for backward"
 
 
-def _words(name: Any) -> tuple[str, ...]:
+def words_of(name: Any) -> tuple[str, ...]:
     """The tensor of a request and what of it is requested, also where its micro-batch stands before."""
     while isinstance(name, tuple) and name and isinstance(name[-1], tuple):
         name = name[-1]
@@ -322,19 +334,28 @@ def _notes(run: Measured) -> list[str]:
 
 
 def measured(
-    runs: Sequence[Measured], models: Mapping[str, Any], folder: Path, processes: int
+    runs: Sequence[Run],
+    models: Mapping[str, Any],
+    folder: Path,
+    processes: int,
+    by: Callable[[Measured, Mapping[str, Any], ProfileStore], Row] = measure,
 ) -> Iterator[Row]:
-    """The rows of runs, in order."""
-    work = partial(_measure_alone, models=models, folder=folder)
+    """The rows of runs, in order, each made by a function that processes can import."""
+    work = partial(_measure_alone, models=models, folder=folder, by=by)
     # Not forked, as this process has threads of PyTorch's.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(work, [dict(run.row) for run in runs])
 
 
-def _measure_alone(row: dict[str, str], models: Mapping[str, Any], folder: Path) -> Row:
+def _measure_alone(
+    row: dict[str, str],
+    models: Mapping[str, Any],
+    folder: Path,
+    by: Callable[[Measured, Mapping[str, Any], ProfileStore], Row],
+) -> Row:
     torch.set_num_threads(1)
     with open_store(folder / f"{os.getpid()}.sqlite") as store:
-        return measure(Measured(row), models, store)
+        return by(Measured(row), models, store)
 
 
 # -- words ----------------------------------------------------------------------------------------

@@ -175,6 +175,8 @@ def predict(
     }
     try:
         pinned_of(run)  # refused before the model is looked for
+        if run.published_step_s is None or run.outcome != "ok":
+            raise RefusedRunError(f"it has no step time: its outcome is {run.outcome}")
         found, of = figures(run, architecture_of(run, models), store, whole=whole, overlap=overlap)
     except (RefusedRunError, TensorOptError) as refusal:
         return {**row, "refused": str(refusal)}

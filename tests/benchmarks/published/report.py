@@ -10,6 +10,7 @@ from typing import Any
 from tensoropt.cluster.catalog import efficiency_figures
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import described
+from tests.benchmarks.published import fits
 
 Row = Mapping[str, Any]
 GOAL = 0.15
@@ -111,7 +112,7 @@ def markdown(data: Mapping[str, Any], stem: str) -> str:
     notes = Counter(note for row in data["rows"] for note in row.get("notes", ()))
     lines += ["", "What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]
     lines += [f"- {data['depths']}", f"- {data['left_out']}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *fits.lines(data)])
 
 
 def _line(words: str, of: Mapping[str, Any]) -> str:

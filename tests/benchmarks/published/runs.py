@@ -20,6 +20,8 @@ from tests.benchmarks.published.decoder import Architecture, Variant
 
 GIB = 2**30
 STAGES = {"ddp": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
+OUTCOMES = ("ok", "oom")
+"""How a run that is predicted ended: it ran, or ran out of memory."""
 COLUMNS = (
     "id", "source", "outcome", "model", "seq_len", "global_batch_seqs", "micro_batch_per_gpu", "grad_accum",
     "gpu", "n_gpus", "gpus_per_node", "internode_net", "dp", "dp_kind", "shard_group", "tp", "seq_parallel",
@@ -179,7 +181,36 @@ def load_runs(path: Path) -> list[Run]:
         missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
             raise SystemExit(f"{path} has no column {', '.join(missing)}; give a file of published runs")
-        return [Run(row) for row in reader]
+        return [Run(completed(row)) for row in reader]
+
+
+EMPTY = {
+    "tp": "1", "pp": "1", "cp": "1", "seq_parallel": "no", "recompute": "none", "precision": "bf16",
+    "gpus_per_node": "8", "micro_batch_per_gpu": "1",
+}  # fmt: skip
+"""What an empty cell is taken for, of a run that says little but whether it ran."""
+
+
+def completed(row: Mapping[str, str]) -> dict[str, str]:
+    """A row whose empty cells have what follows from others, or what is usual. A run of which only is known
+    whether it ran has as many micro-batches as a pipeline ever holds, as more of them need no more memory."""
+    found = {**row, **{name: usual for name, usual in EMPTY.items() if not row[name]}}
+    try:
+        devices, inner = float(found["n_gpus"]), 1.0
+        for name in ("tp", "pp", "cp"):
+            inner *= float(found[name])
+        found["dp"] = found["dp"] or f"{devices / inner:g}"
+        each = float(found["micro_batch_per_gpu"]) * float(found["dp"])
+        if not found["grad_accum"]:
+            whole = float(found["global_batch_seqs"] or 0) / each
+            found["grad_accum"] = f"{whole or (2 * float(found['pp']) if found['pp'] != '1' else 1):g}"
+        found["global_batch_seqs"] = found["global_batch_seqs"] or f"{each * float(found['grad_accum']):g}"
+    except ValueError:
+        return found  # refused where the numbers are used
+    found["dp_kind"] = found["dp_kind"] or ("ddp" if float(found["dp"]) > 1 else "none")
+    if float(found["pp"]) > 1 and "pp_schedule" in found:
+        found["pp_schedule"] = found["pp_schedule"] or "1f1b"
+    return found
 
 
 def load_models(path: Path) -> dict[str, Any]:
@@ -210,8 +241,10 @@ def pinned_of(run: Run, *, recipe: str | None = None) -> PinnedConfiguration:
     Raises:
         RefusedRunError: something of it cannot be expressed.
     """
-    if run.outcome != "ok" or (run.published_step_s is None and run.published_bytes is None):
-        raise RefusedRunError(f"it has no step time, nor a peak: its outcome is {run.outcome or 'unsaid'}")
+    if run.outcome not in OUTCOMES:
+        raise RefusedRunError(
+            f"its outcome is {run.outcome or 'unsaid'}, which says nothing of its step or memory"
+        )
     if recipe not in (shares := run.recomputed) and recipe is not None:
         raise RefusedRunError(f"recomputes {', '.join(map(str, shares))}, not {recipe}")
     if not run.half_precision:
@@ -241,6 +274,7 @@ def pinned_of(run: Run, *, recipe: str | None = None) -> PinnedConfiguration:
         shard_group=group,
         root_once=run.row.get("root") == "gathered once",
         sequence_parallel=run.seq_parallel.startswith("yes"),
+        gathered_inputs=bool(run.row.get("gathers")),
         micro_batches=pieces,
         recompute=recipe or False,
         places=run.number("pp"),

@@ -52,7 +52,7 @@ def run(**changed: str) -> Run:
         ({"precision": "fp8"}, "computes in fp8"),
         ({"recompute": "selective (some blocks)"}, "recomputes parts"),
         ({"recompute": "selective (what is cheap)"}, "recomputes parts"),
-        ({"outcome": "oom", "step_s": ""}, "no step time"),
+        ({"outcome": "refused", "step_s": ""}, "says nothing of its step"),
         ({"tp": "2"}, "is not 4 GPUs"),
         ({"global_batch_seqs": "12"}, "equal micro-batches"),
         ({"dp_kind": "zero9"}, "unknown"),
@@ -66,6 +66,11 @@ def test_what_cannot_be_expressed_is_refused_in_words(changed, words):
     assert words in row["refused"]
     assert row["predicted_step_s"] is None
     assert row["predicted_memory_bytes"] is None
+
+
+def test_a_run_that_ran_out_of_memory_has_no_step_to_predict():
+    with ProfileStore(":memory:") as store:
+        assert "no step time" in predict(run(outcome="oom", step_s=""), {}, store)["refused"]
 
 
 def test_a_split_context_is_pinned():

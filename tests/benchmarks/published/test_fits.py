@@ -1,0 +1,139 @@
+"""Whether published jobs fitted: what rows leave out, what frameworks keep, meters, right layouts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.simulate.caching_allocator import RankRequests, Request
+from tests.benchmarks.published import fits
+from tests.benchmarks.published.__main__ import main
+from tests.benchmarks.published.decoder import parameters_of
+from tests.benchmarks.published.memory import SAVED
+from tests.benchmarks.published.runs import GIB, Run, completed, load_runs
+from tests.benchmarks.published.test_published import GPT, ROW
+
+PEAK = {"peak_mem_gib": "1", "peak_mem_kind": "max allocated (torch)"}
+
+
+def run(**changed: str) -> Run:
+    return Run(completed({**ROW, "framework": "", "pp_schedule": "", **changed}))
+
+
+MODEL = replace(GPT, layers=2, params=parameters_of(replace(GPT, layers=2), 32))
+MODELS = {"small": {name: getattr(MODEL, name) for name in MODEL.__slots__}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["both", "memory"])
+def test_a_file_of_layouts_alone_is_predicted(tmp_path, monkeypatch, capsys, what):
+    cells = dict.fromkeys(ROW, "") | {
+        "id": "k-1", "source": "k", "outcome": "oom", "model": "small", "seq_len": "32", "gpu": "A100-80GB",
+        "n_gpus": "4", "tp": "2",
+    }  # fmt: skip
+    runs, models = tmp_path / "runs.csv", tmp_path / "models.yaml"
+    runs.write_text("\n".join(map(",".join, (cells.keys(), cells.values()))), encoding="utf-8")
+    models.write_text(yaml.safe_dump(MODELS), encoding="utf-8")
+    files = ["--runs", str(runs), "--models", str(models), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["published", *files, "--what", what, "--processes", "1", "--json"])
+    main()
+    data = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in data["memory_rows"]] == ["fits"]
+    assert data["memory"]["layouts"]["oom"] == {"layouts": 1, "right": 0, "fits": 1}
+    assert len(list((tmp_path / "out").iterdir())) == (3 if what == "both" else 2)
+
+
+def test_a_row_that_only_says_whether_it_ran_is_completed(tmp_path):
+    cells = dict.fromkeys(ROW, "") | {
+        "id": "k-1", "source": "k", "outcome": "oom", "model": "small", "seq_len": "32", "gpu": "A100-80GB",
+        "n_gpus": "16", "tp": "2", "pp": "4",
+    }  # fmt: skip
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(map(",".join, (cells.keys(), cells.values()))), encoding="utf-8")
+    (one,) = load_runs(path)
+    told = {name: one.row[name] for name in ("dp", "grad_accum", "global_batch_seqs", "dp_kind", "recompute")}
+    assert told == {
+        "dp": "2", "grad_accum": "8", "global_batch_seqs": "16", "dp_kind": "ddp", "recompute": "none",
+    }  # fmt: skip
+    assert fits.is_of_memory(one)
+    assert not fits.is_of_memory(run())
+    assert completed(ROW) == ROW
+
+
+@pytest.mark.parametrize(
+    ("said", "meter"),
+    [
+        ("max allocated (torch) from the log", "torch allocated"),
+        ("max reserved (torch)", "torch reserved"),
+        ("nvidia-smi GB, highest node", "nvidia-smi"),
+        ("GB, nvidia-smi assumed", "nvidia-smi, assumed"),
+        ("GB as printed", "unsaid"),
+    ],
+)
+def test_meters_are_told_apart(said, meter):
+    assert fits.meter_of(run(**PEAK | {"peak_mem_kind": said})) == meter
+    needed = {"allocated": 3.0, "reserved": 4.0, "requested": 2.0, "context": 10.0, "communicators": 20.0}
+    shown = 4.0 if "reserved" in meter else 34.0 if "nvidia" in meter else 3.0
+    assert fits.by_meter(needed, meter) == shown
+
+
+@pytest.mark.parametrize(
+    ("changed", "each"),
+    [
+        # 16-bit parameters, their gradients, and 12 bytes of the optimizer on one of four ranks.
+        ({"dp_kind": "zero1", "framework": "NeMo"}, 2 + 2 + 3),
+        ({"dp_kind": "zero1", "framework": "Megatron-LM"}, 2 + 4 + 3),
+        ({"dp_kind": "zero1", "framework": "Megatron-LM", "precision": "fp16"}, 2 + 2 + 3),
+        ({"dp_kind": "zero1", "framework": "Megatron-DeepSpeed", "grad_reduce_dtype": "fp32"}, 2 + 6 + 3),
+        ({"dp_kind": "zero1", "framework": "somebody's"}, 2 + 2 + 3),
+        ({"dp_kind": "ddp", "framework": "Megatron-LM"}, 2 + 4 + 12),
+    ],
+)
+def test_what_a_framework_keeps_of_a_parameter(changed, each):
+    sharded = changed["dp_kind"] == "zero1"
+    lasting = [400.0, 500.0, 8 * 100.0 / (4 if sharded else 1)]  # of 100 parameters
+    assert sum(lasting) + fits.framework_bytes(run(**changed), lasting) == 100 * each
+    assert fits.framework_bytes(run(dp_kind="zero3", framework="FSDP"), lasting) == 0
+
+
+def test_kernels_that_do_more_at_once_keep_less():
+    step = [
+        Request(("rms_norm_1", SAVED, "0"), 80),
+        Request(("silu", "activation", "forward made 0"), 70),
+        Request(("silu", "activation", "forward made 0"), 0),
+        Request(("rms_norm_1", SAVED, "0"), 0),
+    ]
+    made = RankRequests([], [], step)
+    kept = fits.with_fused_kernels(run(framework="NeMo"), made).step
+    assert [size for _, size in kept] == [20, 0]
+    norms = fits.with_fused_kernels(run(notes="RMSNorm kernel"), made).step
+    assert [size for _, size in norms] == [20, 70, 0, 0]
+    assert fits.with_fused_kernels(run(), made) == made
+
+
+def test_a_layout_is_right_where_it_is_predicted_to_do_what_it_did():
+    with ProfileStore(":memory:") as store:
+        ran, failed, unknown = (
+            fits.measure(run(**changed), known, store)
+            for changed, known in ((PEAK, MODELS), ({"outcome": "oom", "step_s": ""}, MODELS), ({}, {}))
+        )
+    assert (ran["verdict"], ran["fits"], ran["meter"]) == ("fits", True, "torch allocated")
+    assert ran["predicted_bytes"] < ran["needed_bytes"] < ran["device_bytes"]
+    assert (failed["verdict"], failed["predicted_bytes"]) == ("fits", None)
+    assert "not in the file" in unknown["refused"]
+    found = fits.summary([ran, failed, unknown])
+    assert found["layouts"] == {
+        "ok": {"layouts": 1, "right": 1, "fits": 1},
+        "oom": {"layouts": 1, "right": 0, "fits": 1},
+    }
+    assert found["meters"]["torch allocated"]["runs"] == 1
+    page = "\n".join(fits.lines({"memory_rows": [ran, failed, unknown], "memory": found}))
+    assert "Layouts right: 1 of 2." in page
+    assert f"| {ran['published_bytes'] / GIB:.1f} |" in page
+    assert fits.lines({"memory_rows": []}) == []
+    assert fits.told(failed).endswith("GiB: fits; oom")

@@ -81,6 +81,12 @@ class Run:
         return float(self.row["step_s"]) if self.row["step_s"] else None
 
     @property
+    def family(self) -> str:
+        """The team with its code, whose jobs are alike: sources that name their GPU are one with that name
+        left out."""
+        return self.source.removesuffix(" V100")
+
+    @property
     def date(self) -> str:
         """The month, or the day; "" where it is unsaid, which is taken for now."""
         return self.row.get("date", "")

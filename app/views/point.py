@@ -120,7 +120,7 @@ KIND_TITLES = {
 _PROCESS = "process"
 PROVEN = "proven"
 SHOWN = (
-    *("mesh", "micro-batches", "compute", "communication", "split by"), *LISTED_NAMES, "figures", PROVEN,
+    "mesh", "micro-batches", "range", "compute", "communication", "split by", *LISTED_NAMES, "figures", PROVEN
 )  # fmt: skip
 """The facts on the card, in order."""
 TITLES = {"communication_s": "communication"}

@@ -58,6 +58,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     from tensoropt.exploration.answer import answer as answer_within
+    from tensoropt.exploration.facts import range_data
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.rates import for_gpus
     from tensoropt.report.table import run_line
@@ -88,6 +89,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     data = {
         **points_data(exploration, [index])[0],
         "rates": rates,
+        "range": range_data(exploration, index),
         "answer": within.to_data(),
         "out": options.out,
         "plan": plan.to_data(),

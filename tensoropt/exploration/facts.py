@@ -7,16 +7,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words, split_words
-from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount
+from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
 from tensoropt.plan.facts_table import Fact, described
 from tensoropt.plan.figures import BYTES, COUNT, LISTED, SECONDS, SHARE, worded
+from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
 from tensoropt.plan.space import Space
+from tensoropt.plan.time_range import TimeRange, time_range
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import (
     LEAST_SHARE,
@@ -55,6 +59,7 @@ def facts(
         Fact("communication", time(point.communication_s) + hidden),
         Fact("split by", split_words(row.findings, row.index)),
         Fact("proven", _proof_words(point, memory, time)),
+        *_range(row, time),
     )
     return _point_facts(point) | {fact.name: fact for fact in found}
 
@@ -72,6 +77,24 @@ def _point_facts(point: Point) -> dict[str, Fact]:
         Fact("figures", source_words(point.sources) or "none"),
     ]
     return {fact.name: fact for fact in found}
+
+
+def range_of(findings: Findings, index: int) -> TimeRange | None:
+    """Return the range of the time per step of point ``index`` of ``all_points``, if it rests on data sheets
+    of GPUs."""
+    point = findings.all_points[index]
+    return time_range(point.time_s, point.sources, gpus=for_gpus(findings.cluster))
+
+
+def range_data(findings: Findings, index: int) -> dict[str, Any] | None:
+    """Return :func:`range_of` as plain data."""
+    found = range_of(findings, index)
+    return None if found is None else asdict(found)
+
+
+def _range(row: FigureRow, time: Callable[[float], str]) -> list[Fact]:
+    found = range_of(row.findings, row.index)
+    return [] if found is None else [Fact("range", found.words(time), source=found.source)]
 
 
 def listed_facts(point: Point) -> list[Fact]:

@@ -202,14 +202,15 @@ def fit(found: Sequence[RunParts], terms: Mapping[str, float] | None = None) -> 
 
 def deviation_of(sources: Sequence[str], ratios: np.ndarray) -> float:
     """The standard deviation of the logarithm of published over simulated for a run of a source not seen:
-    between sources, each counting once, and within them.
+    between sources and within them, each source counting as in a fit.
 
     Args:
         ratios: published over simulated, per run.
     """
     logs, names = np.log(ratios), np.array(sources)
     each = [logs[names == source] for source in dict.fromkeys(sources)]
-    between = float(np.mean([of.mean() ** 2 for of in each]))
-    within = float(np.mean([of.var() for of in each]))
+    weights = np.array([min(len(of), COUNTED) for of in each]) / COUNTED
+    between = float(np.average([of.mean() ** 2 for of in each], weights=weights))
+    within = float(np.average([of.var() for of in each], weights=weights))
     # The mean of so few sources is itself uncertain.
-    return float(np.sqrt(between * (1.0 + 1.0 / len(each)) + within))
+    return float(np.sqrt(between * (1.0 + 1.0 / weights.sum()) + within))

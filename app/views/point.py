@@ -120,7 +120,8 @@ KIND_TITLES = {
 _PROCESS = "process"
 PROVEN = "proven"
 SHOWN = (
-    *("mesh", "micro-batches", FIT, "compute", "communication", "split by"), *LISTED_NAMES, "figures", PROVEN,
+    *("mesh", "micro-batches", FIT, "range", "compute", "communication", "split by"), *LISTED_NAMES,
+    "figures", PROVEN,
 )  # fmt: skip
 """The facts on the card, in order."""
 TITLES = {"communication_s": "communication"}

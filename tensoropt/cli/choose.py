@@ -58,7 +58,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     from tensoropt.exploration.answer import answer as answer_within
-    from tensoropt.exploration.facts import point_fit
+    from tensoropt.exploration.facts import point_fit, range_data
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.rates import for_gpus
     from tensoropt.report.table import run_line
@@ -90,6 +90,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         **points_data(exploration, [index])[0],
         "rates": rates,
         "fit": point_fit(exploration, index).to_data(),
+        "range": range_data(exploration, index),
         "answer": within.to_data(),
         "out": options.out,
         "plan": plan.to_data(),

@@ -63,7 +63,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
-    from tensoropt.exploration.facts import point_fit
+    from tensoropt.exploration.facts import point_fit, range_data
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.frontier_table import frontier_text
     from tensoropt.observed.files import read_observation
@@ -107,6 +107,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         "point": detail.point + 1,
         "headline": detail.headline(),
         "trace": options.trace,
+        "range": range_data(exploration, detail.point),
     }
     if measured is not None:
         data["beside"] = measured.to_dict()

@@ -291,6 +291,28 @@ def reached_by(device: DeviceKind, dated: str = "") -> Reached:
     return _reached(device.capability, dated) if device.type == "cuda" else ASSUMED
 
 
+@dataclass(frozen=True, slots=True)
+class JobSpread:
+    """The range of published jobs around what they take at the shares that kernels are taken to reach.
+
+    Attributes:
+        well_tuned, slow: the ends of the range, as factors on the time; the middle is 1.
+        holds: the share of jobs, of teams whose jobs nothing was fitted to, that lie in it.
+        source: the source of the figures.
+    """
+
+    well_tuned: float
+    slow: float
+    holds: float
+    source: str
+
+
+@cache
+def job_spread() -> JobSpread:
+    """Return the spread of published jobs, from ``presets/efficiencies.yaml``."""
+    return JobSpread(**efficiency_figures()["spread"])
+
+
 def slower_beside(cluster: Cluster) -> float:
     """Return the share by which computing slows down while collectives run, on the device kind where it is
     largest; 0 if nothing slows down.

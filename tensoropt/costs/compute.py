@@ -365,14 +365,14 @@ class RooflineCompute:
         memory-bound call does not hide behind a product in its group.
         """
         forward_s = backward_s = 0.0
-        for cls, of in self._kernels(work, facts):
+        for cls, of in self.kernels_of(work, facts):
             there_s, back_s = self._of_call(work.dtype, cls, of, facts)
             forward_s += there_s + self._kernel_s
             # Two launches, as in seconds().
             backward_s += back_s + 2 * self._kernel_s
         return forward_s, backward_s
 
-    def _kernels(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
+    def kernels_of(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
         """Yield the class and work of each kernel of a group's forward."""
         chain: list[CallWork] = []
         for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):

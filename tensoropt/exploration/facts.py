@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.device_fit import DeviceFit, device_fit
@@ -22,6 +24,7 @@ from tensoropt.plan.plan import Plan, Predicted, placing_words
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
 from tensoropt.plan.space import Space
+from tensoropt.plan.time_range import TimeRange, time_range
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import (
     LEAST_SHARE,
@@ -86,6 +89,7 @@ def facts(
         Fact("split by", split_words(row.findings, row.index)),
         *_fit(row),
         Fact("proven", _proof_words(point, memory, time)),
+        *_range(row, time),
     )
     return _point_facts(point) | {fact.name: fact for fact in found}
 
@@ -108,6 +112,24 @@ def _point_facts(point: Point) -> dict[str, Fact]:
         Fact("figures", source_words(point.sources) or "none"),
     ]
     return {fact.name: fact for fact in found}
+
+
+def range_of(findings: Findings, index: int) -> TimeRange | None:
+    """Return the range of the time per step of point ``index`` of ``all_points``, if it rests on data sheets
+    of GPUs."""
+    point = findings.all_points[index]
+    return time_range(point.time_s, point.sources, gpus=for_gpus(findings.cluster))
+
+
+def range_data(findings: Findings, index: int) -> dict[str, Any] | None:
+    """Return :func:`range_of` as plain data."""
+    found = range_of(findings, index)
+    return None if found is None else asdict(found)
+
+
+def _range(row: FigureRow, time: Callable[[float], str]) -> list[Fact]:
+    found = range_of(row.findings, row.index)
+    return [] if found is None else [Fact("range", found.words(time), source=found.source)]
 
 
 def listed_facts(point: Point) -> list[Fact]:

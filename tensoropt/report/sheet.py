@@ -339,18 +339,8 @@ class _Sheet:
                 limit=f"{self.limit}, {size},",
             )
             facts["what binds"] = Fact("what binds", why.binding.sentence)
-        names = [
-            "mesh",
-            "micro-batches",
-            FIT,
-            "memory",
-            "time",
-            "host",
-            *LISTED_NAMES,
-            "what binds",
-            "figures",
-        ]
-        return named(facts, *names, *(["planner"] if self.point.planner != FRONTIER else []))
+        names = ["mesh", "micro-batches", FIT, "memory", "time", "range", "host", *LISTED_NAMES, "what binds"]
+        return named(facts, *names, "figures", *(["planner"] if self.point.planner != FRONTIER else []))
 
     def _alternatives(self) -> Iterator[str]:
         for other in alternatives(

@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tensoropt.cluster import load_cluster
+from tensoropt.exploration.facts import facts, range_data
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.exploration.frontier_table import frontier_svg, frontier_text, shown_points, split_words, ticks
 from tensoropt.report.table import point_lines, summary_lines, timing_words
@@ -92,6 +94,19 @@ def test_a_point_in_words() -> None:
     text = "\n".join(point_lines(FigureRow.of(small_exploration(), 1)))
     assert "12 MiB per device, 200 ms per step" in text
     assert "parameters 6 MiB" in text
+
+
+def test_a_time_from_data_sheets_of_gpus_has_its_range() -> None:
+    found = replace(small_exploration(), cluster=load_cluster("dgx-a100[2]").to_dict())
+    (line, *_) = point_lines(FigureRow.of(found, 1))
+    assert "200 ms per step (" in line
+    assert line.endswith(" for 80 % of published jobs)")
+    data = range_data(found, 1)
+    assert data is not None
+    # A quarter of its seconds are from data sheets.
+    assert 0.15 < data["low_s"] < data["middle_s"] == 0.2 < data["high_s"] < 0.25
+    assert facts(FigureRow.of(found, 1))["range"].words.startswith(line.partition("(")[2][:-1])
+    assert range_data(small_exploration(), 1) is None
 
 
 def test_the_picture_is_an_svg_with_every_point(tmp_path: Path) -> None:

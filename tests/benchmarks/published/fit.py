@@ -1,174 +1,321 @@
-"""Shares of a data sheet's peaks, fitted to published runs of the sources named in
-``presets/efficiencies.yaml``, for the kernels of each time; prints what belongs there.
+"""Shares of a data sheet's peaks fitted to published runs, and tested on sources that the fit has not seen.
 
-    python -m tests.benchmarks.published.fit --runs FILE.csv --models FILE.yaml [--every N]
+    python -m tests.benchmarks.published.fit --runs FILE.csv --models FILE.yaml --parts FILE.jsonl
+        [--core] [--out DIR]
 
-Per compute capability there are three: of matrix products, of attention, of the memory bandwidth. They are
-fitted to runs on one node where there are such, else to those on several; to few runs only the share of
-products is, beside the others as the file has them. What a step takes beside operators (collectives, the
-optimizer, launches) is taken as it is simulated. ``--every N`` takes each N-th run.
+Each run that FILE.jsonl lacks is simulated once and kept there in parts, which takes seconds to a minute a
+run; a fit takes less than a second. For every source in turn the shares are fitted to the others
+(:mod:`tests.benchmarks.published.shares`) and tested on it, and so is the range in which 80 % of jobs are
+said to lie. Printed are the errors and the fit to all, as ``presets/efficiencies.yaml`` has it; ``--out``
+also writes DIR/DATE-held-out-sources.{json,md}.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
-import statistics
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
-from scipy.optimize import least_squares
 
-from tensoropt.cluster import Reached, device_kind, reached_by
-from tensoropt.cluster.catalog import efficiency_figures
-from tensoropt.costs.compute import call_class
 from tensoropt.errors import TensorOptError
-from tensoropt.ops.calls import CostClass
-from tensoropt.ops.registry import launches
-from tensoropt.planners.pinned import PinnedPoint
-from tests.benchmarks.published.predict import DEPTHS, open_store, simulate_run
+from tests.benchmarks.machine import Taking, dated, described, write
+from tests.benchmarks.published.parts import (
+    BUBBLE,
+    HOST,
+    LAUNCHES,
+    OPTIMIZER,
+    SLOWER,
+    WAITS,
+    RunParts,
+    keep_parts,
+    load_parts,
+    parts_of,
+)
+from tests.benchmarks.published.predict import open_store
 from tests.benchmarks.published.report import fitted_sources
-from tests.benchmarks.published.runs import (
-    RefusedRunError,
-    Run,
-    architecture_of,
-    load_models,
-    load_runs,
-    pinned_of,
+from tests.benchmarks.published.runs import RefusedRunError, load_models, load_runs, pinned_of
+from tests.benchmarks.published.shares import (
+    ATTENTION_3,
+    NEWER_SINCE,
+    PRIORS,
+    Fit,
+    Runs,
+    attention_of,
+    deviation_of,
+    fit,
 )
 
-CLASSES = (CostClass.MATRIX, CostClass.ATTENTION)
-MOST_MEMORY = 0.9
-"""Of the bandwidth: copies of GPUs hardly reach more, whatever a fit would like."""
-NEAR = 0.05
-"""Relative errors beyond which a run counts less, so that few odd ones do not decide."""
-FEW_RUNS = 12
-"""Up to which only products are fitted; an assumption."""
+HOLDS = 0.8
+"""The share of jobs that a range is to hold."""
+APART = 0.05
+"""By how much published steps differ whose order is compared."""
+TERMS = (LAUNCHES, OPTIMIZER, "copies and additions", SLOWER, *WAITS, BUBBLE, HOST)
+
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A step as rows of (class, seconds at peak FLOP/s, those at peak bandwidth, times), and the rest."""
-
-    classes: Sequence[CostClass]
-    numbers: np.ndarray
-    rest_s: float
-    published_s: float
-
-    def seconds(self, reached: Reached) -> float:
-        """The step at these shares of the peaks."""
-        share = np.array([reached.of(cls) for cls in self.classes])
-        arithmetic, memory, times = self.numbers.T
-        return float((np.maximum(arithmetic / share, memory / reached.memory) * times).sum()) + self.rest_s
-
-
-def computed(point: PinnedPoint, kind: str) -> tuple[list[CostClass], list[tuple[float, float, float]]]:
-    """The calls of a step, as :class:`Parts` has them."""
-    device, classes, numbers = device_kind(kind), [], []
-    for of in point.computed():
-        peak, facts = device.flops_of(of.work.dtype), of.facts
-        for (call, _), work in zip(of.work.calls, facts.work_of_calls, strict=True):
-            if not launches(call.function):
-                continue
-            cls = call_class(call)
-            moved = work.outer_bytes if cls is CostClass.NORM else work.traffic_bytes
-            share = work.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
-            memory_s = moved / device.memory_bandwidth
-            classes += [cls, cls]
-            numbers.append((work.forward_flops / peak, memory_s, of.forwards))
-            numbers.append((share * facts.backward_flops / peak, 2 * memory_s, of.backwards))
-    return classes, numbers
-
-
-def parts_of(run: Run, models: dict, folder: Path) -> Parts:
-    """A run's step in parts, extended from two depths as predictions are."""
-    of = architecture_of(run, models)
-    times = (of.layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
-    classes: list[CostClass] = []
-    numbers: list[tuple[float, float, float]] = []
-    step_s = 0.0
-    of_depths = zip(DEPTHS, (1 - times, times), strict=True)
-    # Of a run that recomputes some of its blocks a mean of all and none, as in predictions.
-    ways = run.recomputed.items()
-    with open_store(folder / "facts.sqlite") as store:
-        for (layers, of_depth), (recipe, share) in itertools.product(of_depths, ways):
-            weight = of_depth * share
-            found = simulate_run(run, replace(of, layers=layers), store, recipe=recipe)
-            names, rows = computed(found, run.gpu)
-            classes += names
-            numbers += [(flops_s, memory_s, weight * count) for flops_s, memory_s, count in rows]
-            step_s += weight * found.point.time_s
-    assert run.published_step_s is not None
-    parts = Parts(classes, np.array(numbers), 0.0, run.published_step_s)
-    return replace(parts, rest_s=step_s - parts.seconds(reached_by(device_kind(run.gpu), run.date)))
-
-
-def fit(found: Sequence[Parts], known: Reached) -> Reached:
-    """The shares at which steps are nearest to what was published, each error relative.
+def left_out(found: Sequence[RunParts], terms: Mapping[str, float] | None = None) -> list[Row]:
+    """A row per run, predicted by shares fitted to the other sources.
 
     Args:
-        known: what of few runs is not fitted.
+        terms: factors on what is beside operators, by name.
     """
-    few = len(found) <= FEW_RUNS
+    rows = []
+    for source in dict.fromkeys(run.source for run in found):
+        fitted = fit([run for run in found if run.source != source], terms)
+        own = Runs([run for run in found if run.source == source])
+        rows += _rows(own, own.seconds(own.at(fitted.of), terms), fitted)
+    return rows
 
-    def reached(logarithms: np.ndarray) -> Reached:
-        shares = np.exp(logarithms).tolist()
-        named = {cls.value: share for cls, share in zip(CLASSES, shares, strict=False)}
-        return replace(
-            known, classes={**known.classes, **named}, memory=known.memory if few else shares[len(CLASSES)]
+
+def as_priced(found: Sequence[RunParts]) -> list[Row]:
+    """A row per run as shares of ``presets/efficiencies.yaml`` have it, with the range that other sources'
+    errors give."""
+    rows = []
+    for source in dict.fromkeys(run.source for run in found):
+        others = Runs([run for run in found if run.source != source])
+        spread = deviation_of(others.sources, others.published_s / others.simulated_s)
+        own = Runs([run for run in found if run.source == source])
+        rows += _rows(own, own.simulated_s, Fit(deviation=spread))
+    return rows
+
+
+def with_newer_attention(found: Sequence[RunParts]) -> list[RunParts]:
+    """The same runs, simulated with what is assumed of newer attention kernels, for those that have them."""
+    runs = Runs(found)
+    shares = runs.simulated_at.copy()
+    shares[[attention_of(run) == ATTENTION_3 for run in found], 1] = PRIORS[ATTENTION_3].share
+    return [
+        replace(run, simulated_s=float(seconds))
+        for run, seconds in zip(found, runs.seconds(shares), strict=True)
+    ]
+
+
+def _rows(runs: Runs, predicted_s: np.ndarray, fitted: Fit) -> list[Row]:
+    low, high = fitted.factor((1 - HOLDS) / 2), fitted.factor((1 + HOLDS) / 2)
+    return [
+        {
+            "id": run.id,
+            "source": run.source,
+            "model": run.model,
+            "cluster": run.cluster,
+            "predicted_step_s": float(seconds),
+            "published_step_s": run.published_s,
+            "held": bool(low * seconds <= run.published_s <= high * seconds),
+        }
+        for run, seconds in zip(runs.runs, predicted_s, strict=True)
+    ]
+
+
+def ordered(rows: Iterable[Row]) -> tuple[int, int]:
+    """How many pairs are predicted in the right order, and how many there are: rows of one source, model and
+    cluster whose steps differ by more than :data:`APART`."""
+    right = pairs = 0
+    for one, other in itertools.combinations(rows, 2):
+        if any(one[name] != other[name] for name in ("source", "model", "cluster")):
+            continue
+        apart = np.log(one["published_step_s"] / other["published_step_s"])
+        if abs(apart) > np.log(1 + APART):
+            pairs += 1
+            right += bool(np.log(one["predicted_step_s"] / other["predicted_step_s"]) * apart > 0)
+    return right, pairs
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many rows, the median, 90th percentile and worst of their errors, the median of predicted over
+    published, the share held by ranges, and pairs in the right order."""
+    ratios = np.array([row["predicted_step_s"] / row["published_step_s"] for row in rows])
+    errors = np.abs(ratios - 1)
+    right, pairs = ordered(rows)
+    return {
+        "runs": len(rows),
+        "median_error": float(np.median(errors)),
+        "percentile_90_error": float(np.quantile(errors, 0.9)),
+        "worst_error": float(errors.max()),
+        "median_ratio": float(np.median(ratios)),
+        "held": float(np.mean([row["held"] for row in rows])),
+        "pairs": pairs,
+        "pairs_in_order": right,
+    }
+
+
+def by_source(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """The summary of each source's rows."""
+    sources = dict.fromkeys(row["source"] for row in rows)
+    return {source: summary([row for row in rows if row["source"] == source]) for source in sources}
+
+
+def terms_of(found: Sequence[RunParts], errors: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each term beside operators is of a step, and the errors of held-out sources without it."""
+    runs, rows = Runs(found), []
+    for name in TERMS:
+        without = summary(left_out(found, {name: 0.0}))
+        # Rounded, so that nothing is a little less than nothing.
+        share = np.round(1 - runs.seconds(runs.simulated_at, {name: 0.0}) / runs.simulated_s, 9) + 0.0
+        rows.append(
+            {
+                "term": name,
+                "mean_share": float(share.mean()),
+                "largest_share": float(share.max()),
+                **{f"{key}_without": without[key] for key in ("median_error", "percentile_90_error")},
+                "median_error_gained": without["median_error"] - errors["median_error"],
+            }
         )
-
-    def errors(logarithms: np.ndarray) -> list[float]:
-        at = reached(logarithms)
-        return [float(np.log(parts.seconds(at) / parts.published_s)) for parts in found]
-
-    free = 1 if few else len(CLASSES) + 1
-    start = np.log([0.6, 0.3, 0.8])[:free]
-    bounds = np.full(free, -4.0), np.log([1.0, 1.0, MOST_MEMORY])[:free]
-    return reached(least_squares(errors, start, loss="soft_l1", f_scale=NEAR, bounds=bounds).x)
+    return rows
 
 
-def until_of(run: Run) -> str:
-    """Until when there were the kernels that a run had; "" for the newest."""
-    ends = (str(of.get("until", "")) for of in efficiency_figures()["kernels"])
-    return next(end for end in ends if not end or run.date <= end)
+def shares_yaml(fitted: Fit) -> str:
+    """The fit to all sources: shares by name, and the range around them."""
+    spread = {
+        "well_tuned": round(fitted.factor((1 - HOLDS) / 2), 3),
+        "slow": round(fitted.factor((1 + HOLDS) / 2), 3),
+        "holds": HOLDS,
+    }
+    shares = {name: round(share, 3) for name, share in sorted(fitted.shares.items())}
+    factors = {source: round(factor, 3) for source, factor in fitted.factors.items()}
+    return yaml.safe_dump({"shares": shares, "factors": factors, "spread": spread}, sort_keys=False)
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    """The result for people."""
+    held, priced = data["held_out"], data["priced"]
+    lines = [
+        f"# Published runs of sources that no share was fitted to, {data['date']}",
+        "",
+        "Shares of peaks were fitted to all sources but one and tested on that one, for every source in",
+        "turn. An error is |predicted / published - 1|; a range is to hold 80 % of the jobs of a source that",
+        "was not seen. Pairs are two configurations of one model on one cluster whose published steps differ",
+        "by more than 5 %. Predictions from data sheets do not depend on the machine's load.",
+        "",
+        f"Taken from {described(data)}.",
+        "",
+        _HEAD,
+        _line("all", held),
+        *(_line(source, of) for source, of in data["held_out_by_source"].items()),
+        "",
+        "The same runs at the shares that plans are priced with (`presets/efficiencies.yaml`), ranges from",
+        f"the errors of the other sources. These shares were fitted to {', '.join(data['fitted_to'])}.",
+        "",
+        _HEAD,
+        _line("all", priced),
+        _line("all but those fitted to", data["priced_held_out"]),
+        _line("the same, at the shares fitted to all other sources", data["held_out_of_these"]),
+        _line(
+            f"the same, attention from {NEWER_SINCE} on as FlashAttention-3 is published",
+            data["priced_newer_attention"],
+        ),
+        *(_line(source, of) for source, of in data["priced_by_source"].items()),
+        "",
+        "What each term beside operators is of a step, and the errors of held-out sources if it is left out",
+        f"and shares are fitted without it; with all of them {held['median_error']:.1%} and "
+        f"{held['percentile_90_error']:.1%}.",
+        "",
+        "| term | mean share | largest | median error without | 90th percentile without |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {of['term']} | {of['mean_share']:.1%} | {of['largest_share']:.0%} | "
+            f"{of['median_error_without']:.1%} | {of['percentile_90_error_without']:.1%} |"
+            for of in data["terms"]
+        ),
+        "",
+        "Fitted to all sources; a factor is published over simulated:",
+        "",
+        "```yaml",
+        data["fit"].rstrip(),
+        "```",
+    ]
+    if data["refused"]:
+        lines += ["", "Refused:", "", *(f"- {name}: {why}" for name, why in data["refused"].items())]
+    return "\n".join(lines)
+
+
+_HEAD = (
+    "| runs | predicted | median error | 90th percentile | worst | median of predicted / published | "
+    "in their range | pairs in order |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+def _line(name: str, of: Mapping[str, Any]) -> str:
+    pairs = f"{of['pairs_in_order']} of {of['pairs']}" if of["pairs"] else ""
+    return (
+        f"| {name} | {of['runs']} | {of['median_error']:.1%} | {of['percentile_90_error']:.1%} | "
+        f"{of['worst_error']:.0%} | {of['median_ratio']:.2f} | {of['held']:.0%} | {pairs} |"
+    )
+
+
+def results_of(found: Sequence[RunParts]) -> dict[str, Any]:
+    """Errors of held-out sources and of the shares that plans are priced with, terms, and the fit to all."""
+    rows, priced, fitted_to = left_out(found), as_priced(found), fitted_sources()
+
+    def others(of: Sequence[Row]) -> list[Row]:
+        return [row for row in of if row["source"] not in fitted_to]
+
+    held = summary(rows)
+    return {
+        "held_out": held,
+        "held_out_by_source": by_source(rows),
+        "fitted_to": fitted_to,
+        "priced": summary(priced),
+        "priced_held_out": summary(others(priced)),
+        "held_out_of_these": summary(others(rows)),
+        "priced_newer_attention": summary(others(as_priced(with_newer_attention(found)))),
+        "priced_by_source": by_source(priced),
+        "terms": terms_of(found, held),
+        "fit": shares_yaml(fit(found)),
+        "spread_as_priced": shares_yaml(_spread_as_priced(found)),
+        "rows": rows,
+    }
+
+
+def _spread_as_priced(found: Sequence[RunParts]) -> Fit:
+    runs = Runs(found)
+    return Fit(deviation=deviation_of(runs.sources, runs.published_s / runs.simulated_s))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--models", type=Path, required=True)
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--runs", type=Path, required=True, help="CSV, a row per run")
+    parser.add_argument("--models", type=Path, required=True, help="YAML, the numbers of each model")
+    parser.add_argument("--parts", type=Path, required=True, help="where simulated runs are kept in parts")
+    parser.add_argument("--core", action="store_true", help="only rows that say core=yes, a balanced subset")
+    parser.add_argument("--out", type=Path, help="folder of the results")
     options = parser.parse_args()
-    models = load_models(options.models)
-    by_kernels: dict[tuple[str, str], list[Parts]] = {}
-    known: dict[tuple[str, str], Reached] = {}
-    all_runs = [run for run in load_runs(options.runs) if run.source in fitted_sources()]
-    on_one_node = {until_of(run) for run in all_runs if run.single_node}
-    runs = [run for run in all_runs if run.single_node or until_of(run) not in on_one_node]
-    with tempfile.TemporaryDirectory() as folder:
-        for run in runs[:: options.every]:
-            try:
-                pinned_of(run)
-                parts = parts_of(run, models, Path(folder))
-            except (RefusedRunError, TensorOptError) as refusal:
-                print(f"# {run.id} is left out: {refusal}")
+    taking = Taking()
+    runs = [run for run in load_runs(options.runs) if run.core or not options.core]
+    models, known, refused = load_models(options.models), load_parts(options.parts), {}
+    with open_store(options.parts.with_suffix(".sqlite")) as store:
+        for number, run in enumerate(runs, 1):
+            if run.id in known:
                 continue
-            kind = device_kind(run.gpu)
-            of = until_of(run), kind.capability
-            by_kernels.setdefault(of, []).append(parts)
-            known[of] = reached_by(kind, run.date)
-    for (until, capability), found in by_kernels.items():
-        reached = fit(found, known[until, capability])
-        missed = [abs(parts.seconds(reached) / parts.published_s - 1) for parts in found]
-        shares = {name: round(share, 3) for name, share in reached.classes.items()}
-        print(f"# kernels {f'until {until}' if until else 'since'}")
-        print(f"# {len(found)} runs, median error {statistics.median(missed):.1%}, worst {max(missed):.0%}")
-        print(yaml.safe_dump({capability: {"memory": round(reached.memory, 3), "classes": shares}}))
+            try:
+                pinned_of(run)  # refused before the model is looked for
+                known[run.id] = parts_of(run, models, store)
+            except (RefusedRunError, TensorOptError) as refusal:
+                refused[run.id] = str(refusal)
+                continue
+            finally:
+                gc.collect()  # graphs of thousands of operators lie in cycles
+            keep_parts(known[run.id], options.parts)
+            print(f"{number}/{len(runs)} {run.id} simulated", flush=True)
+    data = {
+        **taking.about,
+        **results_of([known[run.id] for run in runs if run.id in known]),
+        "runs": options.runs.name,
+        "refused": refused,
+        "taken": taking.part(),
+    }
+    words = markdown(data)
+    if options.out:
+        write(dated("published", "held-out-sources", out=options.out), data, words)
+    print(words)
+    print("\nThe range around the shares that plans are priced with:\n")
+    print(data["spread_as_priced"])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from unittest import mock
 import torch
 
 from tensoropt.capture import capture
+from tensoropt.cluster import DeviceKind
 from tensoropt.cluster.catalog import host_seconds
+from tensoropt.costs.prices import NO_WORK, Queues
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import prepare
@@ -27,6 +29,7 @@ from tensoropt.planners.pinned import (
     simulate_pinned,
     simulate_pinned_pipeline,
 )
+from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.recipes import FULL
@@ -74,6 +77,26 @@ def without(term: str | None) -> Iterator[None]:
         yield
 
 
+def _not_cast(*_: object) -> Queues:
+    return NO_WORK
+
+
+def _added_in_products(device: DeviceKind) -> Overheads:
+    return replace(data_sheet_overheads(device), add_s_per_byte=0.0, accumulate_s=0.0)
+
+
+@contextmanager
+def _kernels_of(run: Run) -> Iterator[None]:
+    """Leave out, while open, work that plans here have and the run's kernels do not."""
+    with ExitStack() as stack:
+        if run.by_hand:
+            stack.enter_context(mock.patch("tensoropt.costs.prices.Prices.cast", _not_cast))
+        if run.adds_in_products:
+            added = mock.patch("tensoropt.costs.source.data_sheet_overheads", _added_in_products)
+            stack.enter_context(added)
+        yield
+
+
 def simulate_run(
     run: Run,
     of: Architecture,
@@ -108,9 +131,10 @@ def simulate_run(
     captured = capture(model, inputs, {}, mode=settings.mode, dtype=settings.dtype)
     costs = CostSource(cluster, store, settings, fused=run.fused, dated=run.date)
     problem = prepare(captured, store)
-    if pinned.places > 1:
-        return simulate_pinned_pipeline(problem, settings, costs, pinned)
-    return simulate_pinned(problem, costs, pinned)
+    with _kernels_of(run):
+        if pinned.places > 1:
+            return simulate_pinned_pipeline(problem, settings, costs, pinned)
+        return simulate_pinned(problem, costs, pinned)
 
 
 def figures(
@@ -188,7 +212,12 @@ def predict(
 
 def fused_notes(run: Run) -> list[str]:
     """What is assumed of the run's kernels."""
-    return ["neighbouring element-wise operators of a group as one kernel"] if run.fused else []
+    notes = ["neighbouring element-wise operators of a group as one kernel"] if run.fused else []
+    if run.by_hand:
+        notes.append("parameters in 16 bits, not cast for each use")
+    if run.adds_in_products:
+        notes.append("gradients of micro-batches added up by the products that make them")
+    return notes
 
 
 def other_notes(run: Run) -> list[str]:

@@ -83,6 +83,12 @@ class Run:
         return float(self.row["step_s"]) if self.row["step_s"] else None
 
     @property
+    def family(self) -> str:
+        """The team with its code, whose jobs are alike: sources that name their GPU are one with that name
+        left out."""
+        return self.source.removesuffix(" V100")
+
+    @property
     def date(self) -> str:
         """The month, or the day; "" where it is unsaid, which is taken for now."""
         return self.row.get("date", "")
@@ -125,8 +131,21 @@ class Run:
         """Whether element-wise operators share kernels: compiled, or written by hand as in Transformer
         Engine, on which NeMo and Megatron-LM compute."""
         compiled = self.row.get("compile", "")
-        by_hand = self.row.get("framework", "").startswith(("NeMo", "Megatron"))
-        return by_hand or compiled.startswith("yes") or "fused" in compiled
+        return self.by_hand or compiled.startswith("yes") or "fused" in compiled
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether its kernels are Megatron-LM's or NeMo's, which keep parameters in 16 bits beside the
+        optimizer's copies and so cast them once a step, not for each use."""
+        return self.row.get("framework", "").startswith(("NeMo", "Megatron"))
+
+    @property
+    def adds_in_products(self) -> bool:
+        """Whether products of weights' gradients add to what other micro-batches left, instead of kernels of
+        their own: Megatron-LM's gradient accumulation fusion, its default since 2022. Megatron-DeepSpeed,
+        which left Megatron-LM in 2021, adds in its own optimizer."""
+        kernels = self.row.get("framework", "").startswith(("NeMo", "Megatron-LM"))
+        return kernels and (not self.date or self.date >= "2022")
 
     @property
     def half_precision(self) -> bool:

@@ -264,6 +264,21 @@ def test_a_term_that_is_left_out_changes_what_is_predicted():
     assert seconds() == whole
 
 
+def test_jobs_whose_kernels_cast_and_add_nothing_take_less():
+    assert run(framework="NeMo 24.12", date="2025-01").adds_in_products
+    assert not run(framework="Megatron-DeepSpeed", date="2022-03").adds_in_products
+    assert run(framework="Megatron-DeepSpeed", date="2022-03").by_hand
+
+    def seconds(framework):
+        of = replace(GPT, layers=2)
+        # Compiled, so that element-wise kernels are alike.
+        with ProfileStore(":memory:") as store, without("host"):
+            job = run(framework=framework, date="2025-01", compile="yes", dp_kind="zero1")
+            return figures(job, of, store, whole=True)[0]["predicted_step_s"]
+
+    assert seconds("NeMo") < seconds("PyTorch")
+
+
 def test_stored_scores_attend_as_the_fused_kernel_does():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 8, 16)

@@ -40,15 +40,8 @@ def layout(context: Context) -> Any:
     else:
         form = parts.stack(_model(context.jobs), _cluster(context.jobs), _more(), _start())
     jobs = parts.stack(parts.panel(_desktop_notice(), job_list.layout(), title="Jobs"), names="jobs-column")
-    return html.Div(
-        [
-            parts.heading(
-                "Explore",
-                "Pick a model and a cluster: the best ways of splitting it are found, within each memory.",
-            ),
-            html.Div([form, jobs], className="explore-columns"),
-        ]
-    )
+    heading = parts.heading("Explore", "Pick a model and a cluster: the best ways of splitting it are found.")
+    return html.Div([heading, html.Div([form, jobs], className="explore-columns")])
 
 
 def _model(jobs: JobManager) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tensoropt.costs.device_fit import FAILS, FITS, TIGHT
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import FIT, LISTED_NAMES, rate_facts
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, point_fit, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
@@ -154,7 +155,7 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
     """Return the card of one point, with what running its plan showed if it was run."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
-    fits, verdict = _verdict_words(data, view, point.memory_bytes)
+    fits, verdict = _verdict_words(data, view, row)
     limit = _limit_words(data, view)
     marks = [word if word == "knee" else word + limit for word, at in data.special(view).items() if at == row]
     facts = data.facts(row)
@@ -183,23 +184,27 @@ def _limit_words(data: FrontierData, view: View) -> str:
     return "".join(f" within {limit}" for limit in words)
 
 
-def _verdict_words(data: FrontierData, view: View, memory_bytes: float) -> tuple[bool, str]:
+_FITS = {FITS: "Fits", TIGHT: "Just fits", FAILS: "Tensors alone fit"}
+
+
+def _verdict_words(data: FrontierData, view: View, row: int) -> tuple[bool, str]:
     """Return whether a plan fits the budget, and what the device leaves, in words about the one that
     counts."""
     unit, usable, budget = data.units.memory, data.usable_bytes(view), view.budget_bytes
+    memory_bytes, capacity = data.memory[row], data.capacity_bytes
     card = with_article(data.device)
     if budget is not None and memory_bytes > budget:
         return False, f"Needs {unit.text(memory_bytes - budget)} more than your {unit.limit(budget)}."
     if memory_bytes > usable:
         room = unit_for(usable).limit(usable)
-        all_of_it = usable == data.capacity_bytes
+        all_of_it = usable == capacity
         room = f"its {room}" if all_of_it else f"the {room} that {percent(view.headroom)} headroom leaves"
         return False, f"Does not fit {card}: needs {unit.text(memory_bytes - usable)} more than {room}."
+    fits = _FITS[point_fit(data.exploration, row, budget or capacity).verdict]
     if budget is not None:
-        return True, f"Fits your {unit.limit(budget)} ({percent(memory_bytes / budget)})."
-    capacity = data.capacity_bytes
+        return True, f"{fits} your {unit.limit(budget)} ({percent(memory_bytes / budget)})."
     whole = unit_for(capacity).limit(capacity)
-    return True, f"Fits {card} ({percent(memory_bytes / capacity)} of its {whole})."
+    return True, f"{fits} {card} ({percent(memory_bytes / capacity)} of its {whole})."
 
 
 def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:

@@ -26,7 +26,9 @@ DRIVER_SHARE = 0.011
 """What the driver keeps of a GPU's memory: of 80 GiB of A100s and H100s PyTorch's messages call 79.1 the
 total capacity, of 32 GiB of V100s 31.7."""
 Verdict = Literal["fits", "tight", "does not fit"]
+FITS: Verdict = "fits"
 TIGHT: Verdict = "tight"
+FAILS: Verdict = "does not fit"
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class DeviceFit:
         """Whether it fits, by the error of such predictions."""
         least, most = (LEAST, MOST) if self.estimated else (1.0, 1.0)
         if self.needed_bytes * most <= self.room_bytes:
-            return "fits"
-        return "does not fit" if self.needed_bytes * least > self.room_bytes else TIGHT
+            return FITS
+        return FAILS if self.needed_bytes * least > self.room_bytes else TIGHT
 
     @property
     def words(self) -> str:

@@ -19,7 +19,7 @@ from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
 from tensoropt.plan.figures import KEPT, LISTED
 from tensoropt.plan.point import FRONTIER, Point
-from tensoropt.report.beside import ran_parts
+from tensoropt.report.beside import ran_words
 from tensoropt.report.sheet import batch_words, settings_facts
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.report.table import timing_words
@@ -40,15 +40,8 @@ def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Veri
 
 
 def verified_words(run: Verified, data: FrontierData) -> str:
-    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); ...; numbers as unsplit``."""
-    if run.error:
-        return f"did not run: {run.error}"
-    parts = ran_parts(run, data.exploration.cluster, data.units.memory.text, data.units.time.text)
-    if run.loss_difference is None:
-        parts.append("collectives as predicted" if run.ok else "collectives NOT as predicted")
-    else:
-        parts.append("numbers as unsplit" if run.ok else "FAILED: see `tensoropt verify`")
-    return "; ".join(parts)
+    """Return what running a plan showed, in the page's units."""
+    return ran_words(run, data.exploration.cluster, data.units.memory.text, data.units.time.text)
 
 
 def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[str, ...]:

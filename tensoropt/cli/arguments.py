@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,25 +75,35 @@ def tariff_option(options: argparse.Namespace) -> Any:
     return Tariff(price, by_kind, options.currency.strip())
 
 
-def rated_point(
-    options: argparse.Namespace, exploration: Any, index: int
-) -> tuple[list[str], dict[str, Any]]:
-    """Return the facts of a point as lines, including the time and cost of the requested training, and the
-    latter as data.
+def told_point(options: argparse.Namespace, exploration: Any, index: int) -> tuple[list[str], dict[str, Any]]:
+    """Return the facts of a point as lines, including the time and cost of the requested training and what
+    running its plan showed, and as data what is not in its figures: ``rates``, ``fit``, ``range``, and
+    ``verified``, a list.
 
     Raises:
-        TensorOptError: an amount or a price is invalid, or is for devices that the cluster does not have.
+        TensorOptError: an amount or a price is invalid, or is for devices that the cluster does not have; or
+            what was kept of runs is damaged.
     """
-    from tensoropt.exploration.facts import rate_facts
+    from tensoropt.exploration.facts import point_fit, range_data, rate_facts
     from tensoropt.exploration.figure_rows import FigureRow, rates_data
     from tensoropt.exploration.rates import kinds_of
-    from tensoropt.plan.facts_table import fact_lines
+    from tensoropt.exploration.verified import load_verified
+    from tensoropt.plan.facts_table import Fact, fact_lines
+    from tensoropt.report.beside import ran_words
     from tensoropt.report.table import point_lines
 
     amount, tariff = amount_option(options), tariff_option(options)
     tariff.check(kinds_of(exploration))
     row = FigureRow.of(exploration, index, tariff)
-    return [*point_lines(row), *fact_lines(rate_facts(row, amount))], rates_data(row, amount)
+    ran = [run for run in load_verified(options.dir) if run.is_of(exploration, index)]
+    words = [Fact("measured", f"{ran_words(r, exploration.cluster)} ({r.checked_on})") for r in ran]
+    data = {
+        "rates": rates_data(row, amount),
+        "fit": point_fit(exploration, index).to_data(),
+        "range": range_data(exploration, index),
+        "verified": [asdict(run) for run in ran],
+    }
+    return [*point_lines(row), *fact_lines([*words, *rate_facts(row, amount)])], data
 
 
 class Answer(NamedTuple):

@@ -15,8 +15,8 @@ from tensoropt.cli.arguments import (
     budget,
     limits,
     point_index,
-    rated_point,
     tariff_option,
+    told_point,
 )
 from tensoropt.cli.shop import offers_answer
 from tensoropt.console import ProgressDisplay
@@ -58,7 +58,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     wanted = limits(options)
     wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     from tensoropt.exploration.answer import answer as answer_within
-    from tensoropt.exploration.facts import point_fit, range_data
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.rates import for_gpus
     from tensoropt.report.table import run_line
@@ -76,7 +75,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         sweep = {"devices": options.devices, "batch": options.batch}
         exploration, index = chosen_point(options.dir, **sweep, **wanted)
     plan = exploration.plan(index)
-    lines, rates = rated_point(options, exploration, index)
+    lines, told = told_point(options, exploration, index)
     within = answer_within(exploration, wanted["memory_bytes"])
     lines = [within.sentence(), "", *lines]
     if options.out:
@@ -88,9 +87,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
         **points_data(exploration, [index])[0],
-        "rates": rates,
-        "fit": point_fit(exploration, index).to_data(),
-        "range": range_data(exploration, index),
+        **told,
         "answer": within.to_data(),
         "out": options.out,
         "plan": plan.to_data(),

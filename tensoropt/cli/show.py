@@ -12,7 +12,7 @@ from tensoropt.cli.arguments import (
     add_point,
     limits,
     point_option,
-    rated_point,
+    told_point,
 )
 from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -63,7 +63,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError(f"--align {options.align} is about a measured file; give it with --beside FILE")
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
-    from tensoropt.exploration.facts import point_fit, range_data
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.frontier_table import frontier_text
     from tensoropt.observed.files import read_observation
@@ -78,7 +77,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     if options.all:
         return Answer({"points": points_data(exploration)}, frontier_text(exploration, every=True))
     detail = show(exploration, point_option(options, exploration), **wanted)
-    rated_lines, rates = rated_point(options, exploration, detail.point)
+    rated_lines, told = told_point(options, exploration, detail.point)
     lines = [
         *rated_lines,
         "",
@@ -107,7 +106,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         "point": detail.point + 1,
         "headline": detail.headline(),
         "trace": options.trace,
-        "range": range_data(exploration, detail.point),
     }
     if measured is not None:
         data["beside"] = measured.to_dict()
@@ -115,8 +113,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         data["owners"] = owned.to_dict()
     if unordered is not None:
         data["unordered"] = unordered.to_dict()
-    data["rates"] = rates
-    data["fit"] = point_fit(exploration, detail.point).to_data()
+    data |= told
     return Answer(data, "\n".join(lines))
 
 

@@ -63,19 +63,21 @@ def busy_words(cores_busy: float | None) -> str:
     return f"the machine was busy: other programs had {cores_busy:.1f} cores in use"
 
 
-def ran_parts(
+def ran_words(
     verified: Verified,
     cluster: Mapping[str, Any],
     memory: Callable[[float], str] = format_bytes,
     seconds: Callable[[float], str] = format_seconds,
-) -> list[str]:
-    """Format what is known of a run: ``73.2 MiB tracked (72.3 MiB predicted, +1 %)``, and the same for the
-    step.
+) -> str:
+    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); 352 ms measured (...); numbers as of the unsplit
+    model``.
 
     Args:
         cluster: the cluster that the plan is for.
         memory, seconds: the functions that format figures.
     """
+    if verified.error:
+        return f"did not run: {verified.error}"
     parts = []
     for word, measured, predicted, text in (
         ("tracked", verified.memory_tracked_bytes, verified.memory_predicted_bytes, memory),
@@ -89,7 +91,12 @@ def ran_parts(
         elif word == "measured":
             words.append(busy_words(verified.cores_busy))
         parts.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
-    return parts
+    if verified.loss_difference is None:
+        parts.append(f"collectives {'as' if verified.ok else 'NOT as'} predicted")
+    else:
+        equal = "as of" if verified.ok else "NOT those of"
+        parts.append(f"numbers {equal} the unsplit model")
+    return "; ".join(parts)
 
 
 def miss_sentences(verified: Verified, cluster: Mapping[str, Any]) -> list[str]:

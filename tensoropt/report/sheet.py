@@ -34,7 +34,7 @@ from tensoropt.plan.facts_table import Fact, Html, facts_rows, filled, named
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import FRONTIER
 from tensoropt.question.settings import settings_fields
-from tensoropt.report.beside import ran_parts
+from tensoropt.report.beside import ran_words
 from tensoropt.report.commands import beside_line, commands_for, run_place
 from tensoropt.report.step_parts import Detail
 from tensoropt.report.table import timing_words
@@ -375,7 +375,7 @@ class _Sheet:
 
     def _proven(self) -> list[Fact]:
         own = [run for run in self.options.verified if run.is_of(self.exploration, self.index)]
-        runs = [_ran_words(run, self.exploration.cluster) for run in own] or [
+        runs = [f"{ran_words(run, self.exploration.cluster)} ({run.checked_on})" for run in own] or [
             "not yet: nothing about this plan was measured; the last command does it"
         ]
         return [self.facts["proven"], *(Fact("run", words) for words in runs)]
@@ -412,14 +412,3 @@ class _Sheet:
             Fact("operator graph", self.exploration.model.fingerprint[:16]),
             Fact("sheet by", f"TensorOpt {__version__}"),
         ]
-
-
-def _ran_words(run: Verified, cluster: Mapping[str, Any]) -> str:
-    if run.error:
-        return f"did not run: {run.error} ({run.checked_on})"
-    parts = ran_parts(run, cluster)
-    if run.loss_difference is None:
-        parts.append("collectives as predicted" if run.ok else "collectives not as predicted")
-    else:
-        parts.append("numbers as of the unsplit model" if run.ok else "numbers differ from the unsplit model")
-    return f"{'; '.join(parts)} ({run.checked_on})"

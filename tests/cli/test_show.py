@@ -6,6 +6,7 @@ import functools
 import json
 import pickle
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from tensoropt import saved
 from tensoropt.cli.parser import main
+from tensoropt.exploration.verified import FILE, SCHEMA
 from tests.observed.test_files import SNAPSHOT, TRACE
 
 SHIPPED = str(Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100")
@@ -83,3 +85,28 @@ def test_wrong_input_is_refused_with_the_remedy(capsys, tmp_path, options, why):
     err = capsys.readouterr().err
     assert why in err
     assert "Traceback" not in err
+
+
+def test_what_running_a_plan_showed_stands_beside_what_was_predicted(capsys, tmp_path):
+    found = saved.load_exploration(Path(SHIPPED))
+    one = {
+        "key": found.keys[2], "mesh": "8", "micro_batches": 1, "memory_predicted_bytes": 2.0**30,
+        "time_predicted_s": 0.4, "memory_tracked_bytes": 2.0**30, "time_measured_s": 0.35,
+        "loss_difference": 0.0, "gradient_difference": 0.0, "ok": True, "checked_on": "8 H100-80GB",
+        "error": "", "cores_busy": None,
+    }  # fmt: skip
+    folder = tmp_path / "own"
+    shutil.copytree(SHIPPED, folder)
+    (folder / FILE).write_text(json.dumps({"schema": SCHEMA, "plans": [one]}))
+    for verb in ("show", "choose"):
+        assert main([verb, str(folder), "--point", "3"]) == 0
+        out = capsys.readouterr().out
+        assert "measured: 1 GiB tracked (1 GiB predicted, ±0 %); 350 ms measured (400 ms predicted" in out
+        assert main([verb, str(folder), "--point", "3", "--json"]) == 0
+        (ran,) = json.loads(capsys.readouterr().out)["verified"]
+        assert ran["time_measured_s"] == 0.35
+        assert main([verb, str(folder), "--point", "2"]) == 0
+        assert "measured:" not in capsys.readouterr().out
+    (folder / FILE).write_text("{")
+    assert main(["choose", str(folder), "--point", "3"]) == 2
+    assert "verify again" in capsys.readouterr().err

@@ -31,7 +31,7 @@ def found(**changes: Any) -> Verified:
 def test_both_figures_are_shown_with_their_difference() -> None:
     assert verified_words(found(), DATA) == (
         "33.0 GiB tracked (30.0 GiB predicted, +10 %); 540 ms measured (600 ms predicted, −10 %); "
-        "numbers as unsplit"
+        "numbers as of the unsplit model"
     )
 
 
@@ -70,7 +70,7 @@ def test_fake_ranks_have_no_time() -> None:
 
 
 def test_a_failure_is_not_hidden() -> None:
-    assert "FAILED" in verified_words(found(ok=False), DATA)
+    assert "numbers NOT those of" in verified_words(found(ok=False), DATA)
     assert verified_words(found(error="a rank died"), DATA) == "did not run: a rank died"
 
 

@@ -175,6 +175,8 @@ class _Cutting:
 
 MOST_PLACES = 16
 """The highest degree that is tried, as in published work."""
+_MOST_NAMED = 4
+"""The most numbers of micro-batches that a refusal proposes."""
 _MOST_AXES = 2
 """The most axes of a place's mesh: each placement of what crosses is searched over these."""
 _INTERLEAVED = "interleaved_1f1b"
@@ -300,7 +302,25 @@ class _Finder:
             return self.searched.refusal
         if not self.graph.atoms.graph.training:
             return "they are searched for training only"
-        return self.problem.refusal or ("" if self._degrees else self._no_degree())
+        if self.problem.refusal or not self._degrees:
+            return self.problem.refusal or self._no_degree()
+        return "" if any(self._counts(places) for places in self._degrees) else self._no_count()
+
+    def _no_count(self) -> str:
+        """Return why no number of micro-batches is possible: the rule, the values, and what to ask for."""
+        batch, least, given = self.problem.batch, min(self._degrees), self.settings.micro_batches
+        asked = given if isinstance(given, str) else ",".join(map(str, given))
+        if self.pin is None:
+            return (
+                f"no number of micro-batches that is asked for ({asked}), times {least} stages or more, "
+                f"divides the batch of {batch}; give a larger batch or fewer micro-batches"
+            )
+        possible = [str(m) for m in range(least, batch + 1) if batch % m == 0][:_MOST_NAMED]
+        remedy = f"--micro-batches {' or '.join(possible)}" if possible else f"a batch of at least {least}"
+        return (
+            f"a step is cut into at least as many micro-batches as there are stages, {least}, a number that "
+            f"divides the batch of {batch}, and --micro-batches is {asked}; give {remedy}"
+        )
 
     def _no_degree(self) -> str:
         """Return why no number of stages is possible: the rule, what the devices and the model allow, and

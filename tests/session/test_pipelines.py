@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
@@ -28,6 +29,7 @@ from tensoropt.report.detail import detail
 from tensoropt.session import pipelines
 from tensoropt.session import pipelines as pipeline_cuts
 from tensoropt.session.quick_plans import with_quick_plans
+from tensoropt.sharding.constraints import ConstraintError
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks
 from tests.session.captured_once import CapturedOnce
@@ -284,6 +286,19 @@ def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
 
 def pinned(store: ProfileStore, pin: dict[str, Any], **settings: Any) -> Exploration:
     return explored(store, constraints={"pipeline": pin}, **settings)
+
+
+def test_too_few_micro_batches_for_pinned_stages_are_refused_by_their_rule(store: ProfileStore) -> None:
+    with pytest.raises(
+        ConstraintError, match="at least as many micro-batches as there are stages, 4"
+    ) as told:
+        explored(store, constraints={"pipeline": {"stages": 4}}, micro_batches=[1, 2])
+    assert re.search(r"--micro-batches is 1,2; give --micro-batches 4( or \d+)*$", str(told.value))
+
+
+def test_without_a_pin_it_is_noted(store: ProfileStore) -> None:
+    notes = explored(store, pipelines="always", micro_batches=[16]).report["notes"]
+    assert any("no pipelines: no number of micro-batches that is asked for (16)" in note for note in notes)
 
 
 def test_a_pin_holds_at_every_point(store: ProfileStore) -> None:

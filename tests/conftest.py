@@ -49,6 +49,13 @@ settings.register_profile(
 )
 settings.load_profile("quick")
 
+
+@pytest.fixture(autouse=True)
+def nobody_else_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run beside each other would note that, and time again what was timed meanwhile."""
+    monkeypatch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: 0.0)
+
+
 TIMEOUT_S = 600.0
 """Of a run on ranks, and of their start: a limit against hanging, not a measure of a machine."""
 MANY_MODULES = 200

@@ -131,6 +131,8 @@ def stolen_s() -> float:
         return 0.0
 
 
+BUSY = 0.3
+"""The cores in others' use from which times say little; an assumption: every rank waits for the slowest."""
 _LOOK_S = 0.2
 """The seconds over which use of the cores is looked at; an assumption: twenty ticks of the system's clock."""
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.cluster.local import BUSY, cores_in_use
 from tensoropt.console import LEAST_LEFT, with_eta
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import WallTimer, timer_of
@@ -39,6 +40,12 @@ interruption loses no more than that. An assumption."""
 _SLOWER = 20.0
 """The largest ratio of a workload's time to its estimate, on a busy machine or with a worse kernel than
 others; an assumption."""
+CORES_BUSY = "cores_busy"
+"""The field of a record with the cores that other programs had in use around its timing, where they were as
+many as :data:`~tensoropt.cluster.local.BUSY`."""
+_LOOK_EVERY_S = 2.0
+"""The seconds between two looks at what others have in use, each of which takes a fifth of one: an
+assumption."""
 START_S = 3.0
 """Seconds at the expected pace that are added to those of the finished parts, so that the first part does not
 decide alone; an assumption."""
@@ -158,6 +165,20 @@ def _timing_s(work: Workload, visit_s: float) -> float:
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
 
+class _Others:
+    """The cores that other programs have in use, looked at now and then while the ranks wait."""
+
+    def __init__(self) -> None:
+        self.cores, self._seen_at = cores_in_use(), time.monotonic()
+
+    def around(self) -> float:
+        """Return the cores in use by others right before or behind what was timed since the last call."""
+        before = self.cores
+        if time.monotonic() - self._seen_at >= _LOOK_EVERY_S:
+            self.cores, self._seen_at = cores_in_use(), time.monotonic()
+        return max(before, self.cores)
+
+
 def measure_workloads(
     works: Iterable[Workload],
     pool: RankPool,
@@ -172,7 +193,7 @@ def measure_workloads(
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
     """Time the workloads that the store lacks, and return all records; the store is written after every few
-    workloads.
+    workloads. What was timed while other programs used the machine is timed again if they do not now.
 
     Args:
         prefix: the device and the way of measuring; part of the key.
@@ -185,18 +206,27 @@ def measure_workloads(
             long everything will take.
 
     Returns:
-        records by workload key; a record with ``error`` marks a workload that could not run.
+        records by workload key; a record with ``error`` marks a workload that could not run, one with
+        :data:`CORES_BUSY` was timed on a busy machine.
     """
     wanted = {work.key: work for work in works}
     stored = store.get_many([f"{prefix}/{key}" for key in wanted])
     records = {key: stored[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in stored}
+    disturbed = [key for key, record in records.items() if CORES_BUSY in record]
+    others = _Others() if disturbed or len(records) < len(wanted) else None
+    if others is not None and others.cores < BUSY:
+        for key in disturbed:
+            del records[key]
     missing = [work for key, work in wanted.items() if key not in records]
     seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
     progress, expect = with_estimate(progress, expect)
     expect("timing", sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
-        described = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
+        assert others is not None
+        cores = others.around()
+        busy = {CORES_BUSY: round(cores, 1)} if cores >= BUSY else {}
+        described = {key: {**record, **describe(wanted[key]), **busy} for key, record in fresh.items()}
         store.put_many({f"{prefix}/{key}": record for key, record in described.items()})
         records.update(described)
         expect("timing", sum(s for key, s in seconds.items() if key not in records))

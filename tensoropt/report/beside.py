@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tensoropt.cluster.local import BUSY
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import for_gpus
@@ -50,15 +51,10 @@ def _ran_elsewhere(verified: Verified, cluster: Mapping[str, Any]) -> bool:
     return for_gpus(cluster) and "CPU ranks" in verified.checked_on
 
 
-_BUSY = 0.3
-"""The cores in others' use from which times of a run say little; an assumption: every rank waits for the
-slowest."""
-
-
 def busy_words(cores_busy: float | None) -> str:
     """Say that a machine was busy with something else while steps were timed: ``the machine was busy: other
     programs had 1.7 cores in use``; "" if it was not, or if that is not known."""
-    if cores_busy is None or cores_busy < _BUSY:
+    if cores_busy is None or cores_busy < BUSY:
         return ""
     return f"the machine was busy: other programs had {cores_busy:.1f} cores in use"
 

@@ -139,6 +139,16 @@ def test_what_could_not_be_timed_is_of_the_data_sheet_and_said(store):
     assert asked.notes()[-1] == "could not be timed: 3 others"
 
 
+def test_times_of_a_busy_machine_are_said(store):
+    asked = source(store, "local:2")
+    assert asked.notes() == ()
+    asked.timings.records = {"a": {"forward_s": 1.0, "cores_busy": 1.7}, "b": {"forward_s": 1.0}}
+    assert asked.notes() == (
+        "the machine was busy while 1 of 2 pieces of work were timed (other programs had up to 1.7 cores in "
+        "use); exploring while it is idle times them again",
+    )
+
+
 def test_what_failed_is_impossible_while_there_is_another_choice(store):
     asked = source(store, "local:2")
     works = [linear(8, 16, n) for n in (16, 32, 64)]

@@ -237,6 +237,26 @@ def test_what_is_known_is_not_measured_again(pool, store):
         measure_workloads(works, Refusing(), store, "elsewhere", training=True)
 
 
+def test_what_was_timed_on_a_busy_machine_is_timed_again_on_an_idle_one(pool, store, monkeypatch):
+    work, cores = linear(16, 64, 64), [1.73]
+    monkeypatch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: cores[0])
+
+    def measured(pool):
+        (record,) = measure_workloads([work], pool, store, "here", training=True).values()
+        return record
+
+    busy = measured(pool)
+    assert busy["cores_busy"] == 1.7
+    assert measured(Refusing()) == busy  # it still is: another time would be no better
+    cores[0] = 0.1
+    with pytest.raises(AssertionError, match="measured again"):
+        measured(Refusing())
+    assert store.get(f"here/{work.key}") == busy  # nothing is lost by that
+    idle = measured(pool)
+    assert "cores_busy" not in idle
+    assert measured(Refusing()) == idle
+
+
 def test_an_interruption_keeps_what_was_measured(pool, store):
     works = [linear(8, 16, n) for n in range(1, 6)]
 

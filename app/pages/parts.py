@@ -203,7 +203,7 @@ def grid(
         dashGridOptions={
             **options,
             "animateRows": False,
-            "suppressNoRowsOverlay": True,
+            "suppressNoRowsOverlay": "localeText" not in options,
             # Tab leaves the table instead of walking through its cells; arrow keys do that.
             "tabToNextCell": {"function": "false"}, "tabToNextHeader": {"function": "false"},
         },

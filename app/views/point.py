@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tensoropt.costs.device_fit import FAILS, FITS, TIGHT
 from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
@@ -177,9 +176,6 @@ def _limit_words(data: FrontierData, view: View) -> str:
     return "".join(f" within {limit}" for limit in words)
 
 
-_FITS = {FITS: "Fits", TIGHT: "Just fits", FAILS: "Tensors alone fit"}
-
-
 def _verdict_words(data: FrontierData, view: View, row: int) -> tuple[bool, str]:
     """Return whether a plan fits the budget, and what the device leaves, in words about the one that
     counts."""
@@ -193,7 +189,7 @@ def _verdict_words(data: FrontierData, view: View, row: int) -> tuple[bool, str]
         all_of_it = usable == capacity
         room = f"its {room}" if all_of_it else f"the {room} that {percent(view.headroom)} headroom leaves"
         return False, f"Does not fit {card}: needs {unit.text(memory_bytes - usable)} more than {room}."
-    fits = _FITS[point_fit(data.exploration, row, budget or capacity).verdict]
+    fits = point_fit(data.exploration, row, budget or capacity).verb
     if budget is not None:
         return True, f"{fits} your {unit.limit(budget)} ({percent(memory_bytes / budget)})."
     whole = unit_for(capacity).limit(capacity)

@@ -75,6 +75,12 @@ class DeviceFit:
         )
         return f"{whole} (tensors {tensors}, process {process}): {self.verdict}"
 
+    @property
+    def verb(self) -> str:
+        """The verdict on a plan whose memory figure is within the room, before the room's name: ``Just
+        fits``."""
+        return {FITS: "Fits", TIGHT: "Just fits", FAILS: "Tensors alone fit"}[self.verdict]
+
     def to_data(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster
-from tensoropt.costs.device_fit import TIGHT
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import answer, without_plans
 from tensoropt.exploration.exploration import Exploration
@@ -285,9 +284,8 @@ class _Sheet:
         """Return the whole page."""
         exploration, point = self.exploration, self.point
         fits, size = point.memory_bytes <= self.limit_bytes, format_bytes(self.limit_bytes)
-        tight = point_fit(exploration, self.index, self.limit_bytes).verdict == TIGHT
         verdict = (
-            f"{'Tight in' if tight else 'Fits'} {self.limit} of {size}: uses "
+            f"{point_fit(exploration, self.index, self.limit_bytes).verb} {self.limit} of {size}: uses "
             f"{share_words(point.memory_bytes / self.limit_bytes)} of it."
             if fits
             else f"Does not fit {self.limit} of {size}: "

@@ -62,7 +62,7 @@ def test_the_decision_sheet_takes_limits_and_price_from_its_address(client: Flas
     )
     assert answer.status_code == 200
     assert 'filename="decision.html"' in answer.headers["Content-Disposition"]
-    assert "Fits the budget of 35 GiB" in answer.text
+    assert "Just fits the budget of 35 GiB" in answer.text
     assert "2.50 EUR (as given)" in answer.text
     # What is no limit is left out, as in the URL of a page.
     plain = client.get("/download/opened-a/decision.html?point=3&budget=x&price=-1&headroom=9")

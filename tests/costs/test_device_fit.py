@@ -18,6 +18,7 @@ NOTHING_REPLAYED: dict[str, float] = {}
 def test_a_plan_is_tight_where_the_error_of_predictions_decides(room, verdict):
     of = DeviceFit(9 * GIB, {"context": GIB}, room * 10 * GIB)
     assert of.verdict == verdict
+    assert of.verb == {"fits": "Fits", "tight": "Just fits", "does not fit": "Tensors alone fit"}[verdict]
     assert of.words == f"10 GiB (tensors 9.00, process 1.00): {verdict}"
 
 

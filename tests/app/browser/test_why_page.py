@@ -83,7 +83,7 @@ def test_the_decision_sheet_is_downloaded_with_the_limits_of_the_page(
     sheet.on("console", lambda message: said.append(message.text))
     sheet.goto((tmp_path / "sheet.html").as_uri())
     text = sheet.inner_text("body")
-    assert "Fits the budget of 35 GiB" in text
+    assert "Just fits the budget of 35 GiB" in text
     assert "2.50 (as given)" in text
     assert "10 % kept free" in text
     assert sheet.locator("svg circle[r='9']").count() == 1

@@ -3,6 +3,7 @@
   const open = new Set();
   const CAN_FOCUS = "button, a, summary, pre[tabindex]";
   let focused = null; // [card's id, which of its controls]
+  let awaited = null; // the id of a card that a link led to before it was there
 
   const cardOf = (element) => element && element.closest && element.closest(".job");
 
@@ -18,7 +19,17 @@
     focused = card ? [card.id, [...card.querySelectorAll(CAN_FOCUS)].indexOf(event.target)] : null;
   });
 
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest && event.target.closest("a[href^='#job-']");
+    awaited = link && !document.querySelector(link.hash) ? link.hash.slice(1) : null;
+  });
+
   function putBack() {
+    const late = awaited && document.getElementById(awaited);
+    if (late) {
+      awaited = null;
+      late.scrollIntoView();
+    }
     open.forEach((id) => {
       const details = document.querySelector("#" + id + " details");
       if (details && !details.open) details.open = true;

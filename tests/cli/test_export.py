@@ -36,7 +36,7 @@ def test_a_sheet_beside_the_csv_or_alone(folder: Path, capsys: pytest.CaptureFix
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["point"] == 2  # the fastest that fits
     text = (folder / "t.html").read_text()
-    assert "Fits the budget of 16 MiB" in text
+    assert "Tensors alone fit the budget of 16 MiB" in text
     assert "2.50 (as given)" in text
     assert "tensoropt choose out --memory" in text
     for headroom in ("50%", "40GiB"):

@@ -191,7 +191,7 @@ def test_names_from_elsewhere_are_text() -> None:
     [
         ({}, "Fits the memory of an H100-80GB of 80 GiB"),
         ({"headroom": 0.05}, "Fits what 5 % headroom leaves of an H100-80GB of 76 GiB"),
-        ({"memory_bytes": 16 * MIB}, "Fits the budget of 16 MiB: uses 75 % of it."),
+        ({"memory_bytes": 16 * MIB}, "Tensors alone fit the budget of 16 MiB: uses 75 % of it."),
         ({"memory_bytes": 11 * MIB}, "Does not fit the budget of 11 MiB: 1 MiB too much."),
     ],
 )

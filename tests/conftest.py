@@ -50,10 +50,12 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
-@pytest.fixture(autouse=True)
-def nobody_else_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def nobody_else_at_work() -> Iterator[None]:
     """Tests that run beside each other would note that, and time again what was timed meanwhile."""
-    monkeypatch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: 0.0)
+        yield
 
 
 TIMEOUT_S = 600.0

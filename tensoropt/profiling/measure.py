@@ -226,7 +226,11 @@ def measure_workloads(
         assert others is not None
         cores = others.around()
         busy = {CORES_BUSY: round(cores, 1)} if cores >= BUSY else {}
-        described = {key: {**record, **describe(wanted[key]), **busy} for key, record in fresh.items()}
+        # A failure stays one until it is forgotten.
+        described = {
+            key: {**record, **describe(wanted[key]), **({} if "error" in record else busy)}
+            for key, record in fresh.items()
+        }
         store.put_many({f"{prefix}/{key}": record for key, record in described.items()})
         records.update(described)
         expect("timing", sum(s for key, s in seconds.items() if key not in records))

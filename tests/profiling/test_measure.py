@@ -238,13 +238,14 @@ def test_what_is_known_is_not_measured_again(pool, store):
 
 
 def test_what_was_timed_on_a_busy_machine_is_timed_again_on_an_idle_one(pool, store, monkeypatch):
-    work, cores = linear(16, 64, 64), [1.73]
+    work, failing, cores = linear(16, 64, 64), BROKEN["shapes that do not fit"], [1.73]
     monkeypatch.setattr("tensoropt.profiling.measure.cores_in_use", lambda: cores[0])
 
     def measured(pool):
         (record,) = measure_workloads([work], pool, store, "here", training=True).values()
         return record
 
+    assert "cores_busy" not in measure_workloads([failing], pool, store, "here", training=True)[failing.key]
     busy = measured(pool)
     assert busy["cores_busy"] == 1.7
     assert measured(Refusing()) == busy  # it still is: another time would be no better

@@ -31,7 +31,7 @@ from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_atte
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import LinkFits, load_links, measure_links
-from tensoropt.profiling.measure import CORES_BUSY, measure_workloads
+from tensoropt.profiling.measure import CORES_BUSY, at_usual_pace, measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.overheads import Overheads, known_overheads, measure_overheads
 from tensoropt.profiling.store import ProfileStore, RecordSample
@@ -278,7 +278,8 @@ class Timings:
         if on.pool is None:
             known = on.store.get_many([f"{on.prefix}/{key}" for key in works])
             # The workload's hash is the last part of the key; the prefix may contain slashes.
-            self.records.update({key.rsplit("/", 1)[1]: record for key, record in known.items()})
+            found = {key.rsplit("/", 1)[1]: record for key, record in known.items()}
+            self.records.update(at_usual_pace(found, on.store, on.prefix))
             return
         device, facts_of = on.cluster.device, self.facts.of
         # Not self.efficiencies, which is cached: the store contains more once this has measured.
@@ -294,7 +295,7 @@ class Timings:
             progress=on.progress,
             expect=on.expect,
         )
-        self.records.update(found)
+        self.records.update(at_usual_pace(found, on.store, on.prefix))
         self.failed.update(
             (works[key].describe(), record["error"]) for key, record in found.items() if "error" in record
         )

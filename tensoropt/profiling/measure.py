@@ -11,6 +11,7 @@ follows from the work finished there.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 from tensoropt.cluster.local import BUSY, cores_in_use
 from tensoropt.console import LEAST_LEFT, with_eta
+from tensoropt.profiling.pace import Pace, pace_share, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import WallTimer, timer_of
 from tensoropt.profiling.workload import Workload
@@ -43,6 +45,10 @@ others; an assumption."""
 CORES_BUSY = "cores_busy"
 """The field of a record with the cores that other programs had in use around its timing, where they were as
 many as :data:`~tensoropt.cluster.local.BUSY`."""
+_SECONDS = ("forward_s", "backward_s")
+PACE_S = "pace_s"
+"""The field of a record of CPU ranks with the seconds of the reference work around its timing
+(:mod:`tensoropt.profiling.pace`)."""
 _LOOK_EVERY_S = 2.0
 """The seconds between two looks at what others have in use, each of which takes a fifth of one: an
 assumption."""
@@ -218,6 +224,9 @@ def measure_workloads(
         for key in disturbed:
             del records[key]
     missing = [work for key, work in wanted.items() if key not in records]
+    # A GPU's pace is its own; stand-ins of a pool have none.
+    shared = isinstance(pool, RankPool) and pool.backend == "gloo" and not pool.share_gpu
+    pace = Pace(pool, store, prefix) if shared else None
     seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
     progress, expect = with_estimate(progress, expect)
     expect("timing", sum(seconds.values()))
@@ -225,9 +234,11 @@ def measure_workloads(
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
         assert others is not None
         cores = others.around()
-        busy = {CORES_BUSY: round(cores, 1)} if cores >= BUSY else {}
+        busy: dict[str, float] = {CORES_BUSY: round(cores, 1)} if cores >= BUSY else {}
+        if paces:
+            busy[PACE_S] = statistics.fmean(paces[-2:])
         # A failure stays one until it is forgotten.
-        described = {
+        described: dict[str, dict[str, Any]] = {
             key: {**record, **describe(wanted[key]), **({} if "error" in record else busy)}
             for key, record in fresh.items()
         }
@@ -235,11 +246,18 @@ def measure_workloads(
         records.update(described)
         expect("timing", sum(s for key, s in seconds.items() if key not in records))
 
+    paces: list[float] = []
+
+    def look_at_pace() -> None:
+        if pace is not None and others is not None:
+            paces.append(pace.now_s(others.cores))
+
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []
         for chunk in batches(works, seconds, batch):
             done = sum(work.key in records for work in missing)
             progress("measure", done, len(missing), chunk[0].describe())
+            look_at_pace()
             short += _Batch(pool, training, seconds, keep).time(chunk, again=again)
         return short
 
@@ -252,6 +270,20 @@ def measure_workloads(
     if missing:
         progress("measure", len(missing), len(missing), "done")
     return records
+
+
+def at_usual_pace(
+    records: Mapping[str, dict[str, Any]], store: ProfileStore, prefix: str
+) -> dict[str, dict[str, Any]]:
+    """Return records with their seconds scaled from the pace at which they were timed to the machine's usual
+    pace, as far as both are known."""
+    usual_s = usual_pace_s(store, prefix)
+    scaled: dict[str, dict[str, Any]] = {}
+    for key, record in records.items():
+        share = pace_share(usual_s, record.get(PACE_S))
+        scaled[key] = dict(record)
+        scaled[key].update((name, record[name] * share) for name in _SECONDS if name in record)
+    return scaled
 
 
 @dataclass

@@ -284,7 +284,7 @@ def _entries(lines: Iterable[str], path: str) -> list[Entry]:
 
 _logger = logging.getLogger(__name__)
 
-KINDS = ("compute", "collective", "saved", "discovery")
+KINDS = ("compute", "collective", "saved", "discovery", "calibration")
 CACHED = ("tables", "frontiers", "explorations", "captures")
 """The kinds of cached values, which the store may lose because they can be computed again."""
 _FAILURES = ("error", "failed", "lost")

@@ -1,0 +1,103 @@
+"""The machine's pace: a reference work of some milliseconds, timed beside whatever is measured or run.
+
+A shared machine is slower in some minutes than in others. What was timed in a slow one is scaled to the usual
+pace, and results say at which share of it the machine ran. CPU ranks only: a GPU is seldom shared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.cluster.local import BUSY, cores_in_use
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.pool import RankPool
+
+_KIND = "calibration"
+_REPEATS = 9
+_WIDTH, _ROWS, _LAYERS, _MOVED_BYTES = 256, 128, 8, 8 << 20
+"""The reference work computes for about as long as it moves memory: an assumption about steps."""
+_KEPT = 31
+"""Samples of an idle machine whose median is the usual pace."""
+SLOW = 0.85
+"""The share of the usual pace below which results say so: an assumption, beyond what idle minutes differ
+by."""
+
+
+@cache
+def _operands() -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(_WIDTH, _WIDTH, generator=generator) for _ in range(_LAYERS)]
+    return torch.randn(_ROWS, _WIDTH, generator=generator), *weights, torch.zeros(_MOVED_BYTES // 4)
+
+
+@torch.no_grad()
+def _work_s() -> float:
+    x, *weights, moved = _operands()
+    since = time.perf_counter()
+    for weight in weights:
+        x = torch.tanh(x @ weight)
+    moved.add_(1.0)
+    moved.mul_(0.5)
+    return time.perf_counter() - since
+
+
+def pace_s(rank: int, world_size: int) -> float:
+    """Return the seconds of the reference work on this rank while all ranks do it at once: the median of a
+    few repeats. Runs in the pool."""
+    seconds = []
+    for _ in range(_REPEATS):
+        if world_size > 1:
+            dist.barrier()
+        seconds.append(_work_s())
+    return statistics.median(seconds)
+
+
+class Pace:
+    """The pace of the ranks of a pool, compared with what is usual for them.
+
+    Args:
+        prefix: the hardware and the way of measuring; part of the store's key.
+    """
+
+    def __init__(self, pool: RankPool, store: ProfileStore, prefix: str):
+        self.pool, self.store, self._key = pool, store, f"{prefix}/pace"
+
+    def now_s(self, cores_busy: float | None = None) -> float:
+        """Return the seconds of the reference work on the slowest rank now; those of an idle machine count
+        for what is usual.
+
+        Args:
+            cores_busy: the cores that other programs have in use; looked at by default.
+        """
+        idle = (cores_in_use() if cores_busy is None else cores_busy) < BUSY
+        seconds = max(self.pool.run(pace_s))
+        if idle:
+            record = self.store.get(self._key, kind=_KIND) or {"seconds": []}
+            kept = [*record["seconds"], seconds][-_KEPT:]
+            self.store.put(self._key, {"seconds": kept}, kind=_KIND)
+        return seconds
+
+
+def usual_pace_s(store: ProfileStore, prefix: str) -> float | None:
+    """Return the usual seconds of the reference work on the ranks of ``prefix``; None if not known."""
+    record = store.get(f"{prefix}/pace", kind=_KIND)
+    return statistics.median(record["seconds"]) if record else None
+
+
+def pace_share(usual_s: float | None, seconds: float | None) -> float:
+    """Return at which share of its usual pace the machine ran; 1 if that is not known.
+
+    Args:
+        usual_s, seconds: of the reference work, usually and around what was timed.
+    """
+    return 1.0 if usual_s is None or seconds is None else usual_s / seconds
+
+
+def pace_words(share: float) -> str:
+    """Return what to say of a machine that ran at a share of its pace; empty if it was about the usual."""
+    return "" if share >= SLOW else f"the machine ran at {share:.2g} of its pace while this was measured"

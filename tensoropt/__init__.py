@@ -22,6 +22,8 @@ from tensoropt.version import __version__
 
 if TYPE_CHECKING:
     from tensoropt.api import compare, explore, explore_changed, recost
+    from tensoropt.calibration.calibrate import calibrate
+    from tensoropt.calibration.tuning import tune
     from tensoropt.capture.onnx import load_onnx
     from tensoropt.catalogue import list_clusters, list_models, list_planners
     from tensoropt.cluster import Cluster, load_cluster
@@ -51,6 +53,7 @@ _MODULE_OF = {
     "SelftestReport": "tensoropt.selftest",
     "Settings": "tensoropt.question.settings",
     "Space": "tensoropt.plan.space",
+    "calibrate": "tensoropt.calibration.calibrate",
     "choose": "tensoropt.saved",
     "compare": "tensoropt.api",
     "dashboard": "tensoropt.machine",
@@ -83,6 +86,7 @@ _MODULE_OF = {
     "shop": "tensoropt.shopping",
     "show": "tensoropt.saved",
     "shutdown": "tensoropt.execute",
+    "tune": "tensoropt.calibration.tuning",
     "verify_plan": "tensoropt.verify",
     "verify_random": "tensoropt.verify",
     "why": "tensoropt.saved",
@@ -109,6 +113,7 @@ __all__ = [
     "Space",
     "TensorOptError",
     "__version__",
+    "calibrate",
     "choose",
     "compare",
     "dashboard",
@@ -142,6 +147,7 @@ __all__ = [
     "shop",
     "show",
     "shutdown",
+    "tune",
     "verify_plan",
     "verify_random",
     "why",

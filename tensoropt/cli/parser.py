@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from tensoropt import __version__
 from tensoropt.cli import (
+    calibrate,
     choose,
     compare,
     dashboard,
@@ -29,6 +30,7 @@ from tensoropt.cli import (
     selftest,
     shop,
     show,
+    tune,
     verify,
     why,
 )
@@ -37,8 +39,8 @@ from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved
 from tensoropt.errors import TensorOptError
 
 _IN_ORDER = (
-    fit, explore, compare, choose, show, why, shop, recost, export, verify, list_names, measure_links,
-    profiles, dashboard, demo, selftest,
+    fit, explore, compare, choose, show, why, shop, recost, export, verify, tune, list_names, calibrate,
+    measure_links, profiles, dashboard, demo, selftest,
 )  # fmt: skip
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""

@@ -8,6 +8,7 @@ is priced.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 from tensoropt.cluster import DeviceKind, Mesh, reached_by, slower_beside
@@ -17,6 +18,7 @@ from tensoropt.costs.compute import NO_EFFICIENCIES, MeasuredCompute, RooflineCo
 from tensoropt.costs.edges import TableArrays
 from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
+from tensoropt.costs.residuals import Residuals, load_residuals
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import (
     CostTables,
@@ -48,11 +50,14 @@ class CostSource(CostContext):
             kernel (:class:`~tensoropt.costs.compute.RooflineCompute`).
         dated: the month whose kernels are assumed for GPUs that are not on this machine, for past runs; by
             default the newest.
+        residuals: what real steps of this machine showed about measured prices; by default the store's, if
+            this machine was calibrated.
     """
 
     keep: str | None = None
     fused: bool = False
     dated: str = ""
+    residuals: Residuals | None = None
     facts: WorkloadFacts = field(init=False, repr=False)
     timings: Timings = field(init=False, repr=False)
     _parts: dict[tuple[str, ...], CostSource] = field(default_factory=dict, init=False, repr=False)
@@ -60,6 +65,19 @@ class CostSource(CostContext):
     def __post_init__(self) -> None:
         self.facts = WorkloadFacts(self)
         self.timings = Timings(self, self.facts)
+
+    def with_residuals(self, residuals: Residuals) -> CostSource:
+        """Return a source of the same facts and timings with other residuals."""
+        source = copy(self)
+        source.residuals, source._parts = residuals, {}
+        return source
+
+    @property
+    def in_step(self) -> Residuals:
+        """The residuals that are applied: those given, or the store's."""
+        if self.residuals is None:
+            self.residuals = load_residuals(self.store, self.prefix)
+        return self.residuals
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
         """Return the costs among devices of some of the cluster's kinds, over the same links; built once.
@@ -106,6 +124,7 @@ class CostSource(CostContext):
             *((mixed,) if len(kinds) > 1 else ()),
             *((f"fitted efficiencies: {sampled}",) if sampled else ()),
             *self._reached_notes(),
+            *((self.in_step.words,) if self.in_step else ()),
             *self.timings.notes(),
         )
 
@@ -122,10 +141,14 @@ class CostSource(CostContext):
         # slowest kind's.
         if self.pool is not None or len(kinds) == 1:
             return self.compute_on(self.cluster.device)
-        return SlowestCompute([self.compute_on(kind) for kind in kinds])
+        return SlowestCompute([self._one_by_one(kind) for kind in kinds])
 
-    def compute_on(self, kind: DeviceKind) -> MeasuredCompute:
+    def compute_on(self, kind: DeviceKind) -> ComputeCosts:
         """Return the seconds of workloads on one device kind; a cluster has measurements of one kind."""
+        return self.in_step.compute(self._one_by_one(kind))
+
+    def _one_by_one(self, kind: DeviceKind) -> MeasuredCompute:
+        """Return the seconds of workloads as they were timed, each by itself."""
         records, lost = self.timings.records, self.timings.lost
         if self.pool is None:
             rest = self._roofline(kind)
@@ -157,9 +180,10 @@ class CostSource(CostContext):
         kind.
         """
         known = self.timings.overheads()
-        if known is None and self.pool is None:
-            return slowest_overheads(data_sheet_overheads(kind) for kind in self.cluster.kinds_of_type)
-        return known or data_sheet_overheads(self.cluster.device)
+        if known is not None:
+            return self.in_step.overheads(known)
+        kinds = (self.cluster.device,) if self.pool is not None else self.cluster.kinds_of_type
+        return slowest_overheads(data_sheet_overheads(kind) for kind in kinds)
 
     def overheads_on(self, kind: DeviceKind) -> Overheads:
         """Return the overheads of a step on one device kind; those of ranks that are measured are alike."""
@@ -183,7 +207,8 @@ class CostSource(CostContext):
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Return the figures of a mesh's links; with ``pairs``, also those between two ranks."""
-        return CommunicationModel(self.cluster, mesh, self.timings.links(mesh, pairs=pairs))
+        fits = self.in_step.links(self.timings.links(mesh, pairs=pairs))
+        return CommunicationModel(self.cluster, mesh, fits)
 
 
 def real_shape(mesh: Mesh) -> tuple[int, ...]:

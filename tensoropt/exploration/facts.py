@@ -116,9 +116,14 @@ def _point_facts(point: Point) -> dict[str, Fact]:
 
 def range_of(findings: Findings, index: int) -> TimeRange | None:
     """Return the range of the time per step of point ``index`` of ``all_points``, if it rests on data sheets
-    of GPUs."""
+    of GPUs or on a machine that was calibrated."""
     point = findings.all_points[index]
-    return time_range(point.time_s, point.sources, gpus=for_gpus(findings.cluster))
+    return time_range(
+        point.time_s,
+        point.sources,
+        gpus=for_gpus(findings.cluster),
+        calibration=findings.report.get("calibration"),
+    )
 
 
 def range_data(findings: Findings, index: int) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -259,6 +259,17 @@ class LinkFit:
                 return max(floor, segment.time_s(num_bytes))
             floor, end = max(floor, segment.time_s(segment.up_to_bytes)), segment.up_to_bytes
         raise AssertionError("the last segment has no end")
+
+    def slowed(self, factor: float, more_s: float) -> LinkFit:
+        """Return the fit of communication that takes ``factor`` times as long, and ``more_s`` seconds more
+        each time; what was measured stays in ``points``."""
+        segments = tuple(
+            replace(
+                s, alpha_s=max(factor * s.alpha_s + more_s, 0.0), seconds_per_byte=factor * s.seconds_per_byte
+            )
+            for s in self.segments
+        )
+        return replace(self, segments=segments)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data without the kind, which :meth:`from_dict` reads back."""

@@ -89,7 +89,7 @@ def verify_random(
     with ranks_with(spec, place, target.device_count) as pool:
         progress("capture", 0, 1, source)
         loaded = load_model(spec)
-        problem = _problem(loaded)
+        problem = problem_of(loaded)
         progress("capture", 1, 1, source)
         if placed:
             drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
@@ -100,7 +100,7 @@ def verify_random(
         return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, progress)
 
 
-def _draw_strategies(
+def draw_strategies(
     loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int
 ) -> list[tuple[Strategy, Mesh]]:
     """Return random legal strategies on random meshes of a cluster, with random micro-batch counts."""
@@ -120,7 +120,7 @@ def _draw_strategies(
     return drawn
 
 
-def _problem(loaded: CapturedModel) -> Problem:
+def problem_of(loaded: CapturedModel) -> Problem:
     try:
         return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
     except MicroBatchRefused as refusal:
@@ -141,7 +141,7 @@ def _strategies(
     counts = micro_batch_counts(problem, Settings())
     degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
-    sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
+    sharded = draw_strategies(loaded, problem, cluster, count - piped, seed)
     pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
     return predict(sharded, pipelines, costs)
 

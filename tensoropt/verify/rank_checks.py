@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import engine_of, strategy_from_data
+from tensoropt.profiling.pace import pace_s
 from tensoropt.verify.fake_ranks import RunStep, issued, step_times, tracked_memory
 from tensoropt.verify.findings import Differences, NarrowDistance
 from tensoropt.verify.recorder import outgoing, rows_in_order, summarise
@@ -30,6 +32,10 @@ from tensoropt.verify.reference import (
     reference,
     worst,
 )
+from tensoropt.verify.timed_work import operator_seconds
+
+_STAMPED = 3
+"""Steps whose operators are stamped, after the timed ones; an assumption."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,8 @@ class RankFindings:
         sequence: a digest of their kinds and groups, in order.
         precision: the lowest precision in which the model computes.
         times_s: the seconds of the timed steps.
+        pace_s: the seconds of the machine's reference work around them; None on GPUs, or if none was timed.
+        operators_s: as :func:`tensoropt.verify.timed_work.operator_seconds` tells.
         memory: the bytes of a step (:func:`~.fake_ranks.tracked_memory`); None if not requested.
         numerics: the numerics; None if not requested.
     """
@@ -98,6 +106,8 @@ class RankFindings:
     times_s: list[float]
     memory: dict[str, int] | None
     numerics: _RankNumerics | None
+    pace_s: float | None = None
+    operators_s: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def hold_model(rank: int, world_size: int, spec: ModelSpec) -> None:
@@ -128,15 +138,22 @@ def check_plan(
     if options.memory:
         step()  # the optimizer makes its state in the first one
         memory = tracked_memory(step)
+    on_cpu = options.timed_steps > 0 and engine.runtime.device.type == "cpu"
+    paces = [pace_s(rank, world_size)] if on_cpu else []
+    times_s = step_times(step, options.timed_steps)
+    if on_cpu:
+        paces.append(pace_s(rank, world_size))
     return RankFindings(
         collectives=summarise(sent),
         order=rows_in_order(sent),
         # Without sizes, which differ between ranks if shards are uneven. A digest, as the list may be long.
         sequence=_digest([repr((c.kind, c.axes)).encode() for c in sent]),
         precision=precision(loaded),
-        times_s=step_times(step, options.timed_steps),
+        times_s=times_s,
         memory=memory,
         numerics=numerics,
+        pace_s=statistics.fmean(paces) if paces else None,
+        operators_s=operator_seconds(step, engine, _STAMPED) if on_cpu else {},
     )
 
 

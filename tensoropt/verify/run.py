@@ -12,15 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.cluster.local import BUSY
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MeasurementError, PlanError
 from tensoropt.execute.executable import strategy_of_plan
 from tensoropt.exploration.rates import made_for
 from tensoropt.plan.plan import Plan
+from tensoropt.profiling.pace import pace_share, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
-from tensoropt.ranks.local_hardware import local_backend
+from tensoropt.ranks.local_hardware import has_local_cores, local_backend
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.sharding.groups import GroupGraph
@@ -41,6 +43,7 @@ from tensoropt.verify.predict import (
 from tensoropt.verify.rank_checks import CheckOptions, hold_model
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.reference import ModuleFindings
+from tensoropt.verify.timed_work import keep_seconds
 
 Predicted = tuple[ParallelStrategy, Prediction]
 _TIMEOUT_S = 600.0
@@ -104,8 +107,9 @@ def predict_and_run(
         # speed.
         alike = not place.shared and place.backend == local_backend(cluster)
         measured_on = pool if alike else None
-        predicted = predict_all(CostSource(cluster, own, settings, measured_on, progress))
-        return _run_and_answer(spec, predicted, place, pool, settings.optimizer, numerics, progress)
+        costs = CostSource(cluster, own, settings, measured_on, progress)
+        predicted = predict_all(costs)
+        return _run_and_answer(spec, predicted, place, pool, costs, numerics, progress)
 
 
 def _run_and_answer(
@@ -113,7 +117,7 @@ def _run_and_answer(
     predicted: Sequence[Predicted],
     place: Place,
     pool: RankPool | None,
-    optimizer: str,
+    costs: CostSource,
     numerics: bool,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -122,12 +126,13 @@ def _run_and_answer(
     Args:
         spec: the model.
         pool: ranks of the place's kind; None for fake ranks.
-        optimizer: the optimizer, for memory and time of a step.
+        costs: has the optimizer, for memory and time of a step, and the store that keeps what operators take
+            in it if the ranks are the cluster's own.
     """
     strategies, predictions = [s for s, _ in predicted], [p for _, p in predicted]
     module: ModuleFindings | None = None
     if pool is None:
-        findings = _on_fake_ranks(spec, strategies, optimizer, progress)
+        findings = _on_fake_ranks(spec, strategies, costs.optimizer, progress)
     else:
         if numerics:
             progress("reference", 0, 1, "the unsplit graph against the model itself")
@@ -135,11 +140,24 @@ def _run_and_answer(
             # precision.
             module = verify_module(replace(spec, compute_dtype="float32"), pool, spec.seed)
             progress("reference", 1, 1, "")
-        options = CheckOptions(optimizer=optimizer, seed=spec.seed, numerics=numerics)
+        options = CheckOptions(optimizer=costs.optimizer, seed=spec.seed, numerics=numerics)
         if place.shared:
             options = replace(options, timed_steps=0)
         findings = _on_real_ranks(spec, strategies, pool, options, progress)
+        findings = [_learned(*one, costs) for one in zip(strategies, findings, strict=True)]
     return answer_of(strategies, predictions, findings, place, module, verify_file(spec))
+
+
+def _learned(strategy: ParallelStrategy, found: RunFindings, costs: CostSource) -> RunFindings:
+    """Keep what operators took, for the next exploration of this machine; return the findings with the pace
+    at which it ran."""
+    if found.error or found.pace_s is None or not has_local_cores(costs.cluster):
+        return found
+    # What a busy machine shows is true of that minute only.
+    if found.cores_busy is None or found.cores_busy < BUSY:
+        keep_seconds(strategy, found.operators_s, found.pace_s, costs)
+    usual_s = usual_pace_s(costs.store, costs.prefix)
+    return found if usual_s is None else replace(found, pace=pace_share(usual_s, found.pace_s))
 
 
 def _on_real_ranks(
@@ -205,17 +223,23 @@ def verify_plans(
         graph = load_model(spec).graph
         predicted = [_predicted(plan, graph, progress) for plan in plans]
         progress("capture", 1, 1, spec.source)
-        return _run_and_answer(spec, predicted, place, pool, first.optimizer, True, progress)
+        with ProfileStore() as store:
+            costs = _costs_of(first, predicted[0][0].devices, store, progress)
+            return _run_and_answer(spec, predicted, place, pool, costs, True, progress)
 
 
 def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
     """Return a plan's strategy and its own predictions, including the order if that can be determined."""
     strategy = strategy_of_plan(plan, graph)
-    where = made_for(plan.cluster) or load_cluster(f"cpu:{strategy.devices}")
-    settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
     with ProfileStore() as store:
-        costs = CostSource(where, store, settings, progress=progress)
-        return strategy, prediction_of(plan, strategy, costs)
+        return strategy, prediction_of(plan, strategy, _costs_of(plan, strategy.devices, store, progress))
+
+
+def _costs_of(plan: Plan, devices: int, store: ProfileStore, progress: Progress) -> CostSource:
+    """Return the costs on the cluster that a plan is for; on CPU ranks if it does not say."""
+    where = made_for(plan.cluster) or load_cluster(f"cpu:{devices}")
+    settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
+    return CostSource(where, store, settings, progress=progress)
 
 
 def _check_runnable(plan: Plan) -> None:

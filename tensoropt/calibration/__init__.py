@@ -1,0 +1,1 @@
+"""From predicted to true times: short real steps of this machine, and what they say of its prices."""

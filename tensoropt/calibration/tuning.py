@@ -1,0 +1,366 @@
+"""``tensoropt tune``: run a plan, learn what it really takes, plan again, keep what is faster as measured.
+
+The loop of FastT (Yi et al., Fast Training of Deep Learning Models over Multiple GPUs, Middleware 2020,
+section 4): measure, plan, run, keep the better, roll back the worse, plan again when measurements drift from
+what the plan rests on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tensoropt.api import recost
+from tensoropt.calibration.fit import Run, fit_terms
+from tensoropt.calibration.runs import described, priced, run_plan
+from tensoropt.calibration.steps import seconds_of
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.residuals import NO_RESIDUALS, load_residuals, save_residuals
+from tensoropt.costs.source import CostSource
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.execute.executable import strategy_of_plan
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.files import write_text
+from tensoropt.plan.keys import plan_key
+from tensoropt.plan.plan import Plan, load_plan
+from tensoropt.profiling.pace import Pace, pace_share, pace_words, usual_pace_s
+from tensoropt.profiling.store import KINDS, ProfileStore
+from tensoropt.question.settings import Settings
+from tensoropt.ranks.local_hardware import has_local_cores, local_pool
+from tensoropt.ranks.pool import RankPool
+from tensoropt.types import Progress, silent
+from tensoropt.units import format_seconds
+from tensoropt.verify.timed_work import keep_seconds
+
+FILE, PLAN, STORE = "tuned.json", "tuned_plan.json", "tuned.sqlite"
+_SCHEMA = "tensoropt.tuned/1"
+ROUNDS = 4
+"""Candidates that are tried at most."""
+DRIFT = 0.03
+"""Where predictions of what was run are off by less, and no plan is predicted to be faster by more, planning
+again brings nothing that could be measured."""
+_LAPS = 3
+"""How often two plans take turns: the machine's pace changes within seconds."""
+LOOSE = 0.3
+"""How tightly the terms are held to the machine's, as all runs are of the model itself."""
+UNKNOWN = ("fit", "zero")
+"""What work costs that was never timed: what a fit to other work says, or nothing, as FastT takes it, so that
+plans with it are tried."""
+
+
+@dataclass
+class Tuning:
+    """The state of a tuning, and its result; saved after every decision.
+
+    Attributes:
+        plan: the fastest plan so far, as measured.
+        measured_s, predicted_s: seconds of its step: the median that was measured, and what prices say now.
+        begun_s, begun_predicted_s: the same of the plan that it began with.
+        decisions: what was tried and why it was kept or not, in order.
+        tried: keys of the plans that were run.
+        done: why it ended; empty while it goes on.
+    """
+
+    plan: Plan
+    measured_s: float
+    predicted_s: float
+    begun_s: float
+    begun_predicted_s: float
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    done: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data with the plan, so that one file is the whole state."""
+        others = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "plan"}
+        return {"schema": _SCHEMA, **others, "plan": self.plan.to_data()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Tuning:
+        """Return the tuning that :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is damaged.
+        """
+        if data["schema"] != _SCHEMA:
+            raise ValueError(f"schema {data['schema']!r}")
+        others = {one.name: data[one.name] for one in fields(cls) if one.name != "plan"}
+        return cls(plan=Plan.model_validate(data["plan"]), **others)
+
+    @property
+    def drift(self) -> float:
+        """How far the prediction for the plan is from what was measured, relative to it."""
+        return abs(self.predicted_s / self.measured_s - 1.0)
+
+
+def tune(
+    target: str | os.PathLike[str],
+    *,
+    point: int | None = None,
+    memory_bytes: float | None = None,
+    rounds: int = ROUNDS,
+    unknown: str = UNKNOWN[0],
+    store: ProfileStore | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Tuning:
+    """Run a plan on this machine and improve it by what its steps show; the fastest plan as measured is kept.
+
+    Everything is saved beside the exploration after every decision: a tuning that is interrupted goes on
+    where it was. What was timed in steps is also kept in the store, so that the next exploration counts with
+    it.
+
+    Args:
+        target: an exploration's folder, or a plan file beside one (``choose DIR --out DIR/plan.json``).
+        point: the index, from 0, of the point to begin with; by default the fastest within ``memory_bytes``.
+        memory_bytes: the most memory per device that a plan may take; by default a device's, or for a plan
+            file what that plan takes.
+        rounds: how many candidates are tried at most.
+        unknown: one of :data:`UNKNOWN`.
+        store: the store of measurements; by default the user's own.
+        progress: called with (stage, done, total, what).
+        say: called with each decision in words.
+
+    Raises:
+        TensorOptError: the plan is not for CPU ranks of this machine, or its exploration is not there.
+        InfeasibleError: no plan fits.
+    """
+    if unknown not in UNKNOWN:
+        raise TensorOptError(f"unknown work costs {' or '.join(UNKNOWN)}, not '{unknown}'")
+    folder, exploration, plan = _opened(Path(target), point, memory_bytes)
+    if memory_bytes is None:
+        memory_bytes = plan.predicted.memory_bytes if Path(target).is_file() else None
+    cluster = Cluster.from_dict(exploration.cluster)
+    if not has_local_cores(cluster) or (ranks := local_pool(cluster)) is None:
+        raise TensorOptError(
+            f"{cluster.name} is not CPU ranks of this machine, so plans for it cannot be timed here; explore "
+            "with --cluster local"
+        )
+    with (
+        nullcontext(store) if store else ProfileStore() as users,
+        _own_store(folder, users) as own,
+        ranks as pool,
+    ):
+        tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, progress or silent, say)
+        found = tuner.run(plan, memory_bytes, rounds)
+        _give_back(own, users, tuner.costs.prefix)
+    return found
+
+
+def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tuple[Path, Exploration, Plan]:
+    """Return the folder of an exploration, it, and the plan to begin with."""
+    if target.is_file():
+        plan, folder = load_plan(target), target.parent
+        if not (folder / "exploration.json").is_file():
+            raise TensorOptError(
+                f"{target} has no exploration beside it, from which another plan could come; give the "
+                "exploration's folder"
+            )
+        return folder, load_exploration(folder), plan
+    exploration = load_exploration(target)
+    if point is not None:
+        if not 0 <= point < len(exploration.all_points):
+            raise TensorOptError(f"there is no point {point + 1}; give 1 to {len(exploration.all_points)}")
+        return target, exploration, exploration.plan(point)
+    return target, exploration, exploration.choose(memory_bytes=memory_bytes)
+
+
+def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
+    """Return the tuning's own store, which begins as a copy of the user's: terms fitted to one model are not
+    the machine's."""
+    new = not (folder / STORE).exists()
+    own = ProfileStore(folder / STORE)
+    if new:
+        for kind in KINDS:
+            own.put_many(dict(users.items(kind)), kind=kind)
+    return own
+
+
+def _give_back(own: ProfileStore, users: ProfileStore, prefix: str) -> None:
+    """Keep in the user's store what was timed in steps, which is true of any model's step."""
+    users.put_many(dict(own.items("calibration", f"{prefix}/step/")), kind="calibration")
+
+
+class _Tuner:
+    """One tuning of one exploration on the ranks of this machine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        exploration: Exploration,
+        cluster: Cluster,
+        store: ProfileStore,
+        pool: RankPool,
+        unknown: str,
+        progress: Progress,
+        say: Callable[[str], None],
+    ):
+        self.folder, self.exploration, self.cluster = folder, exploration, cluster
+        self.store, self.pool, self.progress, self.say = store, pool, progress, say
+        settings = dict(exploration.settings)
+        if unknown == "zero":
+            # Nothing is timed alone: what no step has shown is free, and so will be tried.
+            settings["measure"] = "never"
+        self.exploration = replace(exploration, settings=settings)
+        self.unknown = unknown
+        self.costs = CostSource(
+            cluster, store, Settings.from_dict(settings), pool, progress, residuals=NO_RESIDUALS
+        )
+        self.machines = load_residuals(store, self.costs.prefix)
+        self.pace = Pace(pool, store, self.costs.prefix)
+        self.spec = ModelSpec.of(exploration.plan(0))
+        self.loaded = load_model(self.spec)
+        self.runs: list[Run] = []
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def run(self, plan: Plan, memory_bytes: float | None, rounds: int) -> Tuning:
+        """Return the tuning when it has ended."""
+        state = self._resumed()
+        if state is None:
+            self.progress("tune", 0, rounds, "running the chosen plan")
+            measured_s = self._measured([plan])[0]
+            state = Tuning(
+                plan,
+                measured_s,
+                plan.predicted.time_s,
+                measured_s,
+                plan.predicted.time_s,
+                tried=[plan_key(plan)],
+            )
+            self._decided(state, "begin", plan, plan.predicted.time_s, measured_s, "the chosen plan")
+        for number in range(len(state.tried) - 1, rounds):
+            self.progress("tune", number, rounds, "planning again")
+            try:
+                candidate = self._best(memory_bytes, state)
+            except InfeasibleError as error:
+                state.done = f"nothing fits any longer: {error}"
+                break
+            if candidate is None:
+                break
+            self.progress("tune", number, rounds, "running a candidate")
+            before_s, after_s = self._measured([state.plan, candidate])
+            state.tried.append(plan_key(candidate))
+            predicted_s, was = candidate.predicted.time_s, format_seconds(before_s)
+            if after_s < before_s:
+                state.plan, state.measured_s, state.predicted_s = candidate, after_s, predicted_s
+                self._decided(state, "keep", candidate, predicted_s, after_s, f"faster than {was}")
+            else:
+                state.measured_s = before_s
+                self._decided(
+                    state,
+                    "roll back",
+                    candidate,
+                    predicted_s,
+                    after_s,
+                    f"slower than {was}",
+                )
+        state.done = state.done or f"{rounds} candidate{' was' if rounds == 1 else 's were'} tried"
+        self._decided(state, "end", state.plan, state.predicted_s, state.measured_s, state.done)
+        return state
+
+    def _best(self, memory_bytes: float | None, state: Tuning) -> Plan | None:
+        """Return the fastest plan by current prices that was not tried; None if none is faster than the one
+        that is kept by more than predictions are off."""
+        found, _ = recost(self.exploration, store=self.store, progress=self.progress, old_points=False)
+        fitting = [
+            index
+            for index, one in enumerate(found.points)
+            if memory_bytes is None or one.memory_bytes <= memory_bytes
+        ]
+        state.predicted_s = self._predicted(state.plan)
+        fresh = [index for index in fitting if found.keys[index] not in state.tried]
+        if not fitting:
+            found.index(memory_bytes=memory_bytes)  # raises, and says what would fit
+        if not fresh:
+            state.done = "every plan that could be faster was tried"
+            return None
+        candidate = found.plan(min(fresh, key=lambda index: found.points[index].time_s))
+        gain = 1.0 - candidate.predicted.time_s / state.predicted_s
+        # Below what the noise of measuring can tell apart, or what predictions are off, trying is a lottery.
+        if gain <= 0.0 or (gain < DRIFT and state.drift < DRIFT):
+            state.done = (
+                f"no plan is predicted to be faster by more than {DRIFT:.0%}: the best other one by "
+                f"{gain:.1%}, with predictions off by {state.drift:.1%}"
+            )
+            return None
+        return candidate
+
+    # -- measuring --------------------------------------------------------------------------------
+
+    def _measured(self, plans: list[Plan]) -> list[float]:
+        """Run plans in turns; return the median seconds of their steps, and learn from them."""
+        found: list[list[float]] = [[] for _ in plans]
+        for _ in range(_LAPS):
+            for number, plan in enumerate(plans):
+                self.pace.now_s()
+                strategy = strategy_of_plan(plan, self.loaded.graph)
+                ranks = run_plan(self.spec, strategy, plan.optimizer, self.pool)
+                found[number] += seconds_of(ranks)[0]
+                self._learn(plan, strategy, ranks)
+        self._fit()
+        return [statistics.median(seconds) for seconds in found]
+
+    def _learn(self, plan: Plan, strategy: Any, ranks: list[dict[str, Any]]) -> None:
+        mesh = Mesh(shape=plan.mesh.shape)
+        self.runs.append(described(self.loaded, plan_key(plan), strategy, mesh, self.costs, ranks))
+        pace_s = self.runs[-1].pace_s
+        if words := pace_words(pace_share(usual_pace_s(self.store, self.costs.prefix), pace_s)):
+            self.say(words)
+        keep_seconds(strategy, ranks, pace_s, self.costs)
+
+    def _fit(self) -> None:
+        usual_s = usual_pace_s(self.store, self.costs.prefix)
+        terms = fit_terms(self.runs, usual_s, start=self.machines.terms, tightness=LOOSE)
+        found = replace(
+            self.machines, terms={**self.machines.terms, **terms}, free_if_unknown=self.unknown == "zero"
+        )
+        save_residuals(self.store, self.costs.prefix, found)
+
+    def _predicted(self, plan: Plan) -> float:
+        """Return what current prices say of a plan."""
+        strategy = strategy_of_plan(plan, self.loaded.graph)
+        residuals = load_residuals(self.store, self.costs.prefix)
+        return priced(strategy, Mesh(shape=plan.mesh.shape), self.costs, residuals)[0]
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _resumed(self) -> Tuning | None:
+        """Return the state of an interrupted tuning; None if there is none, or if the last one has ended."""
+        file = self.folder / FILE
+        if not file.is_file():
+            return None
+        try:
+            state = Tuning.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TensorOptError(
+                f"{file} is damaged ({type(error).__name__}: {error}); delete it, and tuning begins anew"
+            ) from error
+        return None if state.done else state
+
+    def _decided(
+        self, state: Tuning, what: str, plan: Plan, predicted_s: float, measured_s: float, why: str
+    ) -> None:
+        """Save a decision: first the plan, then the state that names it."""
+        one = {
+            "decision": what,
+            "plan": plan_key(plan),
+            "mesh": plan.mesh.label,
+            "memory_bytes": plan.predicted.memory_bytes,
+            "predicted_s": predicted_s,
+            "measured_s": measured_s,
+            "why": why,
+        }
+        state.decisions.append(one)
+        # The state first: the plan's own file is for others to read.
+        write_text(self.folder / FILE, json.dumps(state.to_dict(), indent=1) + "\n")
+        state.plan.save(self.folder / PLAN)
+        times = f"predicted {format_seconds(predicted_s)}, measured {format_seconds(measured_s)}"
+        self.say(f"{what}: mesh {plan.mesh.label}, {times}; {why}")

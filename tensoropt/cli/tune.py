@@ -1,0 +1,51 @@
+"""``tune``: a plan improved by what its steps really take."""
+
+from __future__ import annotations
+
+import argparse
+
+from tensoropt.cli.arguments import Answer, Verb
+from tensoropt.console import WHOLE, ProgressDisplay
+from tensoropt.units import format_seconds, parse_bytes
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    verb.add_argument("target", metavar="DIR|PLAN", help="an exploration's folder, or a plan file in one")
+    verb.add_argument("--point", type=WHOLE, metavar="N", help="begin with point N; default: the fastest")
+    verb.add_argument("--memory", metavar="24GiB", help="the most that a plan may take of a device")
+    verb.add_argument("--rounds", type=WHOLE, default=4, metavar="N", help="candidates; default: %(default)s")
+    verb.add_argument(
+        "--unknown", choices=("fit", "zero"), default="fit",
+        help="what work costs that was never timed: what other work says, or nothing; default: %(default)s",
+    )  # fmt: skip
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """Return what was tried and what is kept."""
+    from tensoropt.calibration.tuning import PLAN, tune
+    from tensoropt.plan.keys import plan_key
+
+    found = tune(
+        options.target,
+        point=None if options.point is None else options.point - 1,
+        memory_bytes=None if options.memory is None else parse_bytes(options.memory),
+        rounds=options.rounds,
+        unknown=options.unknown,
+        progress=progress,
+        say=progress.note,
+    )
+    tried = len(found.tried) - 1
+    text = (
+        f"{format_seconds(found.measured_s)} per step as measured, {format_seconds(found.begun_s)} before "
+        f"tuning; {tried} other plan{'' if tried == 1 else 's'} tried. The prediction of it is off by "
+        f"{found.drift:.1%} ({abs(found.begun_predicted_s / found.begun_s - 1):.1%} before). It ended "
+        f"because {found.done}.\n"
+        f"The plan that is kept: {PLAN} in the exploration's folder."
+    )
+    return Answer({**found.to_dict(), "plan": plan_key(found.plan), "drift": found.drift}, text)
+
+
+VERB = Verb(
+    "tune", "run a plan here, learn what it really takes, and keep what is faster", add_arguments, answer
+)

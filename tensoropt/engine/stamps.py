@@ -1,0 +1,124 @@
+"""Where the seconds of a real step go: forward and backward of every operator and edge of a sharded plan.
+
+The lowered module is interpreted node by node, with a stamp of the clock at either side. Autograd numbers its
+nodes as it makes them, so each belongs to the node of the module during which it was made; its engine runs
+them one after another on a CPU rank, and a hook before each of them is a stamp. Only for devices that are
+done when a call returns: on a GPU the host's clock says nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.hooks import RemovableHandle
+
+from tensoropt.engine.sharded_engine import ShardedEngine
+
+_UNNUMBERED = 2**63
+"""Autograd's numbers from here on are no numbers: leaves have the largest one."""
+
+
+class StepStamps:
+    """The seconds of one step's operators and edges on this rank.
+
+    Attributes:
+        forward_s, backward_s: by the operator's name in the captured graph, or by the node's in the lowered
+            module for all that is no operator: edges, and recomputed regions as one; summed over
+            micro-batches. Backward of parameters' leaves is that of the name "".
+    """
+
+    def __init__(self) -> None:
+        self.forward_s = defaultdict[str, float](float)
+        self.backward_s = defaultdict[str, float](float)
+        self._numbers: list[int] = []
+        self._owners: list[str] = []
+        self._running: tuple[str, float] | None = None
+        self.hooks: list[RemovableHandle] = []
+
+    def forward(self, owner: str, number: int, seconds: float) -> None:
+        """Note a node of the module, and the number of the first node that autograd made in it."""
+        self.forward_s[owner] += seconds
+        self._numbers.append(number)
+        self._owners.append(owner)
+
+    def owner_of(self, number: int) -> str:
+        """Return the node of the module in which autograd made its node of this number."""
+        if number >= _UNNUMBERED:
+            return ""
+        place = bisect.bisect_right(self._numbers, number) - 1
+        return self._owners[place] if place >= 0 else ""
+
+    def begin_backward(self, owner: str) -> None:
+        """Note that autograd comes to another node."""
+        now = time.perf_counter()
+        self.end_backward(now)
+        self._running = owner, now
+
+    def end_backward(self, now: float) -> None:
+        """Note that the running node of autograd is done."""
+        if self._running is not None:
+            owner, since = self._running
+            self.backward_s[owner] += now - since
+        self._running = None
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs a lowered module and stamps its nodes."""
+
+    def __init__(self, module: fx.GraphModule, stamps: StepStamps):
+        super().__init__(module)
+        self.stamps = stamps
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op in ("placeholder", "output", "get_attr"):
+            return super().run_node(n)
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        since = time.perf_counter()
+        result = super().run_node(n)
+        self.stamps.forward(n.meta.get("operator", n.name), number, time.perf_counter() - since)
+        return result
+
+    def stamped(self, *args: Any) -> Any:
+        """Return the module's results, whose backward is stamped."""
+        results = self.run(*args)
+        ends = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
+        seen = set(ends)
+        while ends:
+            node = ends.pop()
+            owner = self.stamps.owner_of(node._sequence_nr())
+            self.stamps.hooks.append(
+                node.register_prehook(lambda _, owner=owner: self.stamps.begin_backward(owner))
+            )
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    ends.append(following)
+        return results
+
+
+@contextmanager
+def stamped(engine: ShardedEngine) -> Iterator[StepStamps]:
+    """Stamp the steps of an engine that run inside; they take a little longer than others.
+
+    Raises:
+        ValueError: the engine's device is not a CPU.
+    """
+    if engine.runtime.device.type != "cpu":
+        raise ValueError("steps of GPUs are stamped by their profiler, not by the host's clock")
+    stamps, module = StepStamps(), engine.lowered.module
+    module.forward = _Interpreter(module, stamps).stamped  # type: ignore[method-assign]
+    try:
+        yield stamps
+    finally:
+        del module.forward
+        stamps.end_backward(time.perf_counter())
+        # Nodes of leaves outlive the step.
+        for hook in stamps.hooks:
+            hook.remove()

@@ -1,0 +1,153 @@
+"""Tuning: what is faster as measured is kept, what is slower rolled back, and nothing is lost if killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tensoropt.api import explore
+from tensoropt.calibration import tuning
+from tensoropt.calibration.tuning import FILE, PLAN, Tuning, tune
+from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.plan.keys import plan_key
+from tensoropt.plan.plan import load_plan
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.model_source import load_model
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory) -> Exploration:
+    """An exploration of two CPU ranks, priced without timing anything."""
+    loaded = load_model("zoo:mlp", batch=32)
+    with ProfileStore(tmp_path_factory.mktemp("store") / "p.sqlite") as store:
+        return explore(loaded, cluster="local:2", measure="never", placements="never", store=store)
+
+
+@pytest.fixture
+def folder(explored, tmp_path) -> Path:
+    explored.save(tmp_path / "mlp")
+    return tmp_path / "mlp"
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ProfileStore(tmp_path / "users.sqlite") as opened:
+        yield opened
+
+
+class Machine:
+    """A stand-in for ranks: what each plan takes, and which candidates planning again brings.
+
+    Args:
+        seconds: of plans by index.
+        candidates: indices, in order; then none.
+    """
+
+    def __init__(self, explored, monkeypatch, seconds, candidates):
+        self.plans = {i: explored.plan(i) for i in {*seconds, *candidates}}
+        self.seconds = {plan_key(self.plans[i]): s for i, s in seconds.items()}
+        self.candidates, self.ran = list(candidates), []
+        machine = self
+
+        def measured(self, plans):
+            machine.ran.append([plan_key(plan) for plan in plans])
+            return [machine.seconds[plan_key(plan)] for plan in plans]
+
+        def best(self, memory_bytes, state):
+            if machine.candidates:
+                return machine.plans[machine.candidates.pop(0)]
+            state.done = "nothing is faster"
+            return None
+
+        monkeypatch.setattr(tuning._Tuner, "_measured", measured)
+        monkeypatch.setattr(tuning._Tuner, "_best", best)
+
+
+def decisions(found: Tuning) -> list[str]:
+    return [one["decision"] for one in found.decisions]
+
+
+def test_the_faster_is_kept_and_the_slower_rolled_back(explored, folder, store, monkeypatch):
+    last = len(explored.points) - 1
+    Machine(explored, monkeypatch, {last: 0.3, 0: 0.5, 1: 0.2}, [0, 1])
+    said: list[str] = []
+    found = tune(folder, store=store, say=said.append)
+    assert decisions(found) == ["begin", "roll back", "keep", "end"]
+    assert plan_key(found.plan) == plan_key(explored.plan(1))
+    assert (found.begun_s, found.measured_s, found.done) == (0.3, 0.2, "nothing is faster")
+    assert plan_key(load_plan(folder / PLAN)) == plan_key(found.plan)
+    assert len(said) == len(found.decisions)
+    assert "slower than 300 ms" in found.decisions[1]["why"]
+
+
+def test_a_tuning_that_was_killed_goes_on(explored, folder, store, monkeypatch):
+    last = len(explored.points) - 1
+    machine = Machine(explored, monkeypatch, {last: 0.3, 0: 0.2, 1: 0.1}, [0])
+
+    def killed(self, memory_bytes, state):
+        if machine.candidates:
+            return machine.plans[machine.candidates.pop(0)]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tuning._Tuner, "_best", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tune(folder, store=store)
+    assert plan_key(load_plan(folder / PLAN)) == plan_key(explored.plan(0))
+    machine.candidates, machine.ran = [1], []
+    found = tune(folder, store=store)
+    # The plan that was kept is not run by itself once more, and not forgotten.
+    assert machine.ran == [[plan_key(explored.plan(0)), plan_key(explored.plan(1))]]
+    assert decisions(found) == ["begin", "keep", "keep", "end"]
+    assert found.begun_s == 0.3
+    # What has ended begins anew.
+    machine.candidates = []
+    assert decisions(tune(folder, store=store)) == ["begin", "end"]
+
+
+def test_no_more_candidates_are_tried_than_asked_for(explored, folder, store, monkeypatch):
+    last = len(explored.points) - 1
+    Machine(explored, monkeypatch, {last: 0.3, 0: 0.5, 1: 0.5}, [0, 1])
+    found = tune(folder, store=store, rounds=1)
+    assert decisions(found) == ["begin", "roll back", "end"]
+    assert found.done == "1 candidate was tried"
+
+
+def test_it_begins_with_the_point_or_plan_that_is_named(explored, folder, store, monkeypatch):
+    Machine(explored, monkeypatch, {0: 0.3}, [])
+    assert plan_key(tune(folder, point=0, store=store).plan) == plan_key(explored.plan(0))
+    explored.plan(0).save(folder / "mine.json")
+    assert plan_key(tune(folder / "mine.json", store=store).plan) == plan_key(explored.plan(0))
+
+
+def test_what_cannot_be_tuned_is_refused(explored, folder, store, tmp_path):
+    with pytest.raises(TensorOptError, match="fit or zero"):
+        tune(folder, unknown="guess", store=store)
+    with pytest.raises(TensorOptError, match="no point 1000"):
+        tune(folder, point=999, store=store)
+    explored.plan(0).save(tmp_path / "alone.json")
+    with pytest.raises(TensorOptError, match="no exploration beside it"):
+        tune(tmp_path / "alone.json", store=store)
+
+
+def test_a_damaged_state_is_said(explored, folder, store, monkeypatch):
+    Machine(explored, monkeypatch, {len(explored.points) - 1: 0.3}, [])
+    tune(folder, store=store)
+    state = json.loads((folder / FILE).read_text())
+    for damage in ({**state, "schema": "other"}, {k: v for k, v in state.items() if k != "tried"}):
+        (folder / FILE).write_text(json.dumps(damage))
+        with pytest.raises(TensorOptError, match="delete it"):
+            tune(folder, store=store)
+
+
+@pytest.mark.slow
+def test_a_real_tuning_learns_what_steps_take(folder, store):
+    found = tune(folder, store=store, rounds=1)
+    assert found.measured_s > 0
+    assert found.decisions[0]["decision"] == "begin"
+    assert found.done
+    # What operators took in steps is in the user's store, for the next exploration.
+    assert any("/step/" in key for key, _ in store.items("calibration"))

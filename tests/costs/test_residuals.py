@@ -1,0 +1,122 @@
+"""Residuals of a machine, applied to its prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tensoropt import zoo
+from tensoropt.costs.compute import class_of
+from tensoropt.costs.residuals import (
+    COLLECTIVE,
+    COPIES,
+    EDGES,
+    GRADIENTS,
+    GROUP,
+    NO_RESIDUALS,
+    OPTIMIZER,
+    Residuals,
+    factor_of_class,
+    factor_of_kind,
+    load_residuals,
+    save_residuals,
+    save_works,
+)
+from tensoropt.profiling.link_fits import LinkFit, Segment
+from tensoropt.profiling.links import LinkFits
+from tensoropt.profiling.overheads import Overheads
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.workload import Workload, workload
+from tensoropt.sharding.configurations import enumerate_configurations
+from tensoropt.types import FITTED, MEASURED
+from tests.costs.models import problem
+
+
+@dataclass
+class Costs:
+    source: str = MEASURED
+    optimizer_s_per_element: float = 1e-9
+
+    def seconds(self, work, facts):
+        return 1.0, 2.0
+
+    def host_seconds(self, work):
+        return 0.25, 0.5
+
+    def weight_gradient_s(self, work, facts):
+        return 0.5
+
+    def source_of(self, work):
+        return self.source
+
+
+@pytest.fixture
+def work() -> Workload:
+    built = zoo.build("mlp", 8)
+    graph = problem(lambda: (built.model, built.args, built.kwargs)).graph
+    group = graph.groups[0]
+    (configuration, *_) = enumerate_configurations(graph.atoms, group, (1, 2), group.unsplit)
+    return workload(graph, configuration, (1, 2))
+
+
+def test_nothing_known_changes_nothing(work):
+    costs, fits = Costs(), LinkFits(collectives={})
+    assert NO_RESIDUALS.compute(costs) is costs
+    assert NO_RESIDUALS.links(fits) is fits
+    assert NO_RESIDUALS.overheads(Overheads(1.0, 2.0)) == Overheads(1.0, 2.0)
+
+
+def test_a_class_takes_its_factor_and_each_group_its_seconds(work):
+    residuals = Residuals({factor_of_class(class_of(work)): 1.5, GROUP: 0.1, OPTIMIZER: 2.0})
+    found = residuals.compute(Costs())
+    assert found.seconds(work, None) == pytest.approx((1.6, 3.1))
+    assert found.weight_gradient_s(work, None) == 0.75
+    assert found.host_seconds(work) == (0.25, 0.5)
+    assert found.optimizer_s_per_element == 2e-9
+    other = Residuals({factor_of_class("convolution"): 1.5}).compute(Costs())
+    assert other.seconds(work, None) == (1.0, 2.0)
+
+
+def test_what_was_timed_in_steps_replaces_what_was_timed_alone(work):
+    residuals = Residuals({factor_of_class(class_of(work)): 1.5}, works={work.key: (0.7, 0.9)})
+    assert residuals.compute(Costs()).seconds(work, None) == (0.7, 0.9)
+
+
+def test_what_was_never_timed_may_be_free(work):
+    free = Residuals(free_if_unknown=True)
+    assert free.compute(Costs(FITTED)).seconds(work, None) == (0.0, 0.0)
+    assert free.compute(Costs(MEASURED)).seconds(work, None) == (1.0, 2.0)
+
+
+def test_collectives_take_the_factor_of_their_kind_and_a_wait():
+    line = Segment(alpha_s=1e-3, seconds_per_byte=1e-9, from_bytes=0.0, up_to_bytes=float("inf"))
+    fit = LinkFit(kind="all_reduce", group=(0, 1), segments=(line,), residual=0.0)
+    fits = LinkFits(
+        collectives={("all_reduce", (0,)): (fit,), ("all_gather", (0,)): (fit,)}, pairs={(0, 1): fit}
+    )
+    found = Residuals({factor_of_kind("all_reduce"): 2.0, COLLECTIVE: 1e-4}).links(fits)
+    (reduced,), (gathered,) = (found.collectives[kind, (0,)] for kind in ("all_reduce", "all_gather"))
+    assert reduced.time_s(1e6) == pytest.approx(2 * 2e-3 + 1e-4)
+    assert gathered.time_s(1e6) == pytest.approx(2e-3 + 1e-4)
+    assert found.pairs == fits.pairs
+
+
+def test_overheads_take_their_factors():
+    raw = Overheads(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, {"slice": 1.0})
+    found = Residuals({EDGES: 2.0, COPIES: 3.0, GRADIENTS: 4.0, OPTIMIZER: 5.0}).overheads(raw)
+    assert found == Overheads(3.0, 4.0, 2.0, 2.0, 5.0, 2.0, 4.0, 4.0, {"slice": 2.0})
+
+
+def test_residuals_and_seconds_in_steps_are_kept_by_hardware(tmp_path):
+    with ProfileStore(tmp_path / "p.sqlite") as store:
+        assert load_residuals(store, "here") == NO_RESIDUALS
+        found = Residuals({EDGES: 1.2}, 0.9, 1.1, steps=3, models=("a", "b"), error=0.04)
+        save_residuals(store, "here", found)
+        assert load_residuals(store, "here") == found
+        assert load_residuals(store, "elsewhere") == NO_RESIDUALS
+        for seconds in (9.0, 1.0, 2.0, 3.0, 4.0, 5.0):
+            save_works(store, "here", {"k": (seconds, 2 * seconds)})
+        # The first one, which fell out of the last five, says nothing any longer.
+        assert load_residuals(store, "here").works == {"k": (3.0, 6.0)}
+        assert load_residuals(store, "here").terms == found.terms

@@ -1,13 +1,14 @@
-"""How far predictions are from what a step really does. Not a test.
+"""How far predictions are from what a step really does: as measured one by one, calibrated, calibrated and
+scaled to the machine's pace beside the runs, and after tuning. Not a test.
 
     python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [--cluster local:2] [--models NAME ...]
 
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
-this machine, with measurements made in the same run; ten plans spaced evenly by index along each frontier
+this machine, which is calibrated first, on other models; ten plans spaced evenly by index along each frontier
 are run. Plans take turns in several rounds, as the machine's pace changes within seconds; what every other
-round says of the same plan differs by the noise floor. In the first and the last round everything that the
-plans' predictions rest on is measured once more: the pace changes within minutes, too. What the host of a
-virtual machine takes of its cores is noted (Linux counts it as stolen time). Results are dated files in
+round says of the same plan differs by the noise floor. The first half of the rounds is what tuning learns
+from, and the second half what its predictions are compared with. What the host of a virtual machine takes of
+its cores is noted (Linux counts it as stolen time). Results are dated files in
 tests/benchmarks/results/fidelity; models that were measured earlier the same day keep their rows.
 """
 
@@ -19,22 +20,28 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tensoropt.api import explore
+from tensoropt.calibration.calibrate import calibrate
+from tensoropt.calibration.fit import fit_terms
+from tensoropt.calibration.runs import described, priced
+from tensoropt.calibration.steps import run_steps, seconds_of
+from tensoropt.calibration.tuning import LOOSE
 from tensoropt.cluster import Mesh, load_cluster, stolen_s
+from tensoropt.costs.residuals import NO_RESIDUALS, Residuals
 from tensoropt.costs.source import CostSource
-from tensoropt.engine.models import ModelSpec, open_model
-from tensoropt.plan.plan import Plan
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.profiling.pace import pace_share, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.verify.predict import Prediction, predict
+from tensoropt.verify.timed_work import work_seconds
 from tests.benchmarks.fidelity.report import markdown, percent, picture, summary
-from tests.benchmarks.fidelity.steps import TRACKED, run_plan, seconds_of
 from tests.benchmarks.machine import Taking, dated, inherited, write
 
 MODELS = {
@@ -44,7 +51,10 @@ MODELS = {
     "Transformer": ("zoo:transformer-tiny", (("batch", 32),)),
     "GPT-2": ("zoo:gpt2-demo", ()),
 }
-PLANS, ROUNDS, STEPS = 10, 6, 3
+PLANS, ROUNDS, STEPS, STAMPED = 10, 6, 3, 2
+TRACKED = 3
+"""A thread of gloo's can hold a tensor for a moment after its collective was waited for, and so add one to a
+peak in one step and not in the next."""
 QUICK_PLANS, QUICK_ROUNDS, QUICK_MODELS = 3, 2, ("RNN", "GPT-2")
 OPTIMIZER = "adam"
 
@@ -56,24 +66,43 @@ def evenly(count: int, wanted: int) -> list[int]:
     return sorted({round(i * (count - 1) / (wanted - 1)) for i in range(wanted)})
 
 
-def predicted_now(
-    plans: Sequence[Plan], strategies: Sequence[Strategy], cluster: str, pool: RankPool
-) -> list[Prediction]:
-    """What the judge says of plans by measurements of this minute: of their operators, of edges and links."""
-    drawn = [
-        (strategy, Mesh(shape=plan.mesh.shape)) for plan, strategy in zip(plans, strategies, strict=True)
-    ]
-    with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "now.sqlite") as store:
-        costs = CostSource(load_cluster(cluster), store, Settings(optimizer=OPTIMIZER), pool)
-        return [prediction for _, prediction in predict(drawn, (), costs)]
-
-
 def halves(rounds: Sequence[float]) -> list[float]:
     """Means of every other round, from the first and from the second on."""
     return [statistics.fmean(rounds[0::2]), statistics.fmean(rounds[1::2])]
 
 
-def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStore) -> dict[str, Any]:
+def pace_of(ranks: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds of the machine's reference work around a run."""
+    return statistics.fmean(max(times) for times in zip(*(rank["pace_s"] for rank in ranks), strict=True))
+
+
+def learned_from(
+    loaded: CapturedModel,
+    drawn: Sequence[tuple[Strategy, Mesh]],
+    costs: CostSource,
+    rounds: Sequence[Sequence[Any]],
+    machines: Residuals,
+    usual_s: float | None,
+) -> Residuals:
+    """What the first rounds of a model's own runs say of its prices, as tuning would learn it."""
+    runs, works = [], defaultdict[str, list[tuple[float, float]]](list)
+    for ran in rounds:
+        for (strategy, mesh), ranks in zip(drawn, ran, strict=True):
+            runs.append(described(loaded, "", strategy, mesh, costs, ranks))
+            share = pace_share(usual_s, runs[-1].pace_s)
+            for key, (there_s, back_s) in work_seconds(strategy, ranks).items():
+                works[key].append((there_s * share, back_s * share))
+    terms = fit_terms(runs, usual_s, start=machines.terms, tightness=LOOSE)
+    usual = {
+        key: (statistics.median(f for f, _ in times), statistics.median(b for _, b in times))
+        for key, times in works.items()
+    }
+    return Residuals({**machines.terms, **terms}, works=usual)
+
+
+def measure(
+    name: str, cluster: str, plans: int, rounds: int, store: ProfileStore, residuals: Residuals
+) -> dict[str, Any]:
     """Explore one model, run some of its plans several times; rows of predicted and measured."""
     source, settings = MODELS[name]
     spec = ModelSpec(source, 0, settings=settings)
@@ -84,23 +113,33 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
     )
     explored_s = time.perf_counter() - begun
     stolen = (stolen_s() - taken_s) / (explored_s * found.devices)
-    rows, graph = [], open_model(spec).graph
+    loaded = load_model(spec)
     with RankPool(found.devices, timeout_s=600.0) as pool:
         chosen = [(i, found.points[i], found.plan(i)) for i in evenly(len(found.points), plans)]
-        strategies = [plan.strategy(graph) for _, _, plan in chosen]
-        found_in, again = [], []
-        for ends in (number in (0, rounds - 1) for number in range(rounds)):
-            tracked = TRACKED if ends else 0
+        drawn = [(plan.strategy(loaded.graph), Mesh(shape=plan.mesh.shape)) for *_, plan in chosen]
+        costs = CostSource(
+            load_cluster(cluster), store, Settings(optimizer=OPTIMIZER), pool, residuals=NO_RESIDUALS
+        )
+        raw_s = [priced(*one, costs, NO_RESIDUALS) for one in drawn]
+        found_in = []
+        for number in range(rounds):
+            tracked = TRACKED if number in (0, rounds - 1) else 0
+            stamped = STAMPED if number < rounds // 2 else 0
             found_in.append(
                 [
-                    pool.run(run_plan, spec, plan.strategy_data(), OPTIMIZER, STEPS, tracked)
-                    for _, _, plan in chosen
+                    pool.run(run_steps, spec, strategy.to_data(), OPTIMIZER, STEPS, stamped, tracked)
+                    for strategy, _ in drawn
                 ]
             )
-            if ends:
-                again.append(predicted_now([plan for _, _, plan in chosen], strategies, cluster, pool))
-    for (index, point, plan), now, *ran in zip(chosen, zip(*again, strict=True), *found_in, strict=True):
-        timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
+        usual_s = usual_pace_s(store, costs.prefix)
+        learned = learned_from(loaded, drawn, costs, found_in[: rounds // 2], residuals, usual_s)
+        tuned_s = [priced(*one, costs, learned)[0] for one in drawn]
+    rows = []
+    for (index, point, plan), (raw, _), tuned, *ran in zip(chosen, raw_s, tuned_s, *found_in, strict=True):
+        timed = [
+            [statistics.median(seconds) for seconds in (whole, [sum(one.values()) for one in network])]
+            for whole, network in map(seconds_of, ran)
+        ]
         whole, network = zip(*timed, strict=True)
         steps = [
             step
@@ -110,14 +149,19 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
         alone = [seconds for seconds, *taken in steps if not any(taken)]
         by_rank = zip(*ran, strict=True)
         alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in by_rank]
+        slower = [pace_of(ranks) / (usual_s or pace_of(ranks)) for ranks in ran]
+        late = slice(rounds // 2, None)
         rows.append(
             {
                 "point": index,
                 "mesh": plan.mesh.label,
                 "micro_batches": plan.micro_batches,
+                "time_raw_s": raw,
                 "time_predicted_s": point.time_s,
-                "time_predicted_beside_s": [prediction.time_s for prediction in now],
-                "network_predicted_beside_s": [prediction.network_s for prediction in now],
+                "time_predicted_beside_s": halves([point.time_s * share for share in slower]),
+                "network_predicted_beside_s": halves([point.communication_s * share for share in slower]),
+                "time_tuned_s": tuned * statistics.fmean(slower[late]),
+                "time_after_s": statistics.fmean(whole[late]),
                 "compute_predicted_s": point.compute_s,
                 "time_measured_s": halves(whole),
                 "network_predicted_s": point.communication_s,
@@ -147,7 +191,10 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
 def line(one: dict[str, Any]) -> str:
     """What came out of one model."""
     host = f"host {one['stolen_exploring']:.1%} then {one['stolen']:.1%}"
-    beside = f"predicted beside {one['beside_error']:.1%}, network {one['beside_network_error']:.1%}"
+    beside = (
+        f"raw {one['raw_error']:.1%}, beside {one['beside_error']:.1%}, tuned {one['tuned_error']:.1%}, "
+        f"network beside {one['beside_network_error']:.1%}"
+    )
     return (
         f"{one['model']}: {len(one['rows'])} of {one['points']} plans, time off by {one['time_error']:.1%}"
         f" ({one['bias']:+.1%}; noise {one['noise']:.1%}; {beside}; left alone {percent(one['alone_error'])},"
@@ -166,9 +213,10 @@ def main() -> None:
     plans, rounds = (QUICK_PLANS, QUICK_ROUNDS) if options.quick else (PLANS, ROUNDS)
     results, taking = [], Taking()
     with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "profiles.sqlite") as store:
+        residuals = calibrate(options.cluster, store=store).residuals
         for name in names:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            one = measure(name, options.cluster, plans, rounds, store)
+            one = measure(name, options.cluster, plans, rounds, store, residuals)
             results.append({**one, "taken": taking.part()})
             print(line(results[-1]), file=sys.stderr, flush=True)
             # after every model: a run that is interrupted keeps what it has

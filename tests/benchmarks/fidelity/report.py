@@ -77,6 +77,11 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for kind, name in (("time", "beside"), ("network", "beside_network")):
         errors = [beside_error(r, kind) for r in rows]
         found[f"{name}_error"], found[f"{name}_worst"] = statistics.median(errors), max(errors)
+    for name, against in (("raw", "time_measured_s"), ("tuned", "time_after_s")):
+        # Results of before there was calibration have neither.
+        errors = [error(r[f"time_{name}_s"], r[against]) for r in rows if f"time_{name}_s" in r]
+        found[f"{name}_error"] = statistics.median(errors) if errors else None
+        found[f"{name}_worst"] = max(errors, default=None)
     found["noise"] = statistics.median(spread(r["time_measured_s"]) for r in rows)
     found["network_noise"] = statistics.median(spread(r["network_measured_s"]) for r in rows)
     found["bias"] = statistics.median(
@@ -108,16 +113,18 @@ def markdown(data: Mapping[str, Any]) -> str:
         "whose measured times differ by more than twice the noise, and of all pairs.",
         "*Network*: seconds of a step's collectives, each from the call of the rank that",
         "comes last to the return of the one done last, so without waiting for a rank that still",
-        "computes; measured in the very steps that are timed. *Beside*: of predictions made from what was",
-        "measured once more in the first and the last round of these runs, all of it: operators, edges,",
-        "links; those of the other columns were made some minutes before. *Left alone*: against those steps",
+        "computes; measured in the very steps that are timed. *Raw*: of predictions from operators, edges",
+        "and links as they were timed one by one; *time*: calibrated on plans of other models. *Beside*:",
+        "calibrated and scaled to the pace at which the machine ran beside these runs (results before 28",
+        "November 2026: all measured once more in the first and the last round). *Tuned*: with what the",
+        "first half of the rounds showed, against the second half. *Left alone*: against those steps",
         "from which the host of this virtual machine took nothing, and what share of the cores' time it took",
         "while measuring and while the plans ran. *Memory*: the median of a rank's steps, of the rank that",
         "needs most; what the most of all these steps needed is in the JSON.",
         "",
-        "| model | plans | time | noise | beside | left alone (host) | theirs | network | noise | beside"
-        " | theirs | memory | theirs | tau, told apart | tau, all |",
-        "|" + "---|" * 15,
+        "| model | plans | raw | time | beside | tuned | noise | left alone (host) | theirs | network | noise"
+        " | beside | theirs | memory | theirs | tau, told apart | tau, all |",
+        "|" + "---|" * 17,
     ]
     for one in data["results"]:
         theirs = [f"{x:.2f} %" for x in PAPER.get(one["model"], ())] or ["-"] * 3
@@ -125,9 +132,11 @@ def markdown(data: Mapping[str, Any]) -> str:
         cells = [
             one["model"],
             f"{len(one['rows'])} of {one['points']}",
+            with_worst(one, "raw"),
             with_worst(one, "time"),
-            f"{one['noise']:.1%}",
             with_worst(one, "beside"),
+            with_worst(one, "tuned"),
+            f"{one['noise']:.1%}",
             f"{percent(one.get('alone_error'))} ({percent(one.get('stolen_exploring'))},"
             f" {percent(one.get('stolen'))})",
             theirs[0],

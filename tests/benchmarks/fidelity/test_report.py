@@ -8,7 +8,6 @@ import pytest
 
 from tests.benchmarks.fidelity.bench_fidelity import evenly, with_earlier
 from tests.benchmarks.fidelity.report import beside_error, error, kendall, markdown, picture, spread, summary
-from tests.benchmarks.fidelity.steps import seconds_of
 
 
 def row(predicted: float, first: float, second: float, memory: tuple[float, float] = (99, 100)) -> dict:
@@ -58,18 +57,21 @@ def test_predictions_beside_the_runs_are_the_mean_of_both_ends():
     assert found["beside_worst"] == pytest.approx(0.2)
 
 
+def test_raw_and_tuned_predictions_have_errors_of_their_own():
+    tuned = row(1.0, 1.0, 1.0) | {"time_raw_s": 1.5, "time_tuned_s": 1.08, "time_after_s": 1.2}
+    found = summary([tuned])
+    assert (found["raw_error"], found["time_error"]) == (pytest.approx(0.5), 0.0)
+    assert found["tuned_error"] == found["tuned_worst"] == pytest.approx(0.1)
+    before = summary([row(1.0, 1.0, 1.0)])
+    assert before["raw_error"] is before["tuned_worst"] is None
+
+
 def test_steps_that_the_host_left_alone_are_compared_apart():
     disturbed = row(1.0, 1.2, 1.4) | {"time_left_alone_s": 1.25, "stolen": 0.2}
     found = summary([disturbed, row(1.0, 1.0, 1.0) | {"time_left_alone_s": None, "stolen": 0.4}])
     assert found["alone_error"] == pytest.approx(0.2)
     assert found["stolen"] == pytest.approx(0.3)
     assert summary([row(1.0, 1.0, 1.0)])["alone_error"] is None
-
-
-def test_a_collective_counts_from_the_rank_that_comes_last():
-    one = {"steps": [(0.0, 9.0)], "collectives": [[(1.0, 4.0), (5.0, 6.0)]]}
-    other = {"steps": [(0.5, 8.0)], "collectives": [[(3.0, 4.5), (5.0, 7.0)]]}
-    assert seconds_of([one, other]) == ([8.5], [1.5 + 2.0])
 
 
 def test_reports_hold_every_plan_and_say_whose_figures_are_whose():

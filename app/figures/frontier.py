@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.exploration.facts import listed_facts
+from tensoropt.exploration.facts import listed_facts, range_of
 from tensoropt.plan.plan_names import JOIN, OTHER_FAMILY, PLANNER_TITLES, family, is_recomputed, planner_title
 from tensoropt.plan.point import FRONTIER
 
@@ -349,8 +349,20 @@ def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[J
     return [
         _ring(data, data.special(view).get("knee"), colours.muted, "knee", 13, "circle-open"),
         _ring(data, view.other, colours.other, "compared", 15, "diamond-open"),
-        _ring(data, view.point, colours.select, "selected", 17, "circle-open"),
+        _ring(data, view.point, colours.select, "selected", 17, "circle-open")
+        | {"error_y": _time_range(data, view.point, colours)},
     ]
+
+
+def _time_range(data: FrontierData, row: int | None, colours: Palette) -> Json:
+    """Return the range of a predicted time as a band through the point, if it is known and time goes up."""
+    there = data.axes.up_time and row is not None and row < len(data)
+    found = range_of(data.exploration, int(row or 0)) if there else None
+    if found is None:
+        return {"visible": False}
+    up, down = found.high_s - found.middle_s, found.middle_s - found.low_s
+    ends = {"array": [up / data.units.time.factor], "arrayminus": [down / data.units.time.factor]}
+    return {"visible": True, "symmetric": False, "color": colours.band, "thickness": 12, "width": 0, **ends}
 
 
 def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int, symbol: str) -> Json:

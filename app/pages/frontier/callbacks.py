@@ -350,7 +350,7 @@ def marking(data: FrontierData, view: View, scheme: str) -> Patch:
     patch = Patch()
     traces = drawing.selection_traces(data, view, colours)
     for place, trace in zip((drawing.KNEE, drawing.OTHER, drawing.SELECTED), traces, strict=True):
-        for name in ("x", "y", "showlegend"):
+        for name in {"x", "y", "showlegend", "error_y"} & trace.keys():
             patch["data"][place][name] = trace[name]
     veils = drawing.shapes(data, view, colours)
     for place in (drawing.BUDGET, drawing.TARGET, drawing.LIMIT):

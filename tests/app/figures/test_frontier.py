@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -198,6 +199,7 @@ def test_a_selection_moves_three_traces_two_veils_and_the_budget() -> None:
             for i in (drawing.KNEE, drawing.OTHER, drawing.SELECTED)
             for name in ("x", "y", "showlegend")
         ),
+        ("data", drawing.SELECTED, "error_y"),
         *(("layout", "shapes", i) for i in (drawing.BUDGET, drawing.TARGET, drawing.LIMIT)),
         ("layout", "annotations", drawing.LABEL),
     }
@@ -205,6 +207,17 @@ def test_a_selection_moves_three_traces_two_veils_and_the_budget() -> None:
         assert whole["data"][i][name] == value
     for of, i in (("shapes", drawing.BUDGET), ("shapes", drawing.LIMIT), ("annotations", drawing.LABEL)):
         assert whole["layout"][of][i] == found["layout", of, i]
+
+
+def test_a_time_with_a_range_has_a_bar_through_its_point() -> None:
+    report = {**DATA.exploration.report, "calibration": {"low": 0.9, "high": 1.2, "holds": 0.8, "words": "w"}}
+    calibrated = replace(DATA, exploration=replace(DATA.exploration, report=report))
+    traces = drawing.frontier_figure(calibrated, View(point=4, other=1), "light")["data"]
+    selected, second = traces[drawing.SELECTED], DATA.units.time.factor
+    middle = DATA.time[4] / second
+    assert selected["error_y"]["array"] == pytest.approx([0.2 * middle])
+    assert selected["error_y"]["arrayminus"] == pytest.approx([0.1 * middle])
+    assert figure(View())["data"][drawing.SELECTED]["error_y"] == {"visible": False}
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -9,10 +9,12 @@ done when a call returns: on a GPU the host's clock says nothing.
 from __future__ import annotations
 
 import bisect
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from tensoropt.engine.sharded_engine import ShardedEngine
 
 _UNNUMBERED = 2**63
 """Autograd's numbers from here on are no numbers: leaves have the largest one."""
+_NODES = 200
 
 
 class StepStamps:
@@ -70,11 +73,15 @@ class StepStamps:
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a lowered module and stamps its nodes."""
+    """Runs a lowered module and stamps its nodes.
 
-    def __init__(self, module: fx.GraphModule, stamps: StepStamps):
+    Args:
+        own_s: the seconds that interpreting takes per node, which the compiled module does not.
+    """
+
+    def __init__(self, module: fx.GraphModule, stamps: StepStamps, own_s: float = 0.0):
         super().__init__(module)
-        self.stamps = stamps
+        self.stamps, self.own_s = stamps, own_s
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op in ("placeholder", "output", "get_attr"):
@@ -82,7 +89,8 @@ class _Interpreter(fx.Interpreter):
         number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         since = time.perf_counter()
         result = super().run_node(n)
-        self.stamps.forward(n.meta.get("operator", n.name), number, time.perf_counter() - since)
+        seconds = time.perf_counter() - since - self.own_s
+        self.stamps.forward(n.meta.get("operator", n.name), number, max(seconds, 0.0))
         return result
 
     def stamped(self, *args: Any) -> Any:
@@ -103,6 +111,23 @@ class _Interpreter(fx.Interpreter):
         return results
 
 
+@cache
+def _interpreting_s() -> float:
+    """Return the seconds that interpreting takes per node: of nodes that do nothing."""
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    for _ in range(_NODES):
+        node = graph.call_function(_nothing, (node,))
+    graph.output((node,))
+    stamps = StepStamps()
+    _Interpreter(fx.GraphModule(torch.nn.Module(), graph), stamps).run(torch.zeros(1))
+    return statistics.median(stamps.forward_s.values())
+
+
+def _nothing(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 @contextmanager
 def stamped(engine: ShardedEngine) -> Iterator[StepStamps]:
     """Stamp the steps of an engine that run inside; they take a little longer than others.
@@ -113,7 +138,7 @@ def stamped(engine: ShardedEngine) -> Iterator[StepStamps]:
     if engine.runtime.device.type != "cpu":
         raise ValueError("steps of GPUs are stamped by their profiler, not by the host's clock")
     stamps, module = StepStamps(), engine.lowered.module
-    module.forward = _Interpreter(module, stamps).stamped  # type: ignore[method-assign]
+    module.forward = _Interpreter(module, stamps, _interpreting_s()).stamped  # type: ignore[method-assign]
     try:
         yield stamps
     finally:

@@ -21,7 +21,7 @@ from tensoropt.errors import (
 from tensoropt.version import __version__
 
 if TYPE_CHECKING:
-    from tensoropt.api import compare, explore, explore_changed, recost
+    from tensoropt.api import compare, explore, explore_changed, recost, with_jobs
     from tensoropt.calibration.calibrate import calibrate
     from tensoropt.calibration.tuning import tune
     from tensoropt.capture.onnx import load_onnx
@@ -90,6 +90,7 @@ _MODULE_OF = {
     "verify_plan": "tensoropt.verify",
     "verify_random": "tensoropt.verify",
     "why": "tensoropt.saved",
+    "with_jobs": "tensoropt.api",
 }
 """The module that each name is imported from when it is first used. Of the verbs ``demo``, ``selftest`` and
 ``verify`` are modules, so that their functions are :func:`run_demo`, :func:`run_selftest`,
@@ -151,6 +152,7 @@ __all__ = [
     "verify_plan",
     "verify_random",
     "why",
+    "with_jobs",
 ]
 
 

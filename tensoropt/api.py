@@ -19,6 +19,7 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.plan.point import check_budget
 from tensoropt.planners.compare import requested_planners
@@ -32,6 +33,7 @@ from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
+from tensoropt.session import launched
 from tensoropt.session.comparing import recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
@@ -261,6 +263,30 @@ def recost(
     check_budget(updated.points, settings.memory_bytes)
     old = range(len(exploration.points))
     return updated, recosted(session, searched, exploration, old) if old_points else ()
+
+
+def with_jobs(
+    exploration: Exploration,
+    jobs: Sequence[LaunchedJob | str],
+    *,
+    store: ProfileStore | None = None,
+    progress: Progress | None = None,
+) -> Exploration:
+    """Return the exploration with the jobs that somebody runs today among its other points.
+
+    Args:
+        jobs: as launchers are told of them: ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``,
+            ``deepspeed:ds.json`` or ``accelerate:config.yaml``; or what was read of these.
+        store, progress: as in :func:`explore`.
+
+    Raises:
+        JobError: a config cannot be read, or the job is for another number of devices.
+        TensorOptError: the exploration was saved without its operator graph.
+    """
+    read = [read_job(job) if isinstance(job, str) else job for job in jobs]
+    for job in read:
+        job.on(len(exploration.cluster["devices"]))
+    return launched.with_jobs(exploration, read, store, progress or silent)
 
 
 def explore_changed(

@@ -37,7 +37,7 @@ def test_every_stage_has_its_layer() -> None:
         "profiling",
         "sharding",
         "ranks",
-        "capture | cluster | zoo",
+        "capture | cluster | launchers | zoo",
         "ops",
         "graph",
         "fake_cuda",

@@ -394,6 +394,7 @@ def question_option(options: argparse.Namespace) -> Any:
         limits=[parse_bytes(limit) for limit in limits] or [None],
         devices=devices,
         also_on=_names(getattr(options, "also_on", None)),
+        beside=tuple(getattr(options, "beside", ())),
         anew=options.anew,
     )
 
@@ -429,17 +430,24 @@ def explored(
         within: the folder of a sweep, which saves it in a folder of its own.
     """
     from tensoropt.cluster import load_cluster
+    from tensoropt.launchers import read_job
 
     # Before the folder: a wrong option is refused before anything is made.
     cluster = load_cluster(question.cluster if cluster is None else cluster)
+    jobs = [read_job(text) for text in question.beside]
+    question, taken = question.as_run_by(jobs, cluster.device_count)
+    if taken:
+        progress.note(taken)
     question = computing_on(question, [cluster], progress).on(cluster)
     settings = question.settings_on(cluster)
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         where = f"a folder of {within}" if within else out
         progress.note(question.in_effect(cluster, settings, where))
-        from tensoropt.api import answer  # imports PyTorch: only after the settings in effect are printed
+        from tensoropt import api  # imports PyTorch: only after the settings in effect are printed
 
-        exploration = answer(question, cluster, settings, sibling, progress=progress, note=progress.note)
+        exploration = api.answer(question, cluster, settings, sibling, progress=progress, note=progress.note)
+        if jobs:
+            exploration = api.with_jobs(exploration, jobs, progress=progress)
         if folder is not None:
             exploration.save(Path(folder))
         return exploration

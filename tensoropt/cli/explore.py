@@ -34,6 +34,15 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "1, 2, 4, ... up to all of them",
     )
     verb.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="LAUNCHER:JOB",
+        help="what you run today, as a point beside the frontier: torchtitan:job.toml, "
+        "megatron:'--tensor-model-parallel-size 8 ...', deepspeed:ds.json or accelerate:config.yaml; its "
+        "batch and sequence are taken unless --batch and --sequence say others; may be given several times",
+    )
+    verb.add_argument(
         "--batch-per-device",
         type=WHOLE,
         metavar="N",
@@ -58,6 +67,11 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
             "--devices is for parts of one cluster, --also-on for several clusters; name parts of these as "
             "in --also-on 'dgx-h100[4],dgx-a100[4]'"
         )
+    if question.beside and (question.batches or question.also_on or question.devices):
+        raise TensorOptError(
+            "--beside is about one batch on one cluster, and --batch, --devices or --also-on asks about "
+            "several; leave out one of the two"
+        )
     if question.batches:
         return _over_batches(question, progress, out)
     if question.also_on or question.devices:
@@ -68,6 +82,7 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
     from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.frontier_table import frontier_text
+    from tensoropt.exploration.your_jobs import your_jobs
     from tensoropt.report.table import summary_lines
 
     data = {
@@ -79,10 +94,12 @@ def explore(question: Any, progress: ProgressDisplay, out: str) -> Answer:
         "report": dict(exploration.report),
     }
     within = answer_within(exploration, exploration.settings.get("memory_bytes"))
-    data["answer"] = within.to_data()
+    jobs = your_jobs(exploration)
+    data["answer"], data["jobs"] = within.to_data(), [job.to_data() for job in jobs]
     text = "\n".join(
         [
             within.sentence(),
+            *(line for job in jobs for line in job.sentences()),
             "",
             frontier_text(exploration),
             "",

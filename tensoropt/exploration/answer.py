@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, brief_name, planner_title
+from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, YOUR_JOB, brief_name, planner_title
 from tensoropt.plan.point import FRONTIER, SAME, Point
 from tensoropt.units import format_bytes, format_seconds, share_words, without_zeros
 
@@ -260,7 +260,9 @@ def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:
     planners = findings.all_points.column("planner")
     for row in np.flatnonzero(~np.isin(planners, OWN)).tolist():
         planner = str(planners[row])
-        if planner == "zero":
+        if planner.startswith(YOUR_JOB):
+            yield row, planner_title(planner)
+        elif planner == "zero":
             stage = re.search(r"ZeRO-(\d)", findings.names[row])
             yield row, _ZERO_TITLES[stage.group(1)] if stage else planner_title(planner)
         elif planner in HEURISTICS:

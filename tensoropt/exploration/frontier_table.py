@@ -15,6 +15,7 @@ import numpy as np
 
 from tensoropt.console import columns
 from tensoropt.exploration.notable import notable
+from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import UNSPLIT, brief_name
@@ -95,11 +96,13 @@ def source_words(sources: dict[str, float]) -> str:
 
 def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
     """Return a header and one row of words per point, with what it is last."""
-    marks = notable(findings)
+    marks = notable(findings) | {
+        job.row: [f"you are here ({job.launcher})"] for job in your_jobs(findings) if job.row is not None
+    }
     (size, size_bytes), (time, time_s) = units_of(findings)
     rows = [[cell.format(size=size, time=time) for cell in HEADER]]
     for i in indices:
-        p = findings.points[i]
+        p = findings.all_points[i]
         space = findings.spaces[p.space]
         rows.append(
             [
@@ -121,9 +124,11 @@ def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
 
 
 def frontier_text(findings: Findings, *, every: bool = False) -> str:
-    """Return the frontier as a table: its notable points, or ``every`` point."""
+    """Return the frontier as a table: its notable points, or ``every`` point; then the jobs that people run
+    today."""
     indices = range(len(findings.points)) if every else list(notable(findings))
-    text = columns(table_rows(findings, indices), left=_LEFT)
+    jobs = [job.row for job in your_jobs(findings) if job.row is not None]
+    text = columns(table_rows(findings, [*indices, *jobs]), left=_LEFT)
     if len(indices) < len(findings.points):
         text += f"\n{len(indices)} of {counted(len(findings.points), 'point')}; all: tensoropt show DIR --all"
     return text

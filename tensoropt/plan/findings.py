@@ -17,7 +17,7 @@ import numpy as np
 from tensoropt.frontier import knee
 from tensoropt.plan.keys import point_keys
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.plan_names import plan_names
+from tensoropt.plan.plan_names import YOUR_JOB, plan_names, planner_title
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_table import PointTable
 from tensoropt.plan.space import Space
@@ -78,6 +78,8 @@ class Findings:
         if index < len(self.points):
             return f"point {index + 1} of {len(self.points)}"
         planner = self.all_points[index].planner
+        if planner.startswith(YOUR_JOB):
+            return planner_title(planner)
         own = [
             i for i in range(len(self.points), len(self.all_points)) if self.all_points[i].planner == planner
         ]

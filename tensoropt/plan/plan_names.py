@@ -95,6 +95,8 @@ PLANNER_TITLES = {
 """The names of planners in a legend; others appear by their own name."""
 HEURISTICS = ("m_topo", "m_etf", "m_sct", "dpos")
 """Planners that put each operator on one device in a single pass, which is quick."""
+YOUR_JOB = "your_job_"
+"""How the planner of a point begins that a launcher runs today; its name ends with the launcher's."""
 OWN = ("frontier", "local_search", "cut_search")
 """Planners that no one published: their plans are not what others are compared with."""
 _STAGE_OF = {"held/P": 1, "held": 2}
@@ -145,6 +147,8 @@ def _share(count: str) -> float:
 
 def planner_title(name: str) -> str:
     """Return a planner's name for a legend."""
+    if name.startswith(YOUR_JOB):
+        return f"your job ({name.removeprefix(YOUR_JOB)})"
     return PLANNER_TITLES.get(name, name.replace("_", " "))
 
 

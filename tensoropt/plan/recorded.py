@@ -142,6 +142,21 @@ class Recorded:
     def put(self, key: str, record: Any, kind: str) -> None:
         """Do nothing: a recorded exploration stays as it is."""
 
+    def joined(self, other: Recorded) -> Recorded:
+        """Return the same with the costs of further strategies of this model."""
+
+        def with_works(part: RecordedPart, more: RecordedPart) -> RecordedPart:
+            works = {**more.compute.works, **part.compute.works}
+            return replace(part, compute=replace(part.compute, works=works))
+
+        parts = {key: with_works(self.parts.get(key, part), part) for key, part in other.parts.items()}
+        return replace(
+            self,
+            whole=with_works(self.whole, other.whole),
+            links={**other.links, **self.links},
+            parts={**self.parts, **parts},
+        )
+
     def changed(
         self,
         work: Callable[[str, RecordedWork], RecordedWork],

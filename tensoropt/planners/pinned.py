@@ -79,8 +79,9 @@ class PinnedConfiguration:
         parameters outside the repeated blocks once per step, as PyTorch's FSDP leaves those of its root
         module unsharded from forward to the end of backward. sequence_parallel: whether activations
         between tensor-parallel products may be split along the sequence. micro_batches: micro-batches per
-        step. recompute: whether every repeated block runs again in backward, or the recipe by which a part of
-        each does (:data:`tensoropt.sharding.recipes.RECIPES`).
+        step. recompute: whether repeated blocks run again in backward, or the recipe by which a part of
+        each does (:data:`tensoropt.sharding.recipes.RECIPES`): ``every`` so many-th of them, as torchtitan
+        counts, or the ``first`` so many of each stage, as Megatron-LM does.
         gathered_inputs: whether backward gathers the inputs of products again instead of keeping them, as
             Megatron's sequence parallelism does.
         places: parts of the devices that follow one another in a pipeline, outermost; 1 for none.
@@ -104,6 +105,8 @@ class PinnedConfiguration:
     sequence_parallel: bool = False
     micro_batches: int = 1
     recompute: bool | str = False
+    every: int = 1
+    first: int | None = None
     gathered_inputs: bool = False
     places: int = 1
     stages_per_place: int = 1
@@ -111,7 +114,16 @@ class PinnedConfiguration:
     experts: int = 1
 
     def __post_init__(self) -> None:
-        degrees = ("data", "tensor", "context", "micro_batches", "places", "stages_per_place", "experts")
+        degrees = (
+            "data",
+            "tensor",
+            "context",
+            "micro_batches",
+            "places",
+            "stages_per_place",
+            "experts",
+            "every",
+        )
         for name in degrees:
             if getattr(self, name) < 1:
                 raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
@@ -141,6 +153,13 @@ class PinnedConfiguration:
         if isinstance(self.recompute, str):
             return self.recompute
         return FULL if self.recompute else NOTHING
+
+    def recomputes(self, block: int, blocks: int) -> bool:
+        """Return whether block number ``block`` of ``blocks`` is recomputed."""
+        if self.first is not None:
+            stages = self.places * self.stages_per_place
+            return block % max(-(-blocks // stages), 1) < self.first
+        return (block + 1) % self.every == 0
 
     @property
     def devices(self) -> int:
@@ -183,6 +202,7 @@ class PinnedPoint:
         evaluation: its step, as the simulator has it.
         tables: the tables of the pinned configurations alone.
         choice: the index of each variable's configuration in the tables.
+        mesh: the mesh that it runs on.
         notes: remarks on settings that could not be pinned as requested.
     """
 
@@ -190,6 +210,7 @@ class PinnedPoint:
     evaluation: Evaluation
     tables: CostTables
     choice: Mapping[str, int]
+    mesh: Mesh
     notes: tuple[str, ...] = ()
 
     def computed(self) -> Iterator[_ComputedWork]:
@@ -234,7 +255,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     memory, compute, communication = tables.breakdown(*chosen)
     (evaluation,) = Evaluator(tables, overlap_of(cluster, mesh, beside=costs.beside))([chosen])
     point = evaluation.point(0, names, 0, additive=(memory, compute + communication), planner="pinned")
-    return PinnedPoint(point, evaluation, tables, chosen[0], tuple(pinning.notes))
+    return PinnedPoint(point, evaluation, tables, chosen[0], mesh, tuple(pinning.notes))
 
 
 def _check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
@@ -322,8 +343,11 @@ class _Pinning:
         self.stage = pinned.stage if self.shard_axes else _WHOLE_STAGE
         self.once: dict[str, bool] = {}
         """Whether a group runs once, for those of recomputed blocks."""
-        for region in find_regions(problem.graph) if pinned.recipe != NOTHING else ():
+        regions = find_regions(problem.graph) if pinned.recipe != NOTHING else ()
+        for number, region in enumerate(regions):
             once = groups_run_once(problem.graph, region, pinned.recipe) or frozenset()
+            if not pinned.recomputes(number, len(regions)):
+                once = frozenset(region.groups)
             self.once.update((name, name in once) for name in region.groups)
         self.inside_blocks = frozenset(
             name
@@ -481,11 +505,13 @@ class PinnedPipelinePoint:
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
         evaluation: its stages, and its schedule over time.
+        mesh: the mesh that it runs on, its stages outermost.
         notes: remarks on settings that could not be pinned as requested.
     """
 
     point: Point
     evaluation: PipelineEvaluation
+    mesh: Mesh
     notes: tuple[str, ...] = ()
 
 
@@ -567,7 +593,7 @@ def simulate_pinned_pipeline(
         key=lambda pipeline: pipeline.time_s,
     )
     point = pipelined_point(best, mesh, space=0, planner="pinned")
-    return PinnedPipelinePoint(point, best, (*pinning.notes, *composer.notes))
+    return PinnedPipelinePoint(point, best, mesh, (*pinning.notes, *composer.notes))
 
 
 def _fastest(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -15,14 +16,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.question.compute_dtype import with_dtype
+from tensoropt.launchers.job import LaunchedJob
+from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import (
     LoadedModel,
     ModelSourceError,
     OnnxOptions,
     batch_on,
+    default_batch,
     is_onnx,
     load_model,
+    with_sequence,
 )
 from tensoropt.question.settings import Settings, settings_fields
 from tensoropt.units import format_bytes, parse_bytes, read_counts, read_number, write_counts, write_size
@@ -48,6 +52,7 @@ class Question(BaseModel):
         limits: memory per device that planners are given, bytes; None for all trade-offs they know.
         devices: numbers of the cluster's devices to explore on one after the other, or ``auto``.
         also_on: further clusters by name.
+        beside: jobs that run today, as launchers are told of them: ``torchtitan:job.toml`` and the like.
         anew: whether kept results are ignored.
     """
 
@@ -74,6 +79,7 @@ class Question(BaseModel):
     limits: tuple[float | None, ...] = (None,)
     devices: str | tuple[int, ...] = ""
     also_on: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     anew: bool = False
 
     @classmethod
@@ -120,6 +126,31 @@ class Question(BaseModel):
             return self
         batch = batch_on(self.model, self.batch, self.batch_per_device, cluster.device_count)
         return self.model_copy(update={"batch": batch, "batch_per_device": None})
+
+    def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
+        """Return the question about the batch, the sequence and the dtype that a job has today, where it does
+        not say others and the model's are a choice; and what was taken, in words.
+
+        Raises:
+            JobError: a job does not run on so many devices.
+        """
+        model, batch, settings, taken = self.model, self.batch, self.settings, list[str]()
+        for job in (job.on(devices) for job in jobs):
+            if batch is None and not self.batches and self.batch_per_device is None:
+                with suppress(TensorOptError):
+                    default_batch(model)
+                    batch = job.batch_on(devices)
+                    taken += [f"batch {batch}"] if batch else []
+            if job.sequence:
+                with suppress(TensorOptError):
+                    model = with_sequence(model, job.sequence)
+                    taken.append(f"sequence {job.sequence}")
+            if job.dtype and settings.dtype == AUTO:
+                settings = replace(settings, dtype=job.dtype)
+                taken.append(f"dtype {job.dtype}")
+        flags = " and ".join(f"--{words.partition(' ')[0]}" for words in taken)
+        words = f"{', '.join(taken)}, as the job has: {flags} may say others" if taken else ""
+        return self.model_copy(update={"model": model, "batch": batch, "settings": settings}), words
 
     def at(self, batch: int) -> Question:
         """Return the question about one of its batches."""
@@ -187,6 +218,7 @@ class Question(BaseModel):
             "also-on": ",".join(self.also_on),
         }
         words += [word for name, text in named.items() if text for word in (f"--{name}", text)]
+        words += [word for job in self.beside for word in ("--beside", job)]
         words += [word for option in self.planner_options for word in ("--planner-option", option)]
         return [*words, *(["--anew"] if self.anew else []), "--out", out]
 

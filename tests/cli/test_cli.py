@@ -264,6 +264,28 @@ def test_batches_are_compared_by_sample(run: Any, place: Path) -> None:
     assert not Path("x").exists()
 
 
+def test_what_runs_today_stands_beside_the_frontier(run: Any, place: Path) -> None:
+    Path("ds.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage": 2}, "prefetch": 3}')
+    arguments = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--micro-batches", "1", "--out", "today")
+    code, out, err = run(*arguments, "--beside", "deepspeed:ds.json")
+    assert code == 0
+    assert "batch 4, as the job has: --batch may say others" in err
+    assert "You are here (deepspeed): DP 2" in out
+    assert "<- you are here (deepspeed)" in out
+    assert "prefetch = 3" in out
+    data = json.loads(run(*arguments, "--beside", "deepspeed:ds.json", "--json")[1])
+    (job,), answer = data["jobs"], data["answer"]
+    assert job["notes"]
+    assert job["memory_bytes"] > 0
+    assert answer["point"] is not None
+    shown = run("show", "today", "--point", str(job["point"]))
+    assert shown[0] == 0
+    assert shown[1].startswith("your job (deepspeed)")
+    refused(run(*arguments, "--beside", "deepspeed:no.json"), "cannot read the file")
+    refused(run(*arguments, "--beside", "megatron:--tensor-model-parallel-size 4"), "does not make 2 devices")
+    refused(run(*arguments, "--beside", "deepspeed:ds.json", "--batch", "2,4"), "several; leave out")
+
+
 def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explored: Path) -> None:
     code, out, _ = run("recost", "out", "--planners", "data_parallel", "--out", "beside")
     assert code == 0

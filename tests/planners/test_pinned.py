@@ -128,6 +128,15 @@ def test_a_recipe_lies_between_all_and_nothing(recipe):
     assert kept == sorted(set(kept))
 
 
+@pytest.mark.parametrize("chosen", [{"every": 2}, {"first": 1}])
+def test_some_blocks_are_recomputed(chosen):
+    some, full = (pinned(data=2, recompute=True, **more) for more in (chosen, {}))
+    twice = [sum(c.forwards == 2 for c in found.computed()) for found in (some, full)]
+    assert twice[1] == LAYERS * twice[0] > 0
+    plain = pinned(data=2)
+    assert plain.point.compute_s < some.point.compute_s < full.point.compute_s
+
+
 def test_shards_over_a_part_of_the_replicas():
     part, every = pinned(data=4, stage=3, shard_group=2), pinned(data=4, stage=3)
     assert PinnedConfiguration(data=4, stage=3, shard_group=2).mesh.names == ("replica", "shard")

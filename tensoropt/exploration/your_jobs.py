@@ -1,0 +1,97 @@
+"""Where people stand: the jobs that they run today, beside the frontier, and what a better plan brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan_names import YOUR_JOB, brief_name
+from tensoropt.units import format_bytes, format_seconds, share_words
+
+_ALIKE = 0.005
+"""The share below which a plan is not called better."""
+
+
+class YourJob(NamedTuple):
+    """A job that somebody runs today, beside a frontier.
+
+    Attributes:
+        row: its number among :attr:`Findings.all_points`; None if it could not be priced.
+        faster, leaner: the numbers of the fastest point within its memory, and of the leanest within its
+            time; None where none is better.
+        notes: what of it is not part of the prediction.
+        refusal: why it could not be priced.
+    """
+
+    findings: Findings
+    launcher: str
+    row: int | None
+    faster: int | None
+    leaner: int | None
+    notes: tuple[str, ...]
+    refusal: str
+
+    def sentences(self) -> list[str]:
+        """Return where the job is, and what a better plan would bring; then what was not understood."""
+        if self.row is None:
+            return [f"Your job ({self.launcher}) has no prediction: {self.refusal}."]
+        point = self.findings.all_points[self.row]
+        name = brief_name(self.findings.names[self.row])
+        place = f"{name}, {format_seconds(point.time_s)} a step, {format_bytes(point.memory_bytes)}"
+        better = []
+        if self.faster is not None:
+            time_s = self.findings.points[self.faster].time_s
+            less = share_words(1 - time_s / point.time_s)
+            title = self._title(self.faster)
+            better.append(f"within that memory {title} takes {format_seconds(time_s)} a step, {less} less")
+        if self.leaner is not None:
+            memory_bytes = self.findings.points[self.leaner].memory_bytes
+            less = share_words(1 - memory_bytes / point.memory_bytes)
+            title = self._title(self.leaner)
+            better.append(f"within that time {title} needs {format_bytes(memory_bytes)}, {less} less")
+        brings = "; ".join(better) or "no point of the frontier is better"
+        said = f"You are here ({self.launcher}): {place}. {brings[0].upper()}{brings[1:]}."
+        return [said, *(f"  {note}" for note in self.notes)]
+
+    def _title(self, row: int) -> str:
+        return f"point {row + 1} ({brief_name(self.findings.names[row])})"
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the sentence and the figures behind it as plain data; points are counted from 1."""
+        point = None if self.row is None else self.findings.all_points[self.row]
+        number = {"point": self.row, "faster": self.faster, "leaner": self.leaner}
+        return {
+            "launcher": self.launcher,
+            "sentence": self.sentences()[0],
+            **{name: None if row is None else row + 1 for name, row in number.items()},
+            "memory_bytes": None if point is None else point.memory_bytes,
+            "time_s": None if point is None else point.time_s,
+            "notes": list(self.notes),
+            "refusal": self.refusal,
+        }
+
+
+def your_jobs(findings: Findings) -> tuple[YourJob, ...]:
+    """Return the jobs beside a frontier, in the order in which they were given."""
+    planners = findings.all_points.column("planner").tolist()
+    rows = iter([row for row, planner in enumerate(planners) if str(planner).startswith(YOUR_JOB)])
+    return tuple(_job(findings, told, rows) for told in findings.report.get("jobs", ()))
+
+
+def _job(findings: Findings, told: dict[str, Any], rows: Iterator[int]) -> YourJob:
+    row = None if told["refusal"] else next(rows)
+    faster = leaner = None
+    if row is not None and findings.points:
+        point, count = findings.all_points[row], len(findings.points)
+        # Ascending in memory, descending in time.
+        memory, times = (findings.all_points.column(name)[:count] for name in ("memory_bytes", "time_s"))
+        within = int(np.searchsorted(memory, point.memory_bytes, side="right")) - 1
+        if within >= 0 and times[within] < point.time_s * (1 - _ALIKE):
+            faster = within
+        quick = int(np.searchsorted(-times, -point.time_s, side="left"))
+        if quick < count and memory[quick] < point.memory_bytes * (1 - _ALIKE):
+            leaner = quick
+    return YourJob(findings, told["launcher"], row, faster, leaner, tuple(told["notes"]), told["refusal"])

@@ -1,0 +1,158 @@
+"""accelerate's YAML: ``distributed_type`` with ``fsdp_config``, ``parallelism_config``, ``deepspeed_config``
+or ``megatron_lm_config``, as ``accelerate config`` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from tensoropt.launchers import deepspeed
+from tensoropt.launchers.job import FULL, GATHERED_ONCE, NOTHING, JobError, Keys, LaunchedJob
+
+NAME = "accelerate"
+ABOUT = "config.yaml"
+_STRATEGIES = {
+    "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
+    "1": 3, "2": 2, "3": 0, "4": 3, "5": 2,
+}  # fmt: skip
+_HARMLESS = (
+    "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank", "main_*",
+    "rdzv_*", "same_network", "tpu_*", "gpu_ids", "use_cpu", "num_machines", "fsdp_config.fsdp_version",
+    "fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
+    "fsdp_config.fsdp_backward_prefetch*", "fsdp_config.fsdp_use_orig_params",
+    "fsdp_config.fsdp_forward_prefetch", "fsdp_config.fsdp_cpu_ram_efficient_loading",
+    "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_auto_wrap_policy",
+    "fsdp_config.fsdp_min_num_params",
+    "mpirun_config.*", "deepspeed_config.zero3_*", "deepspeed_config.gradient_clipping",
+    "deepspeed_config.deepspeed_multinode_launcher", "megatron_lm_config.megatron_lm_gradient_clipping",
+)  # fmt: skip
+
+
+def read(text: str) -> LaunchedJob:
+    """Return the job of an accelerate config.
+
+    Raises:
+        JobError: it is no YAML of accelerate, or a number is none.
+    """
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise JobError(f"{NAME}: not YAML: {error}; give the file that `accelerate config` writes") from None
+    if not isinstance(values, dict) or "distributed_type" not in values:
+        raise JobError(f"{NAME}: there is no distributed_type; give the file that `accelerate config` writes")
+    keys = Keys(values, NAME)
+    kind = str(keys.take("distributed_type")).upper().rpartition(".")[2]
+    processes, precision = keys.number("num_processes"), str(keys.take("mixed_precision", "no"))
+    if precision in ("fp16", "fp8"):
+        keys.note(f"mixed_precision = {precision}: predicted as bfloat16")
+    dtype = {"no": "float32", "none": ""}.get(precision.lower(), "bfloat16")
+    if dynamo := keys.take("dynamo_config.dynamo_backend"):
+        keys.note(f"dynamo_backend = {dynamo}: predicted with the kernels of operators one by one")
+    kinds = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed, "MEGATRON_LM": _megatron}
+    job = kinds.get(kind, _plain)(keys, values)
+    if kind not in kinds and not kind.startswith(("MULTI_", "NO")):
+        keys.note(f"distributed_type = {kind} is not known: predicted as data parallelism")
+    steps = keys.number("gradient_accumulation_steps")
+    if job.batch is None and job.micro_batch is None:
+        keys.note("the batch is the script's: predicted at the batch that is explored")
+    if steps is None and job.micro_batches is None:
+        keys.note("how often gradients are accumulated is the script's: predicted with 1 micro-batch")
+    inside = job.tensor * job.context * job.places
+    # Where a file counts processes, these are the devices.
+    data = processes // inside if processes and processes % inside == 0 else None
+    return replace(
+        job,
+        launcher=NAME,
+        data=data if job.data is None else job.data,
+        dtype=dtype or job.dtype,
+        micro_batches=steps or job.micro_batches,
+        notes=(*job.notes, *keys.left(_HARMLESS)),
+    )
+
+
+def _plain(keys: Keys, _: Mapping[str, Any]) -> LaunchedJob:
+    """Return the job of DistributedDataParallel, or of ``parallelism_config`` without FSDP."""
+    return _with_degrees(keys, LaunchedJob(launcher=NAME, data=None))
+
+
+def _fsdp(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
+    """Return the job of FSDP, of either version."""
+    f = "fsdp_config.fsdp_"
+    reshard = keys.take(f + "reshard_after_forward", True)
+    strategy = str(keys.take(f + "sharding_strategy", "") or (reshard if isinstance(reshard, str) else ""))
+    if strategy.lower() in ("true", "false"):
+        reshard, strategy = strategy.lower() == "true", ""
+    if strategy and strategy.upper() not in _STRATEGIES:
+        raise JobError(
+            f"{NAME}: the sharding strategy '{strategy}' is none; give one of {', '.join(_STRATEGIES)}"
+        )
+    stage = _STRATEGIES[strategy.upper()] if strategy else 3 if reshard else 2
+    hybrid = strategy.upper().startswith("HYBRID") or strategy in ("4", "5")
+    if stage == 2:
+        keys.note(GATHERED_ONCE)
+    keys.unlike(f + "offload_params", "predicted with everything on the device")
+    keys.unlike(f + "cpu_offload", "predicted with everything on the device")
+    return _with_degrees(
+        keys,
+        LaunchedJob(
+            launcher=NAME,
+            data=None,
+            replicas=int(values.get("num_machines") or 1) if hybrid else 1,
+            stage=stage,
+            root_once=stage == 3,
+            recompute=FULL if keys.true(f + "activation_checkpointing") else NOTHING,
+        ),
+    )
+
+
+def _with_degrees(keys: Keys, job: LaunchedJob) -> LaunchedJob:
+    """Return a job with the degrees of ``parallelism_config``."""
+    p = "parallelism_config.parallelism_config_"
+    tensor, context = keys.degree(p + "tp_size"), keys.degree(p + "cp_size")
+    replicas, shards = keys.degree(p + "dp_replicate_size"), keys.degree(p + "dp_shard_size")
+    keys.unlike(p + "sp_size", "not part of the prediction", (None, 1))
+    for name in ("cp_comm_strategy", "cp_rotate_method"):
+        keys.unlike(p + name, "predicted as a gather", (None, "allgather"))
+    said = any(keys.given(p + name) for name in ("dp_replicate_size", "dp_shard_size"))
+    return replace(
+        job,
+        data=replicas * shards if said else None,
+        replicas=replicas if said and shards > 1 else job.replicas,
+        stage=job.stage if not said or shards > 1 or context > 1 else 0,
+        tensor=tensor,
+        context=context,
+    )
+
+
+def _deepspeed(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
+    """Return the job of DeepSpeed, whose own settings may be in a file of their own."""
+    d = "deepspeed_config."
+    file = keys.take(d + "deepspeed_config_file")
+    if file:
+        raise JobError(f"{NAME}: the config of DeepSpeed is in {file}; give that file, as deepspeed:{file}")
+    stage, steps = keys.number(d + "zero_stage", 2), keys.number(d + "gradient_accumulation_steps")
+    for name in ("offload_optimizer_device", "offload_param_device"):
+        keys.unlike(d + name, "predicted with everything on the device", (None, "none"))
+    own = {"zero_optimization": {"stage": stage}, "gradient_accumulation_steps": steps}
+    return replace(deepspeed.of_values(own), notes=())
+
+
+def _megatron(keys: Keys, _: Mapping[str, Any]) -> LaunchedJob:
+    """Return the job of Megatron-LM as accelerate starts it."""
+    m = "megatron_lm_config.megatron_lm_"
+    tensor, places = keys.degree(m + "tp_degree"), keys.degree(m + "pp_degree")
+    along = keys.true(m + "sequence_parallelism") and tensor > 1
+    return LaunchedJob(
+        launcher=NAME,
+        data=None,
+        tensor=tensor,
+        places=places,
+        sequence_parallel=along,
+        gathered_inputs=along,
+        stage=1 if keys.true(m + "use_distributed_optimizer") else 0,
+        recompute="attention core" if keys.true(m + "recompute_activations") else NOTHING,
+        micro_batches=keys.number(m + "num_micro_batches"),
+    )

@@ -1,0 +1,144 @@
+"""DeepSpeed's JSON: ``zero_optimization`` and the batch (https://www.deepspeed.ai/docs/config-json/)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tensoropt.launchers.job import AS_BFLOAT16, FULL, KEPT_IN_HALF, NOTHING, JobError, Keys, LaunchedJob
+
+NAME = "deepspeed"
+ABOUT = "ds.json"
+_HARMLESS = (
+    "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "prescale_gradients", "scheduler.*",
+    "optimizer.params.*", "fp16.*", "bf16.*", "tensorboard.*", "wandb.*", "csv_monitor.*", "comms_logger.*",
+    "flops_profiler.*", "dump_state", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
+    "zero_optimization.*bucket_size", "zero_optimization.overlap_comm",
+    "zero_optimization.contiguous_gradients",
+    "zero_optimization.reduce_scatter", "zero_optimization.allgather_partitions",
+    "zero_optimization.round_robin_gradients", "zero_optimization.sub_group_size",
+    "zero_optimization.stage3_*", "memory_breakdown", "data_types.*", "checkpoint.*", "aio.*",
+    "communication_data_type", "seq_parallel_communication_data_type",
+    "zero_optimization.load_from_fp32_weights",
+)  # fmt: skip
+
+
+def read(text: str) -> LaunchedJob:
+    """Return the job of a DeepSpeed config.
+
+    Raises:
+        JobError: it is no JSON object, or a number is none.
+    """
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise JobError(f"{NAME}: not JSON: {error}; give the file of --deepspeed_config") from None
+    if not isinstance(values, dict):
+        raise JobError(f"{NAME}: the config is no JSON object; give the file of --deepspeed_config")
+    return of_values(values)
+
+
+def of_values(values: Mapping[str, Any]) -> LaunchedJob:
+    """Return the job of a config's values."""
+    keys, z = Keys(values, NAME), "zero_optimization."
+    stage = keys.number(z + "stage", 0) or 0
+    if stage not in range(4):
+        raise JobError(f"{NAME}: {z}stage is {stage}; give 0, 1, 2 or 3")
+    batch, micro_batch = keys.number("train_batch_size"), keys.number("train_micro_batch_size_per_gpu")
+    accumulated = keys.number("gradient_accumulation_steps")
+    if batch is None and micro_batch is None:
+        keys.note("the batch is left to the script (auto): predicted at the batch that is explored")
+    for name in ("offload_optimizer", "offload_param"):
+        device = keys.take(f"{z}{name}.device", "none")
+        if device not in (None, "none"):
+            keys.note(f"{z}{name}.device = {device}: predicted with everything on the device")
+        for detail in (
+            "pin_memory",
+            "nvme_path",
+            "buffer_count",
+            "buffer_size",
+            "fast_init",
+            "ratio",
+            "max_in_cpu",
+        ):
+            keys.take(f"{z}{name}.{detail}")
+    for name in ("zero_hpz_partition_size", "mics_shard_size"):
+        keys.unlike(z + name, "predicted with shards over all data-parallel ranks", (None, 1, 0, -1, "auto"))
+    quantised = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+    for name in quantised:
+        keys.unlike(z + name, "predicted with gathers and reductions as they are")
+    for name in ("sequence_parallel_size", "pipeline.stages", "hybrid_engine.enabled"):
+        keys.unlike(name, "not part of the prediction", (None, False, 1, "auto"))
+    for name in _activation_keys(values):
+        keys.unlike(f"activation_checkpointing.{name}", "what the script recomputes is not in this file")
+    if keys.given("fp16.enabled") and keys.true("fp16.enabled"):
+        keys.note(AS_BFLOAT16)
+    half = any(keys.given(f"{name}.enabled") and keys.true(f"{name}.enabled") for name in ("fp16", "bf16"))
+    said = half or keys.given("fp16.enabled") or keys.given("bf16.enabled")
+    if half:
+        keys.note(KEPT_IN_HALF)
+    name = str(keys.take("optimizer.type", "") or "")
+    if name and name.lower() not in ("adam", "adamw", "sgd", "auto"):
+        keys.note(f"optimizer.type = {name}: predicted with the optimizer of --optimizer")
+    return LaunchedJob(
+        launcher=NAME,
+        data=None,
+        tensor=keys.degree("tensor_parallel.autotp_size"),
+        stage=stage,
+        batch=batch,
+        micro_batch=micro_batch,
+        micro_batches=accumulated,
+        dtype="bfloat16" if half else "float32" if said else "",
+        optimizer={"adam": "adam_fused", "adamw": "adam_fused", "sgd": "sgd"}.get(name.lower(), ""),
+        notes=keys.left(_HARMLESS),
+    )
+
+
+def _activation_keys(values: Mapping[str, Any]) -> list[str]:
+    section = values.get("activation_checkpointing")
+    return list(section) if isinstance(section, Mapping) else []
+
+
+def refusal(job: LaunchedJob) -> str:
+    """Return what of a job DeepSpeed's JSON cannot say; "" if it can say everything."""
+    degrees = {
+        "tensor parallelism inside attention and MLP": job.tensor,
+        "context parallelism": job.context,
+        "a pipeline, which its PipelineModule builds": job.places,
+        "experts over ranks, which its MoE layer builds": job.experts,
+        "shards over a part of the replicas": job.replicas,
+    }
+    for words, degree in degrees.items():
+        if degree > 1:
+            return words
+    return (
+        "" if job.recompute in (NOTHING, FULL) and job.every == 1 else f"recomputation of '{job.recompute}'"
+    )
+
+
+def variants(job: LaunchedJob) -> list[LaunchedJob]:
+    """Return jobs on as many devices that DeepSpeed's JSON can say, the likest first."""
+    inside = job.tensor * job.context * job.places
+    recompute = job.recompute if job.recompute in (NOTHING, FULL) else FULL
+    like = LaunchedJob(
+        launcher=NAME, data=(job.data or 1) * inside, stage=job.stage, recompute=recompute, batch=job.batch,
+        micro_batches=job.micro_batches, sequence=job.sequence, dtype=job.dtype, optimizer=job.optimizer,
+    )  # fmt: skip
+    # What tensor parallelism or stages saved of a device's memory, shards save too.
+    return [like] if inside == 1 else [replace(like, stage=3), replace(like, stage=1)]
+
+
+def write(job: LaunchedJob) -> str:
+    """Return a config that runs a job which DeepSpeed can be told; blocks are recomputed by the model's own
+    switch."""
+    data = job.data or 1
+    config: dict[str, Any] = {}
+    if job.batch:
+        config["train_batch_size"] = job.batch
+        config["train_micro_batch_size_per_gpu"] = max(job.batch // data // (job.micro_batches or 1), 1)
+    config["gradient_accumulation_steps"] = job.micro_batches or 1
+    config["zero_optimization"] = {"stage": job.stage, "overlap_comm": True, "contiguous_gradients": True}
+    config["bf16"] = {"enabled": job.dtype == "bfloat16"}
+    return json.dumps(config, indent=2) + "\n"

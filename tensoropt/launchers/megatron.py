@@ -1,0 +1,260 @@
+"""Megatron-LM's arguments: the words behind ``pretrain_gpt.py``, or a script or file that has them.
+
+Names and defaults are those of ``megatron/training/arguments.py``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+
+from tensoropt.launchers.job import AS_BFLOAT16, FULL, KEPT_IN_HALF, NOTHING, JobError, Keys, LaunchedJob
+
+NAME = "megatron"
+ABOUT = '"--tensor-model-parallel-size 8 ..."'
+_CORE, _FUNCTIONS = "attention core", "norms and activations"
+_MODULES = {
+    frozenset(("core_attn",)): _CORE,
+    frozenset(("layernorm",)): _FUNCTIONS,
+    frozenset(("moe_act",)): _FUNCTIONS,
+    frozenset(("layernorm", "moe_act")): _FUNCTIONS,
+}
+"""Recipes by what ``--recompute-modules`` names."""
+_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_HARMLESS = (
+    # What trains, on what, and what is written down; the model is that of ``explore``.
+    "train-*", "lr*", "min-lr", "weight-decay*", "adam-*", "clip-grad", "init-method-std", "seed", "log-*",
+    "tensorboard-*", "wandb-*", "save*", "load*", "eval-*", "data-*", "mock-data", "split", "vocab-*",
+    "merge-*",
+    "tokenizer-*", "exit-*", "ckpt-*", "dist-ckpt-*", "distributed-*", "no-save-*", "no-load-*",
+    "num-workers",
+    "num-dataset-builder-threads", "timing-*", "no-masked-softmax-fusion", "make-vocab-size-divisible-by",
+    "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups",
+    "group-query-attention", "max-position-embeddings", "position-embedding-type", "rotary-*", "swiglu",
+    "normalization", "norm-epsilon", "disable-bias-linear", "untie-embeddings-and-output-weights",
+    "kv-channels",
+    "use-rotary-position-embeddings", "qk-layernorm", "num-experts", "moe-router-*", "moe-ffn-hidden-size",
+    "moe-layer-freq", "moe-aux-loss-coeff", "add-qkv-bias", "use-mcore-models", "use-flash-attn",
+    "transformer-impl", "attention-backend", "no-bias-*-fusion", "overlap-grad-reduce",
+    "overlap-param-gather",
+    "accumulate-allreduce-grads-in-fp32", "no-create-attention-mask-in-dataloader", "manual-gc*",
+    "disable-straggler-*", "exit-duration-in-mins", "attention-softmax-in-fp32",
+)  # fmt: skip
+
+
+def read(text: str) -> LaunchedJob:
+    """Return the job of Megatron-LM's arguments; what stands before the first one is left out.
+
+    Raises:
+        JobError: there are none, or a degree is no number.
+    """
+    keys = Keys(_arguments(text), NAME)
+    tensor, places = keys.degree("tensor-model-parallel-size"), keys.degree("pipeline-model-parallel-size")
+    along, context = keys.true("sequence-parallel"), keys.degree("context-parallel-size")
+    micro_batch, batch = keys.number("micro-batch-size"), keys.number("global-batch-size")
+    per_place = _stages_per_place(keys, places)
+    stage, replicas, root_once = _sharded(keys)
+    recompute, first = _recomputed(keys)
+    ring = str(keys.take("cp-comm-type", "p2p")).split()
+    if {*ring} - {"p2p", "allgather"}:
+        keys.note(f"cp-comm-type = {' '.join(ring)}: predicted with gathered keys and values")
+    if keys.number("expert-tensor-parallel-size", tensor) not in (tensor, 1):
+        keys.note("expert-tensor-parallel-size: predicted with the ranks of tensor-model-parallel-size")
+    half = keys.true("bf16") or keys.true("fp16")
+    if keys.true("fp16"):
+        keys.note(AS_BFLOAT16)
+    if half:
+        keys.note(KEPT_IN_HALF)
+    for name in ("fp8-format", "fp8-recipe", "fp4-format"):
+        keys.unlike(name, "predicted with products in bfloat16")
+    for name in ("optimizer-cpu-offload", "cpu-offloading-num-layers", "optimizer-offload-fraction"):
+        keys.unlike(name, "predicted with everything on the device", (None, False, "0", "1.0"))
+    keys.unlike("tp-comm-overlap", "predicted as collectives that are waited for")
+    keys.unlike("rampup-batch-size", "predicted at the global batch size")
+    if keys.true("no-overlap-p2p-communication"):
+        keys.note("no-overlap-p2p-communication: predicted with messages that overlap")
+    optimizer = str(keys.take("optimizer", "adam"))
+    if optimizer not in ("adam", "sgd"):
+        keys.note(f"optimizer = {optimizer}: predicted with the optimizer of --optimizer")
+    return LaunchedJob(
+        launcher=NAME,
+        data=None,
+        replicas=replicas,
+        tensor=tensor,
+        context=context,
+        ring=context > 1 and ring == ["p2p"],
+        experts=keys.degree("expert-model-parallel-size"),
+        stage=stage,
+        root_once=root_once,
+        sequence_parallel=along and tensor > 1,
+        # Korthikanti et al., section 4.2.2: what its products gather along the sequence is not kept.
+        gathered_inputs=along and tensor > 1,
+        recompute=recompute,
+        first=first,
+        places=places,
+        stages_per_place=per_place,
+        schedule="interleaved_1f1b" if per_place > 1 else "1f1b",
+        batch=batch,
+        micro_batch=micro_batch,
+        sequence=keys.number("seq-length"),
+        dtype="bfloat16" if half else "float32",
+        optimizer={"adam": "adam_fused", "sgd": "momentum"}.get(optimizer, ""),
+        notes=keys.left(_HARMLESS),
+    )
+
+
+def _arguments(text: str) -> dict[str, str | bool]:
+    """Return the arguments by name without dashes; of a switch, True."""
+    # Scripts continue lines with backslashes, and say the same through variables, which are not followed.
+    try:
+        words = shlex.split(re.sub(r"\\\s*\n", " ", text), comments=True)
+    except ValueError as error:
+        raise JobError(f"{NAME}: {error}; give the words behind pretrain_gpt.py in quotes") from None
+    found: dict[str, str | bool] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.removeprefix("--").partition("=")
+            found[name.replace("_", "-")] = value or True
+            name = "" if value else name.replace("_", "-")
+        elif name:
+            found[name] = word if found[name] is True else f"{found[name]} {word}"
+    if not found:
+        raise JobError(f"{NAME}: '{text[:40]}' has no argument; give them as {NAME}:{ABOUT}")
+    variables = [
+        f"--{key} {value}" for key, value in found.items() if isinstance(value, str) and "$" in value
+    ]
+    if variables:
+        raise JobError(
+            f"{NAME}: {', '.join(variables[:3])}: variables of a script are not followed; give the "
+            "arguments with their values"
+        )
+    return found
+
+
+def _stages_per_place(keys: Keys, places: int) -> int:
+    layers, each = keys.number("num-layers"), keys.number("num-layers-per-virtual-pipeline-stage")
+    if each and layers and places > 1:
+        return max(layers // places // each, 1)
+    if each and places > 1:
+        keys.note(
+            "num-layers-per-virtual-pipeline-stage without num-layers: predicted with 2 stages on each rank"
+        )
+        return 2
+    keys.unlike("pipeline-model-parallel-layout", "predicted with as many blocks in every stage")
+    return (keys.number("num-virtual-stages-per-pipeline-rank", 1) or 1) if places > 1 else 1
+
+
+def _sharded(keys: Keys) -> tuple[int, int, bool]:
+    """Return ZeRO's stage, the replicas, and whether what is outside the blocks is gathered once."""
+    strategy = keys.word("data-parallel-sharding-strategy", _SHARDED, "optim_grads_params")
+    replicas = keys.degree("num-distributed-optimizer-instances")
+    state = 1 if keys.true("use-distributed-optimizer") else 0
+    if keys.true("use-torch-fsdp2"):
+        keep = keys.true("torch-fsdp2-no-reshard-after-forward")
+        return (2 if keep else 3), replicas, not keep
+    if keys.true("use-megatron-fsdp") or keys.true("use-custom-fsdp"):
+        return strategy, replicas, False
+    return state, replicas, False
+
+
+def _recomputed(keys: Keys) -> tuple[str, int | None]:
+    """Return the recipe, and of how many blocks at the beginning of each stage; None for all."""
+    granularity = str(
+        keys.take("recompute-granularity", "selective" if keys.true("recompute-activations") else "")
+    )
+    method, layers = (
+        str(keys.take("recompute-method", "uniform")),
+        keys.number("recompute-num-layers", 1) or 1,
+    )
+    modules = frozenset(str(keys.take("recompute-modules", "core_attn")).split())
+    keys.true("recompute-activations")
+    keys.unlike("distribute-saved-activations", "predicted with inputs of blocks whole on each rank")
+    if not granularity:
+        return NOTHING, None
+    if granularity == "selective":
+        if modules not in _MODULES:
+            keys.note(f"recompute-modules = {' '.join(sorted(modules))}: predicted as core_attn")
+        return _MODULES.get(modules, _CORE), None
+    if granularity != FULL:
+        raise JobError(
+            f"{NAME}: --recompute-granularity {granularity} is neither full nor selective; give one"
+        )
+    if method == "block":
+        return FULL, layers
+    if layers > 1:
+        keys.note(
+            f"recompute-num-layers = {layers}: predicted with every block by itself, which keeps the "
+            f"inputs of {layers} times as many"
+        )
+    return FULL, None
+
+
+def refusal(job: LaunchedJob) -> str:
+    """Return what of a job Megatron-LM cannot be told; "" if it can be told everything."""
+    if job.schedule not in ("1f1b", "interleaved_1f1b") and job.places > 1:
+        return f"the schedule {job.schedule}"
+    if job.gathered_inputs != job.sequence_parallel:
+        return "sequence parallelism that keeps the gathered inputs of products"
+    if job.every > 1 or job.recompute not in (NOTHING, FULL, _CORE, _FUNCTIONS):
+        return f"recomputation of '{job.recompute}'"
+    return ""
+
+
+def variants(job: LaunchedJob) -> list[LaunchedJob]:
+    """Return jobs with the degrees of one that Megatron-LM can be told, the likest first."""
+    recompute = job.recompute if job.recompute in (NOTHING, FULL, _CORE, _FUNCTIONS) else _CORE
+    schedule = "interleaved_1f1b" if job.stages_per_place > 1 else "1f1b"
+    common = replace(job, launcher=NAME, recompute=recompute, every=1, schedule=schedule, root_once=False)
+    ways = (True, False) if job.tensor > 1 else (False,)
+    rings = (True, False) if job.context > 1 else (False,)
+    return [
+        replace(common, sequence_parallel=along, gathered_inputs=along, ring=ring)
+        for along in ways
+        for ring in rings
+    ]
+
+
+def write(job: LaunchedJob) -> str:
+    """Return the arguments that run a job which Megatron-LM can be told."""
+    data = job.data or 1
+    words: list[object] = [
+        "--tensor-model-parallel-size",
+        job.tensor,
+        "--pipeline-model-parallel-size",
+        job.places,
+    ]
+    if job.stages_per_place > 1:
+        words += ["--num-virtual-stages-per-pipeline-rank", job.stages_per_place]
+    if job.context > 1:
+        words += [
+            "--context-parallel-size",
+            job.context,
+            "--cp-comm-type",
+            "p2p" if job.ring else "allgather",
+        ]
+    if job.experts > 1:
+        words += ["--expert-model-parallel-size", job.experts]
+    words += ["--sequence-parallel"] if job.sequence_parallel else []
+    words += ["--use-distributed-optimizer"] if job.stage else []
+    if job.stage > 1:
+        strategy = {stage: name for name, stage in _SHARDED.items()}[job.stage]
+        words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy]
+    if job.replicas > 1:
+        words += ["--num-distributed-optimizer-instances", job.replicas]
+    words += ["--overlap-grad-reduce", *(["--overlap-param-gather"] if job.stage else [])]
+    if job.recompute == FULL:
+        method = ["block", "--recompute-num-layers", job.first] if job.first else ["uniform"]
+        words += ["--recompute-granularity", "full", "--recompute-method", *method]
+        words += [] if job.first else ["--recompute-num-layers", 1]
+    elif job.recompute != NOTHING:
+        modules = ["core_attn"] if job.recompute == _CORE else ["layernorm"]
+        words += ["--recompute-granularity", "selective", "--recompute-modules", *modules]
+    if job.batch:
+        micro_batch = max(job.batch // data // (job.micro_batches or 1), 1)
+        words += ["--micro-batch-size", micro_batch, "--global-batch-size", job.batch]
+    words += ["--seq-length", job.sequence] if job.sequence else []
+    words += ["--bf16"] if job.dtype == "bfloat16" else []
+    lines = " ".join(map(str, words)).replace(" --", " \\\n--")
+    return f"{lines}\n"

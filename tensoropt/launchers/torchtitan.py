@@ -1,0 +1,197 @@
+"""torchtitan's TOML: the tables ``parallelism``, ``activation_checkpoint`` and ``training``.
+
+Names and defaults are those of ``torchtitan/config/job_config.py``. As its ``parallelize_llama`` does, tensor
+parallelism also splits the sequence between products, and FSDP leaves parameters gathered after forward only
+if told to, or with a pipeline.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from typing import Any
+
+from tensoropt.launchers.job import FULL, GATHERED_ONCE, NOTHING, JobError, Keys, LaunchedJob
+
+NAME = "torchtitan"
+ABOUT = "job.toml"
+SCHEDULES = {
+    "1F1B": "1f1b",
+    "GPipe": "gpipe",
+    "Interleaved1F1B": "interleaved_1f1b",
+    "InterleavedZeroBubble": "zero_bubble",
+    "ZBVZeroBubble": "zbv",
+}
+_DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}
+_PER_OPERATOR = "products/2"
+"""The recipe of ``selective_ac_option = "op"``: every second product runs again (``_get_custom_policy``)."""
+_HARMLESS = (
+    "job.*", "profiling.*", "metrics.*", "lr_scheduler.*", "checkpoint.*", "comm.*", "memory_estimation.*",
+    "validation.*", "experimental.*", "debug.*", "model.name", "model.flavor", "model.*path", "optimizer.lr",
+    "model.print_after_conversion", "optimizer.beta*", "optimizer.eps", "optimizer.weight_decay",
+    "training.dataset*", "training.max_norm", "training.steps", "training.gc_*", "training.seed",
+    "training.deterministic", "training.mixed_precision_reduce", "float8.emulate", "mx.*",
+)  # fmt: skip
+
+
+def read(text: str) -> LaunchedJob:
+    """Return the job of a torchtitan config.
+
+    Raises:
+        JobError: it is no TOML, or a degree is no number.
+    """
+    try:
+        keys = Keys(tomllib.loads(text), NAME)
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"{NAME}: not TOML: {error}; give the file that its --job.config_file names") from None
+    p = "parallelism."
+    replicas, tensor = (
+        keys.degree(p + "data_parallel_replicate_degree"),
+        keys.degree(p + "tensor_parallel_degree"),
+    )
+    context, places = keys.degree(p + "context_parallel_degree"), keys.degree(p + "pipeline_parallel_degree")
+    shards = keys.number(p + "data_parallel_shard_degree", -1) or -1
+    if shards < -1:
+        raise JobError(f"{NAME}: {p}data_parallel_shard_degree is {shards}; give at least 1, or -1")
+    schedule = keys.word(p + "pipeline_parallel_schedule", SCHEDULES, "1F1B")
+    batch, micro_batch, micro_batches = _accumulation(keys, None if shards == -1 else replicas * shards)
+    recompute, every = _recomputed(keys)
+    reshard = str(keys.take(p + "fsdp_reshard_after_forward", "default"))
+    stage = 2 if reshard == "never" or (reshard == "default" and places > 1) else 3
+    if stage == 2:
+        keys.note(GATHERED_ONCE)
+    keys.unlike(p + "context_parallel_rotate_method", "predicted as a gather", (None, "allgather"))
+    keys.unlike(p + "disable_loss_parallel", "predicted with a loss whose vocabulary is split")
+    keys.unlike(p + "enable_async_tensor_parallel", "predicted as collectives that are waited for")
+    keys.unlike(p + "pipeline_parallel_split_points", "predicted with as many blocks in every stage")
+    keys.unlike(p + "pipeline_parallel_layers_per_stage", "predicted with as many blocks in every stage")
+    keys.unlike("training.enable_cpu_offload", "predicted with everything on the device")
+    compiled = "predicted with the kernels of operators one by one"
+    keys.unlike("training.compile", compiled)
+    keys.unlike("compile.enable", compiled)
+    keys.unlike("model.converters", "predicted in the dtype of mixed precision")
+    keys.unlike("optimizer.early_step_in_backward", "predicted with the optimizer after backward")
+    fused = str(keys.take("optimizer.implementation", "fused")) == "fused"
+    name = str(keys.take("optimizer.name", "AdamW"))
+    if name not in ("Adam", "AdamW"):
+        keys.note(f"optimizer.name = {name}: predicted with the optimizer of --optimizer")
+    return LaunchedJob(
+        launcher=NAME,
+        data=None if shards == -1 else replicas * shards,
+        replicas=replicas if shards != 1 else 1,
+        tensor=tensor,
+        context=context,
+        experts=keys.degree(p + "expert_parallel_degree"),
+        stage=0 if shards == 1 and context == 1 else stage,
+        root_once=stage == 3,
+        sequence_parallel=tensor > 1,
+        recompute=recompute,
+        every=every,
+        places=places,
+        stages_per_place=2 if schedule in ("interleaved_1f1b", "zero_bubble", "zbv") and places > 1 else 1,
+        schedule=schedule,
+        batch=batch,
+        micro_batch=micro_batch,
+        micro_batches=micro_batches,
+        sequence=keys.number("training.seq_len", 2048),
+        dtype=keys.word("training.mixed_precision_param", _DTYPES, "bfloat16"),
+        optimizer=("adam_fused" if fused else "adam") if name in ("Adam", "AdamW") else "",
+        notes=keys.left(_HARMLESS),
+    )
+
+
+def _accumulation(keys: Keys, data: int | None) -> tuple[int | None, int, int | None]:
+    """Return the batch, the samples that a data-parallel rank computes at once, and how often it does."""
+    local = keys.number("training.local_batch_size", keys.number("training.batch_size", 8)) or 1
+    whole = keys.number("training.global_batch_size", -1) or -1
+    at_once = keys.number("parallelism.pipeline_parallel_microbatch_size", 1) or 1
+    pipelined = keys.degree("parallelism.pipeline_parallel_degree") > 1
+    batch = whole if whole > 0 else None if data is None else data * local
+    return (batch, at_once, local // at_once) if pipelined else (batch, local, None)
+
+
+def _recomputed(keys: Keys) -> tuple[str, int]:
+    """Return the recipe, and of every how many-th block."""
+    mode = str(keys.take("activation_checkpoint.mode", "selective"))
+    option = str(keys.take("activation_checkpoint.selective_ac_option", "2"))
+    keys.take("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns")
+    if mode in (NOTHING, FULL):
+        return mode, 1
+    if mode != "selective":
+        keys.note(f"activation_checkpoint.mode = {mode} is not known; predicted without recomputation")
+        return NOTHING, 1
+    if option == "op":
+        return _PER_OPERATOR, 1
+    if not option.isdecimal() or int(option) < 1:
+        raise JobError(
+            f"{NAME}: activation_checkpoint.selective_ac_option is '{option}'; give 'op' or a number"
+        )
+    return FULL, int(option)
+
+
+def refusal(job: LaunchedJob) -> str:
+    """Return what of a job torchtitan cannot be told; "" if it can be told everything."""
+    if job.stage in (1, 2) and job.places == 1:
+        return f"ZeRO-{job.stage}: its FSDP gathers parameters in every micro-batch"
+    if job.stage == 0 and (job.tensor > 1 or job.context > 1):
+        return "data parallelism without shards beside tensor or context parallelism"
+    if job.tensor > 1 and not job.sequence_parallel:
+        return "tensor parallelism that keeps activations between products whole"
+    if job.gathered_inputs:
+        return "inputs of products that are gathered again in backward"
+    if job.ring:
+        return "a ring of keys and values that adds nothing up: its ring is PyTorch's"
+    if job.first is not None or job.recompute not in (NOTHING, FULL, _PER_OPERATOR):
+        return f"recomputation of '{job.recompute}'"
+    return ""
+
+
+def variants(job: LaunchedJob) -> list[LaunchedJob]:
+    """Return jobs with the degrees of one that torchtitan can be told, the likest first."""
+    recompute = job.recompute if job.recompute in (NOTHING, FULL, _PER_OPERATOR) else _PER_OPERATOR
+    stage = 0 if job.stage == 0 and job.tensor == job.context == job.places == 1 else 3
+    common = replace(
+        job, launcher=NAME, stage=stage if job.places == 1 else 2, root_once=stage == 3 and job.places == 1,
+        sequence_parallel=job.tensor > 1, gathered_inputs=False, ring=False, first=None, recompute=recompute,
+    )  # fmt: skip
+    return [common]
+
+
+def write(job: LaunchedJob) -> str:
+    """Return a config that runs a job which torchtitan can be told."""
+    data, shards = job.data or 1, 1 if job.stage == 0 else (job.data or 1) // job.replicas
+    rank_batch = (job.batch or data) // data
+    micro_batches = job.micro_batches or 1
+    local = rank_batch if job.places > 1 else max(rank_batch // micro_batches, 1)
+    parallelism: dict[str, Any] = {
+        "data_parallel_replicate_degree": data // shards,
+        "data_parallel_shard_degree": shards,
+        "tensor_parallel_degree": job.tensor,
+        "context_parallel_degree": job.context,
+        "pipeline_parallel_degree": job.places,
+        "fsdp_reshard_after_forward": "always" if job.stage == 3 else "default",
+    }
+    if job.experts > 1:
+        parallelism["expert_parallel_degree"] = job.experts
+    if job.places > 1:
+        names = {schedule: name for name, schedule in SCHEDULES.items()}
+        parallelism["pipeline_parallel_schedule"] = names[job.schedule]
+        parallelism["pipeline_parallel_microbatch_size"] = max(rank_batch // micro_batches, 1)
+    recomputed: dict[str, Any] = {"mode": job.recompute}
+    if job.recompute == _PER_OPERATOR or job.every > 1:
+        option = "op" if job.recompute == _PER_OPERATOR else str(job.every)
+        recomputed = {"mode": "selective", "selective_ac_option": option}
+    training: dict[str, Any] = {"local_batch_size": local, "global_batch_size": job.batch or data * local}
+    if job.sequence:
+        training["seq_len"] = job.sequence
+    if job.dtype in _DTYPES:
+        training["mixed_precision_param"] = job.dtype
+    tables = {"parallelism": parallelism, "activation_checkpoint": recomputed, "training": training}
+    return "\n".join(
+        f"[{table}]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
+        for table, values in tables.items()
+    )
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,147 @@
+"""Jobs as launchers run them, priced beside the points of an exploration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tensoropt.cluster import Cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.errors import TensorOptError
+from tensoropt.evaluation.evaluate import space_of
+from tensoropt.evaluation.problem import Problem, prepare_graph
+from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.rates import StepWork
+from tensoropt.launchers.job import LaunchedJob
+from tensoropt.pipeline.points import pipelined_space
+from tensoropt.plan.plan_names import YOUR_JOB
+from tensoropt.plan.point import Point
+from tensoropt.plan.recorded import CostRecorder, Recorded
+from tensoropt.plan.space import Space
+from tensoropt.planners.launched import pinned_of
+from tensoropt.planners.pinned import simulate_pinned, simulate_pinned_pipeline
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.settings import Settings
+from tensoropt.report.detail import recorded_of
+from tensoropt.report.rebuilt import strategy_on
+from tensoropt.session.session import Session
+from tensoropt.types import Progress, silent
+from tensoropt.units import counted
+
+
+class PricedJob(NamedTuple):
+    """A job with the figures of its step.
+
+    Attributes:
+        point: its figures, in a space of its own.
+        recorded: the costs that they rest on; None if no file can hold them.
+        notes: what of the job is not part of the prediction.
+    """
+
+    job: LaunchedJob
+    point: Point
+    space: Space
+    recorded: Recorded | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JobPrices:
+    """Prices of jobs that run the model of an exploration on its cluster, at its batch."""
+
+    exploration: Exploration
+    problem: Problem
+    costs: CostSource
+    settings: Settings
+
+    def of(self, job: LaunchedJob) -> PricedJob:
+        """Return a job with its figures.
+
+        Raises:
+            JobError: the job is for another number of devices, or its micro-batches do not divide the batch.
+            UnsuitableError: the model cannot be split so.
+        """
+        problem, costs, cluster = self.problem, self.costs, self.costs.cluster
+        pinned = pinned_of(job, cluster.device_count, problem.batch)
+        recorder = CostRecorder(problem.graph, costs)
+        space_number, planner = len(self.exploration.spaces), YOUR_JOB + job.launcher
+        if pinned.places == 1:
+            found = simulate_pinned(problem, costs, pinned)
+            space = space_of(problem, found.mesh, found.tables, ())
+            recorder.add_tables(found.tables, found.choice)
+            point, notes = found.point, found.notes
+            point = point.changed(space=space_number, planner=planner)
+        else:
+            staged = simulate_pinned_pipeline(problem, self.settings, costs, pinned)
+            keys, sequence = problem.parameter_keys, problem.sequence
+            space = pipelined_space(staged.mesh, pinned.micro_batches, keys, (), sequence)
+            point, notes = staged.point.changed(space=space_number, planner=planner), staged.notes
+            plan = replace(self.exploration, spaces=(*self.exploration.spaces, space)).plan_of(point)
+            strategy_on(plan, problem.graph, cluster).record(recorder)
+        said = (*job.notes, *_other_settings(job, self.exploration, problem), *notes)
+        return PricedJob(job.on(cluster.device_count), point, space, recorder.recorded(), said)
+
+
+@contextmanager
+def job_prices(
+    exploration: Exploration, store: ProfileStore | None = None, progress: Progress = silent
+) -> Iterator[JobPrices]:
+    """Yield the prices of jobs beside the points of an exploration.
+
+    Raises:
+        TensorOptError: the exploration was saved without its operator graph.
+    """
+    recorded = recorded_of(exploration)
+    settings = replace(Settings.from_dict(exploration.settings), memory_bytes=None, recompute="auto")
+    session = Session(Cluster.from_dict(exploration.cluster), settings, store, progress)
+    problem = prepare_graph(recorded.graph, kept=recorded)
+    with ExitStack() as stack:
+        opened, ranks = stack.enter_context(session.open_store()), stack.enter_context(session.open_ranks())
+        costs = CostSource(session.cluster, opened, settings, ranks, session.report)
+        yield JobPrices(exploration, problem, costs, settings)
+
+
+def with_jobs(
+    exploration: Exploration,
+    jobs: Sequence[LaunchedJob],
+    store: ProfileStore | None = None,
+    progress: Progress = silent,
+) -> Exploration:
+    """Return the exploration with a point of each job among the others, and in its report under ``jobs`` what
+    was read of it: notes, or why the model cannot be run so."""
+    with job_prices(exploration, store, progress) as prices:
+        for job in jobs:
+            told = {"launcher": job.launcher, "notes": list(job.notes), "refusal": ""}
+            try:
+                priced = replace(prices, exploration=exploration).of(job)
+            except TensorOptError as refusal:
+                told["refusal"] = str(refusal)
+            else:
+                told["notes"] = list(priced.notes)
+                recorded = recorded_of(exploration)
+                exploration = replace(
+                    exploration,
+                    spaces=(*exploration.spaces, priced.space),
+                    others=(*exploration.others, priced.point),
+                    recorded=recorded if priced.recorded is None else recorded.joined(priced.recorded),
+                )
+            exploration = exploration.noted((), jobs=[*exploration.report.get("jobs", ()), told])
+    return exploration
+
+
+def _other_settings(job: LaunchedJob, exploration: Exploration, problem: Problem) -> Iterator[str]:
+    """Yield in which ways the job's step is another one than the exploration's."""
+    computed, work = problem.graph.atoms.graph.compute_dtype or "float32", StepWork.of(exploration)
+    if job.dtype and job.dtype != computed:
+        yield f"the job computes in {job.dtype}, predicted in {computed}; see --dtype"
+    optimizer = str(exploration.settings["optimizer"])
+    if job.optimizer and job.optimizer != optimizer:
+        yield f"the job's optimizer is {job.optimizer}, predicted with {optimizer}; see --optimizer"
+    if job.batch is not None and job.batch != problem.batch:
+        samples = counted(job.batch, "sample")
+        yield f"the job's step has {samples}, predicted with {problem.batch}; see --batch"
+    if job.sequence and work.tokens and work.samples and work.tokens != job.sequence * work.samples:
+        length = work.tokens // work.samples
+        yield f"the job's samples have {job.sequence} tokens, predicted with {length}; see --sequence"

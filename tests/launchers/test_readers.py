@@ -1,0 +1,241 @@
+"""What launchers are told is read as they mean it, and nothing that they are told is dropped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from tensoropt.launchers import LAUNCHERS, JobError, LaunchedJob, read_job, write_job
+from tensoropt.launchers.registry import Launcher
+
+TITAN = """
+[model]
+name = "llama3"
+[training]
+local_batch_size = 2
+seq_len = 8192
+steps = 1000
+{training}
+[parallelism]
+data_parallel_shard_degree = -1
+{parallelism}
+[activation_checkpoint]
+mode = "{mode}"
+"""
+
+
+def titan(parallelism: str = "", training: str = "", mode: str = "full") -> LaunchedJob:
+    text = TITAN.format(parallelism=parallelism, training=training, mode=mode)
+    assert LAUNCHERS["torchtitan"].read is not None
+    return LAUNCHERS["torchtitan"].read(text)
+
+
+def megatron(text: str) -> LaunchedJob:
+    return read_job(f"megatron:{text}")
+
+
+def read(launcher: str, text: str) -> LaunchedJob:
+    reader = LAUNCHERS[launcher].read
+    assert reader is not None
+    return reader(text)
+
+
+def test_torchtitan_shards_over_what_other_degrees_leave():
+    job = titan("tensor_parallel_degree = 4\ndata_parallel_replicate_degree = 2")
+    on = job.on(32)
+    assert (on.data, on.tensor, on.replicas, on.shard_group, on.stage) == (8, 4, 2, 4, 3)
+    assert on.sequence_parallel
+    assert on.root_once
+    assert job.sequence == 8192
+    assert job.dtype == "bfloat16"
+    assert job.batch_on(32) == 16
+    assert on.micro_batches_of(64) == 4
+    assert job.recompute == "full"
+    assert not job.notes
+
+
+def test_torchtitan_recomputes_selectively_unless_told_otherwise():
+    job = read("torchtitan", "[parallelism]\n")
+    assert (job.recompute, job.every) == ("full", 2)
+    job = read("torchtitan", '[activation_checkpoint]\nselective_ac_option = "op"\n')
+    assert (job.recompute, job.every) == ("products/2", 1)
+
+
+def test_a_pipeline_of_torchtitan_keeps_parameters_gathered():
+    job = titan("pipeline_parallel_degree = 4\npipeline_parallel_schedule = 'Interleaved1F1B'")
+    assert (job.places, job.stages_per_place, job.schedule, job.stage) == (4, 2, "interleaved_1f1b", 2)
+    assert any("ZeRO-2" in note for note in job.notes)
+    # Two samples a rank, one at a time.
+    assert (job.micro_batch, job.micro_batches) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "text", "words"),
+    [
+        ("torchtitan", "[float8]\nrecipe_name = 'rowwise'\n", "float8.recipe_name = rowwise"),
+        ("torchtitan", "[training]\nenable_cpu_offload = true\n", "enable_cpu_offload"),
+        ("torchtitan", "[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "DualPipeV is not known"),
+        ("megatron", "--fp8-format hybrid", "fp8-format = hybrid"),
+        ("megatron", "--bf16 --moe-grouped-gemm", "moe-grouped-gemm = True"),
+        (
+            "deepspeed",
+            '{"zero_optimization": {"offload_param": {"device": "cpu"}}}',
+            "offload_param.device = cpu",
+        ),
+        ("deepspeed", '{"compression_training": {"weight_quantization": 1}}', "weight_quantization = 1"),
+        ("accelerate", "distributed_type: FSDP\nmixed_precision: fp8\n", "fp8"),
+        ("accelerate", "distributed_type: FSDP\nfp8_config:\n  backend: TE\n", "fp8_config.backend = TE"),
+    ],
+)
+def test_what_costs_and_cannot_be_said_is_noted(launcher, text, words):
+    assert any(words in note for note in read(launcher, text).notes)
+
+
+def test_megatron_splits_what_tensor_and_pipeline_leave():
+    job = megatron(
+        "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-layers 32 "
+        "--num-layers-per-virtual-pipeline-stage 4 --sequence-parallel --use-distributed-optimizer "
+        "--micro-batch-size 1 --global-batch-size 64 --seq-length 4096 --bf16 --recompute-activations"
+    )
+    on = job.on(64)
+    assert (on.data, on.tensor, on.places, on.stages_per_place, on.stage) == (2, 8, 4, 2, 1)
+    assert on.micro_batches_of(64) == 32
+    assert on.schedule == "interleaved_1f1b"
+    assert on.sequence_parallel
+    assert on.gathered_inputs
+    assert on.recompute == "attention core"
+    assert job.dtype == "bfloat16"
+
+
+def test_megatron_recomputes_the_first_blocks_of_each_stage():
+    job = megatron("--recompute-granularity full --recompute-method block --recompute-num-layers 3")
+    assert (job.recompute, job.first) == ("full", 3)
+
+
+def test_megatrons_arguments_may_stand_in_a_script(tmp_path):
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        "torchrun pretrain_gpt.py \\\n  --tensor-model-parallel-size 2 \\\n  --micro-batch-size 4 # small\n"
+    )
+    assert read_job(f"megatron:{script}").tensor == 2
+    with pytest.raises(JobError, match="variables of a script are not followed"):
+        megatron("--tensor-model-parallel-size $TP")
+
+
+def test_deepspeed_has_a_stage_and_two_of_three_batch_sizes():
+    job = read(
+        "deepspeed",
+        '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},'
+        ' "zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}',
+    )
+    on = job.on(8)
+    assert (on.data, on.stage, on.dtype, on.optimizer) == (8, 3, "bfloat16", "adam_fused")
+    assert on.micro_batches_of(64) == 4
+
+
+def test_what_deepspeed_leaves_to_the_script_is_said():
+    job = read("deepspeed", '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}')
+    assert job.batch_on(8) is None
+    assert any("the batch" in note for note in job.notes)
+
+
+FSDP = """
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: {reshard}
+  fsdp_activation_checkpointing: true
+parallelism_config:
+  parallelism_config_tp_size: 2
+  parallelism_config_dp_shard_size: 4
+  parallelism_config_dp_replicate_size: 2
+"""
+
+
+@pytest.mark.parametrize(("reshard", "stage"), [("true", 3), ("false", 2), ("SHARD_GRAD_OP", 2)])
+def test_accelerate_says_fsdp_in_two_versions(reshard, stage):
+    job = read("accelerate", FSDP.format(reshard=reshard)).on(16)
+    assert (job.data, job.tensor, job.replicas, job.stage) == (8, 2, 2, stage)
+    assert job.recompute == "full"
+    assert job.dtype == "bfloat16"
+
+
+def test_accelerate_without_fsdp_is_data_parallel():
+    job = read("accelerate", "distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: 'no'\n").on(8)
+    assert (job.data, job.stage, job.dtype) == (8, 0, "float32")
+
+
+def test_a_job_for_other_devices_is_refused():
+    with pytest.raises(JobError, match=r"tensor 8.* does not make 4 devices; name a cluster"):
+        megatron("--tensor-model-parallel-size 8").on(4)
+    with pytest.raises(JobError, match="which do not divide a batch of 6"):
+        megatron("--micro-batch-size 4").on(1).micro_batches_of(6)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("torchtitn:job.toml", "did you mean 'torchtitan'"),
+        ("torchtitan:missing.toml", "cannot read the file"),
+        ("deepspeed", "give torchtitan:job.toml"),
+    ],
+)
+def test_what_names_no_job_says_what_would(text, words):
+    with pytest.raises(JobError, match=words):
+        read_job(text)
+
+
+@pytest.mark.parametrize("launcher", ["torchtitan", "deepspeed", "accelerate"])
+def test_what_is_no_config_is_refused(launcher):
+    with pytest.raises(JobError, match=launcher):
+        read(launcher, "[[")
+
+
+WRITTEN = [launcher for launcher in LAUNCHERS.values() if launcher.write and launcher.read]
+
+
+@pytest.mark.parametrize("launcher", WRITTEN, ids=lambda launcher: launcher.name)
+def test_what_is_written_is_read_again(launcher: Launcher):
+    job = LaunchedJob(
+        launcher=launcher.name, data=4, tensor=2, stage=3, sequence_parallel=True, recompute="full", batch=32,
+        micro_batches=2, sequence=128, dtype="bfloat16", root_once=True, gathered_inputs=True,
+    )  # fmt: skip
+    assert launcher.variants is not None
+    assert launcher.read is not None
+    for variant in launcher.variants(job):
+        again = launcher.read(write_job(variant)).on(8)
+        own = {"notes", "micro_batch", "optimizer", "micro_batches"}
+        if launcher.name == "deepspeed":  # what it does not say: the script's recomputation and length
+            own |= {"recompute", "sequence", "root_once"}
+        if launcher.name == "megatron":
+            own |= {"root_once"}
+        for field in fields(LaunchedJob):
+            if field.name not in own:
+                assert getattr(again, field.name) == getattr(variant, field.name), field.name
+        assert again.micro_batches_of(32) == 2
+
+
+def test_what_a_launcher_cannot_be_told_is_refused():
+    ring = LaunchedJob(launcher="deepspeed", data=2, context=2)
+    with pytest.raises(JobError, match="deepspeed cannot be told context parallelism"):
+        write_job(ring)
+
+
+def test_recipes_are_those_of_the_planner():
+    from tensoropt.launchers import job, megatron, torchtitan
+    from tensoropt.sharding.recipes import FULL, NOTHING, RECIPES
+
+    assert (job.FULL, job.NOTHING) == (FULL, NOTHING)
+    assert {torchtitan._PER_OPERATOR, megatron._CORE, megatron._FUNCTIONS} <= set(RECIPES)
+
+
+def test_a_config_of_deepspeed_is_json():
+    job = LaunchedJob(launcher="deepspeed", data=4, stage=2, batch=16, micro_batches=2, dtype="bfloat16")
+    written = json.loads(write_job(job))
+    assert written["train_micro_batch_size_per_gpu"] == 2
+    assert written["zero_optimization"]["stage"] == 2

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tensoropt.plan.space import Space
     from tensoropt.question.model_source import load_model
     from tensoropt.question.settings import Settings
-    from tensoropt.saved import choose, export_csv, export_frontiers, export_sheet, show, why
+    from tensoropt.saved import choose, export_csv, export_frontiers, export_job, export_sheet, show, why
     from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.shopping import device_profile, explore_batches, explore_clusters, shop
@@ -64,6 +64,7 @@ _MODULE_OF = {
     "explore_clusters": "tensoropt.shopping",
     "export_csv": "tensoropt.saved",
     "export_frontiers": "tensoropt.saved",
+    "export_job": "tensoropt.saved",
     "export_sheet": "tensoropt.saved",
     "fit": "tensoropt.estimate.fit",
     "list_clusters": "tensoropt.catalogue",
@@ -126,6 +127,7 @@ __all__ = [
     "explore_clusters",
     "export_csv",
     "export_frontiers",
+    "export_job",
     "export_sheet",
     "fit",
     "list_clusters",

@@ -21,12 +21,17 @@ from tensoropt.exploration.export import (
 )
 from tensoropt.exploration.rates import CLUSTERS_OWN, Amount, Tariff, kinds_of
 from tensoropt.exploration.verified import load_verified
+from tensoropt.launchers import JobError
 from tensoropt.plan.plan import Plan
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import MomentOwners, point_owners
 from tensoropt.report.sheet import SheetOptions, write_sheet
 from tensoropt.report.step_parts import Detail
 from tensoropt.report.why import Why, why_point
+from tensoropt.session.launched import job_prices
+from tensoropt.session.told import ToldJob
+from tensoropt.session.told import nearest as nearest_job
+from tensoropt.types import Progress, silent
 
 _Saved = Exploration | str | os.PathLike[str]
 """An exploration, or the folder that it was saved in."""
@@ -253,6 +258,31 @@ def export_sheet(
     )
     write_sheet(exploration, point, sheet, options)
     return point
+
+
+def export_job(
+    saved: _Saved, launcher: str, point: int, *, nearest: bool = False, progress: Progress = silent
+) -> ToldJob:
+    """Return a point as a launcher is told of it: its config, or a script, with its price.
+
+    Args:
+        launcher: ``torchtitan``, ``megatron``, ``deepspeed`` or ``fsdp2``.
+        point: its index in ``all_points``.
+        nearest: whether another plan may be written, the nearest that the launcher can be told.
+
+    Raises:
+        JobError: the launcher cannot be told the plan; the message has the nearest that it can, priced.
+        TensorOptError: there is no such point, or the exploration was saved without its operator graph.
+    """
+    exploration = opened(saved)
+    with job_prices(exploration, progress=progress) as prices:
+        told = nearest_job(prices, point, launcher)
+        if not told.is_the_point and not nearest:
+            raise JobError(
+                f"{exploration.title(point)} ({told.name}) cannot be told to {launcher}: {told.reason}; the "
+                f"nearest that can is {told.sentence()}; --nearest writes it"
+            )
+        return told
 
 
 def opened(saved: _Saved) -> Exploration:

@@ -42,14 +42,34 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--memory", metavar="24GiB", help="the budget per device; default: the device's memory"
     )
     add_headroom(verb)
+    told = verb.add_argument_group("what a launcher is told")
+    told.add_argument(
+        "--as",
+        dest="launcher",
+        metavar="torchtitan|megatron|deepspeed|fsdp2",
+        help="the point of --point as the config of a launcher, or as a script for PyTorch's FSDP2 and "
+        "tensor parallelism",
+    )
+    told.add_argument("--to", metavar="FILE", help="write it into a file; default: print it")
+    told.add_argument(
+        "--nearest",
+        action="store_true",
+        help="write the nearest plan that can be said, where the point's cannot; its price is told",
+    )
     add_amount(verb)
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Write the requested files; return what was written, and where."""
+    if options.launcher:
+        return _told(options, progress)
+    for name in ("to", "nearest"):
+        if getattr(options, name):
+            raise TensorOptError(f"--{name} is for --as; add the name of a launcher, or leave it out")
     if not options.csv and not options.sheet:
         raise TensorOptError(
-            "nothing to write: give --csv FILE for the frontier, --sheet FILE.html for a point"
+            "nothing to write: give --csv FILE for the frontier, --sheet FILE.html or --as LAUNCHER for a "
+            "point"
         )
     if options.strategies and not options.csv:
         raise TensorOptError("--strategies is written beside --csv; give both")
@@ -80,6 +100,41 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         data["point"] = point + 1
         lines.append(f"the decision sheet of {exploration.title(point)} written to {options.sheet}")
     return Answer(data, "\n".join(lines))
+
+
+def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """Write a point as a launcher is told of it, or return the text."""
+    from tensoropt.cli.arguments import point_index
+    from tensoropt.files import write_text
+    from tensoropt.saved import export_job, opened
+
+    if options.csv or options.sheet or options.strategies:
+        raise TensorOptError("--as writes a config, and --csv or --sheet something else; give one of them")
+    if len(options.dirs) > 1 or options.point is None:
+        raise TensorOptError(
+            f"--as {options.launcher} is about a point of one exploration; give one DIR, and --point N"
+        )
+    exploration = opened(options.dirs[0])
+    index = point_index(options.point, exploration)
+    told = export_job(exploration, options.launcher, index, nearest=options.nearest, progress=progress)
+    notes = [f"{exploration.title(index)} as {options.launcher} is told of it: {told.sentence()}"]
+    notes += [f"not the point itself: {told.reason}"] if not told.is_the_point else []
+    notes += told.priced.notes
+    data = {
+        "launcher": options.launcher,
+        "point": options.point,
+        "is_the_point": told.is_the_point,
+        "memory_bytes": told.priced.point.memory_bytes,
+        "time_s": told.priced.point.time_s,
+        "notes": notes,
+        "text": told.text,
+    }
+    if not options.to:
+        for note in notes:
+            progress.note(note)
+        return Answer(data, told.text.rstrip("\n"))
+    write_text(options.to, told.text)
+    return Answer(data, "\n".join([*notes, f"written to {options.to}"]))
 
 
 _MOST_NAMED = 20

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.launchers.job import AS_BFLOAT16, FULL, KEPT_IN_HALF, NOTHING, JobError, Keys, LaunchedJob
+from tensoropt.launchers.job import (
+    AS_BFLOAT16,
+    FULL,
+    KEPT_IN_HALF,
+    NOTHING,
+    JobError,
+    Keys,
+    LaunchedJob,
+    recipes_near,
+)
 
 NAME = "deepspeed"
 ABOUT = "ds.json"
@@ -121,13 +130,17 @@ def refusal(job: LaunchedJob) -> str:
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs on as many devices that DeepSpeed's JSON can say, the likest first."""
     inside = job.tensor * job.context * job.places
-    recompute = job.recompute if job.recompute in (NOTHING, FULL) else FULL
     like = LaunchedJob(
-        launcher=NAME, data=(job.data or 1) * inside, stage=job.stage, recompute=recompute, batch=job.batch,
+        launcher=NAME, data=(job.data or 1) * inside, stage=job.stage, batch=job.batch,
         micro_batches=job.micro_batches, sequence=job.sequence, dtype=job.dtype, optimizer=job.optimizer,
     )  # fmt: skip
     # What tensor parallelism or stages saved of a device's memory, shards save too.
-    return [like] if inside == 1 else [replace(like, stage=3), replace(like, stage=1)]
+    stages = [job.stage] if inside == 1 else [3, 1]
+    return [
+        replace(like, stage=stage, recompute=recipe)
+        for stage in stages
+        for recipe in recipes_near(job, (NOTHING, FULL))
+    ]
 
 
 def write(job: LaunchedJob) -> str:

@@ -132,6 +132,11 @@ class LaunchedJob:
         return batch // size
 
 
+def recipes_near(job: LaunchedJob, known: Sequence[str]) -> list[str]:
+    """Return the recipe of a job if a launcher knows it, otherwise all that it knows."""
+    return [job.recompute] if job.recompute in known else list(known)
+
+
 class Keys:
     """The settings of a config by dotted name, which remembers those that were asked for.
 

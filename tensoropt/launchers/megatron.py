@@ -9,7 +9,16 @@ import re
 import shlex
 from dataclasses import replace
 
-from tensoropt.launchers.job import AS_BFLOAT16, FULL, KEPT_IN_HALF, NOTHING, JobError, Keys, LaunchedJob
+from tensoropt.launchers.job import (
+    AS_BFLOAT16,
+    FULL,
+    KEPT_IN_HALF,
+    NOTHING,
+    JobError,
+    Keys,
+    LaunchedJob,
+    recipes_near,
+)
 
 NAME = "megatron"
 ABOUT = '"--tensor-model-parallel-size 8 ..."'
@@ -21,6 +30,7 @@ _MODULES = {
     frozenset(("layernorm", "moe_act")): _FUNCTIONS,
 }
 """Recipes by what ``--recompute-modules`` names."""
+_RECIPES = (NOTHING, FULL, _CORE, _FUNCTIONS)
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _HARMLESS = (
     # What trains, on what, and what is written down; the model is that of ``explore``.
@@ -197,20 +207,20 @@ def refusal(job: LaunchedJob) -> str:
         return f"the schedule {job.schedule}"
     if job.gathered_inputs != job.sequence_parallel:
         return "sequence parallelism that keeps the gathered inputs of products"
-    if job.every > 1 or job.recompute not in (NOTHING, FULL, _CORE, _FUNCTIONS):
+    if job.every > 1 or job.recompute not in _RECIPES:
         return f"recomputation of '{job.recompute}'"
     return ""
 
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs with the degrees of one that Megatron-LM can be told, the likest first."""
-    recompute = job.recompute if job.recompute in (NOTHING, FULL, _CORE, _FUNCTIONS) else _CORE
     schedule = "interleaved_1f1b" if job.stages_per_place > 1 else "1f1b"
-    common = replace(job, launcher=NAME, recompute=recompute, every=1, schedule=schedule, root_once=False)
+    common = replace(job, launcher=NAME, every=1, schedule=schedule, root_once=False)
     ways = (True, False) if job.tensor > 1 else (False,)
     rings = (True, False) if job.context > 1 else (False,)
     return [
-        replace(common, sequence_parallel=along, gathered_inputs=along, ring=ring)
+        replace(common, sequence_parallel=along, gathered_inputs=along, ring=ring, recompute=recipe)
+        for recipe in recipes_near(job, _RECIPES)
         for along in ways
         for ring in rings
     ]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensoropt.errors import suggest
-from tensoropt.launchers import accelerate, deepspeed, megatron, torchtitan
+from tensoropt.launchers import accelerate, deepspeed, fsdp2, megatron, torchtitan
+from tensoropt.launchers.fsdp2 import ModelParts
 from tensoropt.launchers.job import JobError, LaunchedJob
 
 
@@ -18,7 +19,8 @@ class Launcher:
     Attributes:
         about: what is given behind its name and a colon.
         read: returns the job of a config's text.
-        write: returns the config of a job that the launcher can be told.
+        write: returns the config of a job that the launcher can be told; a script also needs the parts of the
+            model.
         refusal: returns what of a job the launcher cannot be told; "" if everything can be.
         variants: returns the jobs with the same degrees that it can be told, the likest first.
     """
@@ -26,7 +28,7 @@ class Launcher:
     name: str
     about: str
     read: Callable[[str], LaunchedJob] | None = None
-    write: Callable[[LaunchedJob], str] | None = None
+    write: Callable[..., str] | None = None
     refusal: Callable[[LaunchedJob], str] | None = None
     variants: Callable[[LaunchedJob], list[LaunchedJob]] | None = None
 
@@ -38,7 +40,7 @@ def _both(module: object) -> Launcher:
 
 
 LAUNCHERS = {
-    launcher.name: launcher for launcher in map(_both, (torchtitan, megatron, deepspeed, accelerate))
+    launcher.name: launcher for launcher in map(_both, (torchtitan, megatron, deepspeed, accelerate, fsdp2))
 }
 
 
@@ -70,8 +72,11 @@ def _content(name: str, given: str) -> str:
         raise JobError(f"{name}:{given}: cannot read the file ({reason}); give a file that exists") from None
 
 
-def write_job(job: LaunchedJob) -> str:
-    """Return the config of a job as its launcher reads it.
+def write_job(job: LaunchedJob, parts: ModelParts | None = None) -> str:
+    """Return the config of a job as its launcher reads it, or a script that runs it.
+
+    Args:
+        parts: of the model, for a script.
 
     Raises:
         JobError: the launcher has no config, or cannot be told everything; the message says what.
@@ -79,9 +84,10 @@ def write_job(job: LaunchedJob) -> str:
     launcher = LAUNCHERS[job.launcher]
     if launcher.write is None or launcher.refusal is None:
         raise JobError(f"{job.launcher} has no config that is written; give one of {_written()}")
-    if reason := launcher.refusal(job):
+    assert job.launcher != fsdp2.NAME or parts is not None, "a script is of a model"
+    if reason := launcher.refusal(job) or (parts.refusal if parts is not None else ""):
         raise JobError(f"{job.launcher} cannot be told {reason}")
-    return launcher.write(job)
+    return launcher.write(job) if parts is None else launcher.write(job, parts)
 
 
 def _written() -> str:

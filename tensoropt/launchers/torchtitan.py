@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.launchers.job import FULL, GATHERED_ONCE, NOTHING, JobError, Keys, LaunchedJob
+from tensoropt.launchers.job import FULL, GATHERED_ONCE, NOTHING, JobError, Keys, LaunchedJob, recipes_near
 
 NAME = "torchtitan"
 ABOUT = "job.toml"
@@ -25,6 +25,7 @@ SCHEDULES = {
 _DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}
 _PER_OPERATOR = "products/2"
 """The recipe of ``selective_ac_option = "op"``: every second product runs again (``_get_custom_policy``)."""
+_RECIPES = (NOTHING, FULL, _PER_OPERATOR)
 _HARMLESS = (
     "job.*", "profiling.*", "metrics.*", "lr_scheduler.*", "checkpoint.*", "comm.*", "memory_estimation.*",
     "validation.*", "experimental.*", "debug.*", "model.name", "model.flavor", "model.*path", "optimizer.lr",
@@ -141,20 +142,19 @@ def refusal(job: LaunchedJob) -> str:
         return "inputs of products that are gathered again in backward"
     if job.ring:
         return "a ring of keys and values that adds nothing up: its ring is PyTorch's"
-    if job.first is not None or job.recompute not in (NOTHING, FULL, _PER_OPERATOR):
+    if job.first is not None or job.recompute not in _RECIPES:
         return f"recomputation of '{job.recompute}'"
     return ""
 
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs with the degrees of one that torchtitan can be told, the likest first."""
-    recompute = job.recompute if job.recompute in (NOTHING, FULL, _PER_OPERATOR) else _PER_OPERATOR
     stage = 0 if job.stage == 0 and job.tensor == job.context == job.places == 1 else 3
     common = replace(
         job, launcher=NAME, stage=stage if job.places == 1 else 2, root_once=stage == 3 and job.places == 1,
-        sequence_parallel=job.tensor > 1, gathered_inputs=False, ring=False, first=None, recompute=recompute,
+        sequence_parallel=job.tensor > 1, gathered_inputs=False, ring=False, first=None,
     )  # fmt: skip
-    return [common]
+    return [replace(common, recompute=recipe) for recipe in recipes_near(job, _RECIPES)]
 
 
 def write(job: LaunchedJob) -> str:

@@ -145,6 +145,11 @@ def _share(count: str) -> float:
     return float(some) / float(whole)
 
 
+def stage_of(micro: str) -> int:
+    """Return ZeRO's stage of a parameter in shards, by what its layout says on the micro-batch axis."""
+    return _STAGE_OF.get(micro, 3)
+
+
 def planner_title(name: str) -> str:
     """Return a planner's name for a legend."""
     if name.startswith(YOUR_JOB):
@@ -224,7 +229,7 @@ def _staged_name(record: StagesRecord, space: Space) -> str:
         for layout in stage.stored.values():
             stored[0] += 1
             if any(layout[axis + 1].startswith("S(") for axis in outside):
-                stored[_STAGE_OF.get(layout[0], 3)] += 1
+                stored[stage_of(layout[0])] += 1
     return JOIN.join(
         (
             *(_axes_and_storage(shape, counts, stored) if np.prod(shape) > 1 else ()),
@@ -355,7 +360,7 @@ def _tables(group: Mapping[str, Any], axes: int, sequence: str) -> tuple[np.ndar
             stored[c, o, 0] = sum(possible)
             for layout, is_sharded in zip(option, sharded[o], strict=True):
                 if is_sharded:
-                    stored[c, o, _STAGE_OF.get(layout[0], 3)] += 1
+                    stored[c, o, stage_of(layout[0])] += 1
     return counted, stored
 
 
@@ -366,7 +371,7 @@ def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
     found = [0, 0, 0, 0]
     in_shards = any(name.startswith("S(") for name in layout[1:])
     if layout[0] in (*_STAGE_OF, "ahead") and in_shards:
-        found[0] = found[_STAGE_OF.get(layout[0], 3)] = 1
+        found[0] = found[stage_of(layout[0])] = 1
     elif not in_shards:
         found[0] = 1
     return found[0], found[1], found[2], found[3]

@@ -83,6 +83,13 @@ class JobPrices:
         said = (*job.notes, *_other_settings(job, self.exploration, problem), *notes)
         return PricedJob(job.on(cluster.device_count), point, space, recorder.recorded(), said)
 
+    def name_of(self, priced: PricedJob) -> str:
+        """Return what the plan of a priced job is called."""
+        exploration = replace(
+            self.exploration, spaces=(*self.exploration.spaces, priced.space), others=(priced.point,)
+        )
+        return exploration.names[-1]
+
 
 @contextmanager
 def job_prices(

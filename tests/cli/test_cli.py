@@ -281,6 +281,20 @@ def test_what_runs_today_stands_beside_the_frontier(run: Any, place: Path) -> No
     shown = run("show", "today", "--point", str(job["point"]))
     assert shown[0] == 0
     assert shown[1].startswith("your job (deepspeed)")
+    told = ("export", "today", "--point", str(job["point"]), "--as")
+    code, out, err = run(*told, "deepspeed")
+    assert code == 0
+    assert json.loads(out)["zero_optimization"]["stage"] == 2
+    assert "as the point" in err
+    code, out, _ = run(*told, "fsdp2", "--to", "train.py", "--json")
+    assert json.loads(out)["is_the_point"]
+    compile(Path("train.py").read_text(), "train.py", "exec")
+    # Without blocks FSDP gathers all parameters once, as ZeRO-2 does.
+    assert run(*told, "torchtitan")[1].startswith("[parallelism]")
+    refused(run("export", "today", "--as", "deepspeed"), "give one DIR, and --point N")
+    refused(run(*told, "deepspeed", "--csv", "f.csv"), "give one of them")
+    refused(run(*told, "deepsped"), "give one of torchtitan, megatron, deepspeed, fsdp2")
+    refused(run("export", "today", "--csv", "f.csv", "--to", "x"), "--to is for --as")
     refused(run(*arguments, "--beside", "deepspeed:no.json"), "cannot read the file")
     refused(run(*arguments, "--beside", "megatron:--tensor-model-parallel-size 4"), "does not make 2 devices")
     refused(run(*arguments, "--beside", "deepspeed:ds.json", "--batch", "2,4"), "several; leave out")

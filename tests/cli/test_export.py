@@ -59,7 +59,10 @@ def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(
 
 
 REFUSED = {
-    "nothing to write": ((), "give --csv FILE for the frontier, --sheet FILE.html for a point"),
+    "nothing to write": (
+        (),
+        "give --csv FILE for the frontier, --sheet FILE.html or --as LAUNCHER for a point",
+    ),
     "strategies alone": (("--strategies", "s.csv"), "give --csv"),
     "strategies beside a sheet": (("--strategies", "s.csv", "--sheet", "s.html"), "is written beside --csv"),
     "a point without a sheet": (("--csv", "f.csv", "--point", "1"), "--point is for --sheet"),

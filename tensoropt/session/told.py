@@ -1,0 +1,289 @@
+"""Points as launchers can be told of them: the degrees of a plan, the job that is nearest to it, and what it
+costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from tensoropt.errors import TensorOptError
+from tensoropt.exploration.rates import StepWork
+from tensoropt.launchers import fsdp2
+from tensoropt.launchers.fsdp2 import ModelParts
+from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
+from tensoropt.launchers.registry import LAUNCHERS, Launcher, write_job
+from tensoropt.ops.calls import CostClass
+from tensoropt.ops.families.attention import ATTENTION
+from tensoropt.ops.registry import cost_class_of
+from tensoropt.plan.kinds import PLACED
+from tensoropt.plan.plan import Plan, StagePlan
+from tensoropt.plan.plan_names import DATA, SEQUENCE, TENSOR, UNSPLIT, splits_experts, stage_of, what_it_does
+from tensoropt.plan.point import Point
+from tensoropt.plan.point_records import IN_PART
+from tensoropt.session.launched import JobPrices, PricedJob
+from tensoropt.sharding.recipes import recipe_name
+from tensoropt.sharding.regions import find_regions
+from tensoropt.units import format_bytes, format_seconds, share_words
+
+ALIKE = 0.01
+"""The share by which memory and time of a job may differ from a point's that it is said to be; an
+assumption."""
+
+_STYLES = {
+    ("aten.linear.default", "out_features"): "columns",
+    ("aten.linear.default", "in_features"): "rows",
+    ("aten.embedding.default", "vocabulary"): "lookups",
+}
+"""How ``parallelize_module`` splits a module, by its operator and the loop that is split."""
+_SPLIT_WEIGHTS = frozenset(("out_features", "in_features", "vocabulary", "hidden", "heads", "experts"))
+_PRODUCTS = (CostClass.MATRIX, CostClass.CONVOLUTION, CostClass.RECURRENT)
+
+
+class ToldJob(NamedTuple):
+    """The job that is nearest to a point, of those that a launcher can be told.
+
+    Attributes:
+        point: the point that was meant. name: what its plan is called.
+        priced: the job with its own figures. title: what its plan is called.
+        why: what of the point the launcher cannot be told; "" if it can be told everything.
+        text: the launcher's config, or a script.
+    """
+
+    point: Point
+    name: str
+    priced: PricedJob
+    title: str
+    why: str
+    text: str
+
+    @property
+    def is_the_point(self) -> bool:
+        """Whether the job does what the point does: it costs as much of both."""
+        figures = ((self.priced.point.memory_bytes, self.point.memory_bytes),
+                   (self.priced.point.time_s, self.point.time_s))  # fmt: skip
+        return not self.why and all(abs(job / own - 1) <= ALIKE for job, own in figures)
+
+    @property
+    def reason(self) -> str:
+        """What of the point the launcher cannot be told."""
+        return self.why or "its operators and parameters are not all split alike"
+
+    def sentence(self) -> str:
+        """Return what the job is and costs, beside the point."""
+        memory, time_s = self.priced.point.memory_bytes, self.priced.point.time_s
+        return (
+            f"{self.title}: {format_seconds(time_s)} a step ({_beside(time_s, self.point.time_s)}), "
+            f"{format_bytes(memory)} ({_beside(memory, self.point.memory_bytes)})"
+        )
+
+
+def _beside(figure: float, own: float) -> str:
+    share = figure / own - 1
+    sign = "+" if share > 0 else "−"
+    return "as the point" if abs(share) <= ALIKE else f"{sign}{share_words(abs(share))}"
+
+
+def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
+    """Return the job nearest to point ``index`` of ``all_points`` that a launcher can be told.
+
+    Raises:
+        JobError: the launcher has no config that is written, or no job of it is near; the message says why.
+    """
+    exploration, entry = prices.exploration, _writer(launcher)
+    plan, name = exploration.plan(index), exploration.names[index]
+    assert entry.variants is not None
+    assert entry.refusal is not None
+    job = degrees(prices, plan)
+    told: list[tuple[PricedJob, ModelParts | None]] = []
+    refusals: dict[str, None] = {}
+    for variant in entry.variants(job):
+        try:
+            if not (reason := entry.refusal(variant)):
+                priced = prices.of(variant)
+                parts = parts_of(prices, priced) if launcher == fsdp2.NAME else None
+                if not (reason := "" if parts is None else parts.refusal):
+                    told.append((priced, parts))
+                    continue
+        except TensorOptError as error:
+            reason = str(error)
+        refusals[reason] = None
+    if not told:
+        raise JobError(
+            f"{launcher} can be told nothing near {name}: {'; '.join(refusals)}; choose another point"
+        )
+    point = exploration.all_points[index]
+
+    def distance(one: PricedJob) -> float:
+        sides = (one.point.memory_bytes / point.memory_bytes, one.point.time_s / point.time_s)
+        return sum(abs(math.log(side)) for side in sides)
+
+    best, parts = min(told, key=lambda one: distance(one[0]))
+    why = "" if distance(best) <= ALIKE else entry.refusal(job) or next(iter(refusals), "")
+    return ToldJob(point, name, best, prices.name_of(best), why, write_job(best.job, parts))
+
+
+def _writer(launcher: str) -> Launcher:
+    written = [name for name, entry in LAUNCHERS.items() if entry.write is not None]
+    if launcher not in written:
+        raise JobError(f"no config of '{launcher}' is written; give one of {', '.join(written)}")
+    return LAUNCHERS[launcher]
+
+
+def parts_of(prices: JobPrices, priced: PricedJob) -> ModelParts:
+    """Return what a script has to know of the model to run a priced job."""
+    problem, exploration = prices.problem, prices.exploration
+    graph, source = problem.graph, exploration.model
+    blocks = tuple(region.name for region in find_regions(graph))
+    plan = replace(exploration, spaces=(*exploration.spaces, priced.space)).plan_of(priced.point)
+    found: dict[str, list[str]] = {"columns": [], "gathered": [], "rows": [], "lookups": []}
+    refusal = "tied weights, which parallelize_module splits by themselves" if graph.shared else ""
+    if "tensor" in plan.mesh.names:
+        for group in graph.groups:
+            loop = plan.operators[group.name].axes["tensor"].partition("@")[0]
+            tables = [name for name in group.parameters if len(graph.atoms.graph.tensors[name].shape) > 1]
+            kind, _, atom = loop.partition(".")
+            if not tables or loop in UNSPLIT or kind not in _SPLIT_WEIGHTS:
+                continue
+            module = str(graph.atoms.graph.tensors[tables[0]].key).removesuffix(".weight")
+            style = _STYLES.get((group.anchor.target, kind))
+            if style is None or atom not in ("", "0") or len(tables) > 1:
+                refusal = refusal or f"{module}, whose {loop} parallelize_module does not split"
+                continue
+            inside = any(module.startswith(f"{block}.") for block in blocks)
+            found[style if inside or style != "columns" else "gathered"].append(module)
+    if "copies" in plan.mesh.names:
+        refusal = refusal or "more tensor-parallel ranks than attention has key heads"
+    return ModelParts(
+        source=source.source,
+        seed=source.seed,
+        blocks=blocks,
+        refusal=refusal,
+        **{name: tuple(modules) for name, modules in found.items()},
+    )
+
+
+def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:
+    """Return the degrees of a plan: what most products and attentions are split by on each axis of its mesh,
+    how most of its parameters are stored, what most of its blocks recompute.
+
+    Raises:
+        JobError: every operator is on one device.
+    """
+    if plan.kind is PLACED:
+        raise JobError(
+            "a placed plan puts every operator on one device, which no launcher can be told; choose another "
+            "point"
+        )
+    problem = prices.problem
+    axes = dict(zip(plan.mesh.names, plan.mesh.shape, strict=True))
+    labels = _heavy_labels(prices, plan)
+    roles: dict[str, int | None] = {}
+    for axis in axes:
+        kinds = Counter(
+            what_it_does(own[axis].replace("ring", "queries"), micro, problem.sequence.get(name, ""))
+            for name, (micro, own) in labels.items()
+            if axis in own and own[axis] not in UNSPLIT
+        )
+        roles[axis] = kinds.most_common(1)[0][0] if kinds else None
+    every = [(axis, label) for _, own in labels.values() for axis, label in own.items()]
+    stage, replicated = _stored(prices, plan, roles)
+    work, graph = StepWork.of(prices.exploration), problem.graph.atoms.graph
+    size = {
+        kind: math.prod(axes[a] for a, role in roles.items() if role == kind)
+        for kind in (DATA, TENSOR, SEQUENCE)
+    }
+    recipe, every_so_many = _recomputed(prices, plan)
+    places = plan.mesh.places
+    stages = len(plan.stages.stages) if plan.stages is not None and plan.stages.schedule else 1
+    return LaunchedJob(
+        launcher="",
+        data=size[DATA],
+        replicas=math.prod(axes[a] for a in replicated if roles[a] == DATA) if stage else 1,
+        tensor=size[TENSOR],
+        context=size[SEQUENCE],
+        ring=any(label == "ring" for _, label in every),
+        experts=size[DATA]
+        if any(splits_experts(label) for axis, label in every if roles[axis] == DATA)
+        else 1,
+        stage=stage,
+        sequence_parallel=size[TENSOR] > 1 and _splits_sequence(prices, plan, roles),
+        gathered_inputs=0 < len(find_regions(problem.graph)) <= len(plan.gathered_again),
+        recompute=recipe,
+        every=every_so_many,
+        places=places,
+        stages_per_place=stages // places,
+        schedule=plan.stages.schedule if plan.stages is not None and plan.stages.schedule else "1f1b",
+        batch=problem.batch,
+        micro_batches=plan.micro_batches,
+        sequence=work.tokens // work.samples if work.tokens and work.samples else None,
+        dtype=graph.compute_dtype,
+        optimizer=plan.optimizer,
+    )
+
+
+def _heavy_labels(prices: JobPrices, plan: Plan) -> dict[str, tuple[str, Mapping[str, str]]]:
+    """Return the labels on the micro-batch axis and on each mesh axis of products and attention."""
+    heavy = {
+        group.name
+        for group in prices.problem.graph.groups
+        if group.anchor.target == ATTENTION
+        or (group.parameters and cost_class_of(group.anchor.target) in _PRODUCTS)
+    }
+    return {name: (own.micro, own.axes) for name, own in plan.operators.items() if name in heavy}
+
+
+def _splits_sequence(prices: JobPrices, plan: Plan, roles: Mapping[str, int | None]) -> bool:
+    """Return whether operators between products follow the sequence on an axis of tensor parallelism."""
+    sequence = prices.problem.sequence
+    return any(
+        what_it_does(label, own.micro, sequence.get(name, "")) == SEQUENCE
+        for name, own in plan.operators.items()
+        for axis, label in own.axes.items()
+        if roles[axis] == TENSOR
+    )
+
+
+def _stored(prices: JobPrices, plan: Plan, roles: Mapping[str, int | None]) -> tuple[int, list[str]]:
+    """Return ZeRO's stage, and the axes of data and context parallelism along which no shards lie, by the
+    bytes of parameters."""
+    tensors = prices.problem.graph.atoms.graph.tensors
+    stages, split = Counter[int](), Counter[str]()
+    # A pipeline's first axis has no part in how parameters are stored.
+    names = [name for name in plan.mesh.names if roles.get(name) is not None or name in _named(plan)]
+    whole = 0
+    for name, parameter in plan.parameters.items():
+        elements = tensors[name].elements
+        whole += elements
+        along = [
+            axis
+            for axis, placement in zip(names, parameter.stored[1:], strict=True)
+            if placement.startswith("S(") and roles[axis] in (DATA, SEQUENCE)
+        ]
+        stages[stage_of(parameter.stored[0]) if along else 0] += elements
+        split.update(dict.fromkeys(along, elements))
+    stage = stages.most_common(1)[0][0] if stages else 0
+    return stage, [axis for axis in names if 2 * split[axis] < whole]
+
+
+def _named(plan: Plan) -> set[str]:
+    return {axis for own in plan.operators.values() for axis in own.axes}
+
+
+def _recomputed(prices: JobPrices, plan: Plan) -> tuple[str, int]:
+    """Return the recipe of most recomputed blocks, and of about every how many-th block."""
+    parts: list[Plan | StagePlan] = [plan, *(plan.stages.stages if plan.stages is not None else ())]
+    again = {block for part in parts for block in part.recomputed}
+    once = {group for part in parts for group in part.once}
+    regions = find_regions(prices.problem.graph)
+    recipes = Counter(
+        recipe_name(prices.problem.graph, region, once.intersection(region.groups)) or IN_PART
+        for region in regions
+        if region.name in again
+    )
+    # Fewer than half as many as every second one would be: none.
+    if not recipes or 4 * recipes.total() < len(regions):
+        return NOTHING, 1
+    return recipes.most_common(1)[0][0], max(round(len(regions) / recipes.total()), 1)

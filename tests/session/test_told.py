@@ -1,0 +1,136 @@
+"""Points as launchers are told of them; scripts run with the plan's losses."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tensoropt
+from tensoropt.exploration.your_jobs import your_jobs
+from tensoropt.launchers import JobError, LaunchedJob
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.session.launched import job_prices, with_jobs
+from tensoropt.session.told import degrees, nearest
+
+pytest.importorskip("transformers")
+BATCH, MODEL = 4, "zoo:llama-tiny?sequence=32"
+SHARDED = LaunchedJob(launcher="fsdp2", data=2, stage=3, root_once=True, recompute="full", micro_batches=2)
+SPLIT = LaunchedJob(launcher="fsdp2", tensor=2)
+PIPELINED = LaunchedJob(launcher="megatron", places=2, micro_batches=4)
+JOBS = (SHARDED, SPLIT, PIPELINED, LaunchedJob(launcher="deepspeed", data=2, stage=2))
+
+
+@pytest.fixture(scope="module")
+def exploration():
+    with ProfileStore(":memory:") as store:
+        found = tensoropt.explore(
+            tensoropt.load_model(MODEL, device="meta", batch=BATCH), cluster="dgx-a100[2]", store=store,
+            dtype="float32", measure="never", micro_batches=(1,), epsilon=0.2, max_points=8,
+            pipelines="never", placements="always",
+        )  # fmt: skip
+        return with_jobs(found, JOBS, store)
+
+
+@pytest.fixture(scope="module")
+def prices(exploration):
+    with ProfileStore(":memory:") as store, job_prices(exploration, store) as opened:
+        yield opened
+
+
+def row_of(exploration, job: LaunchedJob) -> int:
+    row = your_jobs(exploration)[JOBS.index(job)].row
+    assert row is not None
+    return row
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.launcher} {job.data}x{job.tensor}x{job.places}")
+def test_the_degrees_of_a_pinned_plan_are_those_that_were_pinned(prices, exploration, job):
+    found = degrees(prices, exploration.plan(row_of(exploration, job)))
+    axes = ("data", "tensor", "context", "places")
+    for name in (*axes, "stage", "replicas", "recompute", "every", "micro_batches"):
+        wanted = getattr(job, name) or 1
+        assert (getattr(found, name) or 1) == wanted, name
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.launcher} {job.data}x{job.tensor}x{job.places}")
+def test_a_plan_that_a_launcher_can_be_told_is_told_as_it_is(prices, exploration, job):
+    told = nearest(prices, row_of(exploration, job), job.launcher)
+    assert told.is_the_point, told.sentence()
+    assert "as the point" in told.sentence()
+
+
+def test_what_cannot_be_told_is_refused_with_the_nearest_and_its_price(exploration):
+    row = row_of(exploration, SPLIT)
+    with pytest.raises(JobError, match=r"told to deepspeed: tensor parallelism.*; --nearest writes it"):
+        tensoropt.export_job(exploration, "deepspeed", row)
+    told = tensoropt.export_job(exploration, "deepspeed", row, nearest=True)
+    assert not told.is_the_point
+    assert '"stage"' in told.text
+
+
+def test_a_placed_plan_is_told_to_nobody(exploration):
+    placed = [i for i, point in enumerate(exploration.all_points) if point.kind.placed]
+    with pytest.raises(JobError, match="placed plan"):
+        tensoropt.export_job(exploration, "torchtitan", placed[0])
+
+
+def test_an_unknown_launcher_is_refused(exploration):
+    with pytest.raises(JobError, match="give one of torchtitan, megatron, deepspeed, fsdp2"):
+        tensoropt.export_job(exploration, "accelerate", 0)
+
+
+def unsplit_losses(steps: int) -> list[float]:
+    loaded = tensoropt.load_model(MODEL, batch=BATCH)
+    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(steps):
+        loss = loaded.model(*loaded.args, **loaded.kwargs)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def script_losses(script: Path, steps: int) -> list[float]:
+    root = Path(tensoropt.__file__).parents[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    ran = subprocess.run(
+        [*map(str, command), "--steps", str(steps), "--cpu"],
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", ran.stdout)]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "job",
+    [
+        SHARDED,
+        SPLIT,
+        replace(SHARDED, stage=2, root_once=False, recompute="products"),
+        replace(SHARDED, stage=0, root_once=False, recompute="none"),
+    ],
+    ids=["ZeRO-3", "TP", "ZeRO-2", "DDP"],
+)
+def test_a_script_trains_as_one_process_does(prices, exploration, job, tmp_path):
+    from tensoropt.launchers import write_job
+    from tensoropt.session.told import parts_of
+
+    priced = prices.of(replace(job, batch=BATCH))
+    script = tmp_path / "train.py"
+    script.write_text(write_job(priced.job, parts_of(prices, priced)))
+    assert script_losses(script, 3) == pytest.approx(unsplit_losses(3), rel=2e-5)

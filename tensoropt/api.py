@@ -21,7 +21,6 @@ from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
-from tensoropt.plan.point import check_budget
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
 from tensoropt.profiling.store import ProfileStore
@@ -260,7 +259,7 @@ def recost(
     if entries:
         updated = with_planners(session, searched, updated, entries, (None,))
     check_found(searched, updated)
-    check_budget(updated.points, settings.memory_bytes)
+    updated.check_budget()
     old = range(len(exploration.points))
     return updated, recosted(session, searched, exploration, old) if old_points else ()
 
@@ -345,12 +344,12 @@ def _explored(
     if entries:
         exploration = with_planners(session, searched, exploration, entries, limits)
     check_found(searched, exploration)
-    check_budget(exploration.points, settings.memory_bytes)
     if keep:
         with session.open_store() as store:
             refusal = KeptExplorations(store).keep(question, cluster, settings, exploration)
         if refusal:
             exploration = exploration.noted([refusal])
+    exploration.check_budget()
     return exploration
 
 

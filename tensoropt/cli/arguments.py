@@ -444,10 +444,31 @@ def explored(
         where = f"a folder of {within}" if within else out
         progress.note(question.in_effect(cluster, settings, where))
         from tensoropt import api  # imports PyTorch: only after the settings in effect are printed
+        from tensoropt.exploration.exploration import NothingFitsError
 
-        exploration = api.answer(question, cluster, settings, sibling, progress=progress, note=progress.note)
+        refusal = None
+        try:
+            exploration = api.answer(
+                question, cluster, settings, sibling, progress=progress, note=progress.note
+            )
+        except NothingFitsError as error:
+            exploration, refusal = error.exploration, error
         if jobs:
             exploration = api.with_jobs(exploration, jobs, progress=progress)
         if folder is not None:
             exploration.save(Path(folder))
+        if refusal is not None:
+            raise _nothing_fits(exploration, str(refusal), out)
         return exploration
+
+
+def _nothing_fits(exploration: Any, refusal: str, out: str | None) -> TensorOptError:
+    """Return the error that nothing fits a budget, with what would: the leanest plan, and where it is."""
+    from tensoropt.errors import InfeasibleError
+    from tensoropt.plan.plan_names import brief_name
+    from tensoropt.units import format_seconds
+
+    leanest = exploration.points[0]
+    would = f"{brief_name(exploration.names[0])}, {format_seconds(leanest.time_s)} a step"
+    saved = f"; what was found is in {out}: tensoropt show {out} --point 1, or export --csv" if out else ""
+    return InfeasibleError(f"{refusal} ({would}){saved}")

@@ -511,11 +511,18 @@ def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
 
     A cell's ``exploration`` is its place in ``curves``.
     Budgets are spread evenly over the logarithm of memory, from what the leanest plan of all needs to what
-    the fattest needs; what plans need on each number of devices differs by factors.
+    the fattest needs or the largest device has, whatever is less; what plans need on each number of devices
+    differs by factors. A row has nothing beyond its devices' memory. If no plan fits any device, the columns
+    say what plans need.
     """
     known = [(number, curve) for number, curve in enumerate(curves) if len(curve.memory)]
     sizes = np.concatenate([curve.memory for _, curve in known]) if known else np.array([])
-    budgets = np.geomspace(sizes.min(), sizes.max(), columns) if len(sizes) else np.array([])
+    fits = any(curve.memory[0] <= curve.smallest.memory_bytes for _, curve in known)
+    budgets = np.array([])
+    if len(sizes):
+        largest = max(curve.smallest.memory_bytes for _, curve in known)
+        most = min(sizes.max(), largest) if fits else sizes.max()
+        budgets = np.geomspace(sizes.min(), most, columns)
     alike: dict[tuple[int, str, int], list[tuple[int, ClusterCurve]]] = {}
     for number, curve in enumerate(curves):
         alike.setdefault((curve.count, curve.smallest.kind, curve.batch or 0), []).append((number, curve))
@@ -523,18 +530,20 @@ def profile(curves: Sequence[ClusterCurve], columns: int = _BUDGETS) -> Profile:
         tuple(map(float, budgets)),
         tuple(
             ProfileRow(
-                devices, kind, tuple(_fastest(some, float(budget)) for budget in budgets), batch or None
+                devices, kind, tuple(_fastest(some, float(budget), fits) for budget in budgets), batch or None
             )
             for (devices, kind, batch), some in sorted(alike.items(), key=lambda item: item[0])
         ),
     )
 
 
-def _fastest(curves: Sequence[tuple[int, ClusterCurve]], budget_bytes: float) -> Cell | None:
+def _fastest(curves: Sequence[tuple[int, ClusterCurve]], budget_bytes: float, fits: bool) -> Cell | None:
+    """Return the fastest within a budget, and if ``fits`` within the memory of the devices."""
     best: tuple[float, float, int, int] | None = None
     for number, curve in curves:
         # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
-        point = int(np.searchsorted(curve.memory, budget_bytes * (1 + 1e-9), side="right")) - 1
+        most = min(budget_bytes, curve.smallest.memory_bytes) if fits else budget_bytes
+        point = int(np.searchsorted(curve.memory, most * (1 + 1e-9), side="right")) - 1
         if point >= 0:
             found = (float(curve.time[point]), float(curve.memory[point]), number, point)
             best = found if best is None else min(best, found)

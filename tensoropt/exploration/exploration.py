@@ -25,7 +25,7 @@ from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.plan.facts_table import table_html
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.point import Point
+from tensoropt.plan.point import Point, check_budget
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.units import counted, format_bytes, format_seconds
 
@@ -164,6 +164,13 @@ class Exploration(Findings):
     def _repr_html_(self) -> str:
         return _overview_html(self)
 
+    def check_budget(self) -> None:
+        """Raise :class:`NothingFitsError` if none of the points fits the budget that was asked for."""
+        try:
+            check_budget(self.points, self.settings["memory_bytes"])
+        except InfeasibleError as error:
+            raise NothingFitsError(str(error), self) from None
+
     def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
         """Return this exploration with more notes and facts in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
@@ -226,6 +233,21 @@ class Exploration(Findings):
             TensorOptError: the folder cannot be written; what was there is kept.
         """
         write_files(self, directory)
+
+
+class NothingFitsError(InfeasibleError):
+    """No point fits the budget that was asked for.
+
+    Attributes:
+        exploration: what was found, which is worth keeping: its leanest plan is what would fit.
+    """
+
+    def __init__(self, message: str, exploration: Exploration):
+        super().__init__(message)
+        self.exploration = exploration
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (InfeasibleError, self.args)  # in another process its message alone is wanted
 
 
 def load_exploration(directory: str | os.PathLike[str]) -> Exploration:

@@ -31,7 +31,6 @@ from tensoropt.exploration.exploration_files import DESCRIBED, LISTED, POINTS, R
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.point import check_budget
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.kernel_settings import KernelSettings
@@ -94,8 +93,9 @@ class KeptExplorations:
         closer = "" if gap == settings.epsilon else f", searched with the smaller gap {gap:g}"
         when = made.replace("T", " ")
         note = f"kept from {when}, as nothing has changed since{closer}; --anew explores again"
-        check_budget(found.points, settings.memory_bytes)
-        return replace(found.noted([note], kept=made), settings=settings.to_dict())
+        kept = replace(found.noted([note], kept=made), settings=settings.to_dict())
+        kept.check_budget()
+        return kept
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
         """Keep an exploration; return why that was not possible, in words, or an empty text."""

@@ -300,6 +300,16 @@ def test_what_runs_today_stands_beside_the_frontier(run: Any, place: Path) -> No
     refused(run(*arguments, "--beside", "deepspeed:ds.json", "--batch", "2,4"), "several; leave out")
 
 
+def test_what_does_not_fit_is_kept_and_said(run: Any, place: Path) -> None:
+    arguments = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--micro-batches", "1", "--out", "tight")
+    answer = run(*arguments, "--memory", "1KiB")
+    refused(answer, "no plan fits 1 KiB; the smallest plan needs")
+    assert "a step); what was found is in tight: tensoropt show tight --point 1" in answer[2]
+    assert run("show", "tight", "--point", "1")[0] == 0
+    # Kept, so that another budget needs no search.
+    assert "--anew explores again" in run(*arguments, "--memory", "1GiB")[1]
+
+
 def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explored: Path) -> None:
     code, out, _ = run("recost", "out", "--planners", "data_parallel", "--out", "beside")
     assert code == 0

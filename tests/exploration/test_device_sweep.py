@@ -51,6 +51,19 @@ def test_the_table_has_the_fastest_time_of_each_budget() -> None:
     assert (last.exploration, last.point) == (1, 1)
 
 
+def test_the_table_stops_at_the_devices_memory() -> None:
+    sweep = on(1, [(64, 2.0), (200, 1.0)]), on(2, [(32, 0.9), (80, 0.6), (90, 0.5)])
+    found = profile([ClusterCurve.of(one) for one in sweep], columns=3)
+    assert max(found.budgets_bytes) == pytest.approx(100 * MIB)
+    assert [row.cells[-1].time_s for row in found.rows if row.cells[-1]] == [2.0, 0.5]
+
+
+def test_a_table_where_nothing_fits_says_what_plans_need() -> None:
+    found = profile([ClusterCurve.of(on(1, [(128, 2.0), (200, 1.0)]))], columns=2)
+    assert [round(b / MIB) for b in found.budgets_bytes] == [128, 200]
+    assert [cell and cell.time_s for cell in found.rows[0].cells] == [2.0, 1.0]
+
+
 def test_two_explorations_on_as_many_devices_share_a_row() -> None:
     two = on(2, [(16, 1.0)]), on(2, [(16, 0.8), (32, 0.7)])
     found = profile([ClusterCurve.of(one) for one in two], columns=2)

@@ -137,8 +137,8 @@ class Verb:
 
 
 MODEL_HELP = (
-    "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function; options behind a name: "
-    "'zoo:NAME?OPTION=VALUE&...'"
+    "zoo:NAME, hf:ID, a folder with a config.json, FILE.onnx, package.module:function or "
+    "path/file.py:function; options behind a name: 'zoo:NAME?OPTION=VALUE&...'"
 )
 CLUSTER_HELP = (
     "local, local:N (N of its GPUs, else CPU ranks), cpu:N, a preset (see: tensoropt list clusters) or a "

@@ -10,13 +10,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tensoropt.cluster import Cluster
+from tensoropt.question.model_source import is_config
 from tensoropt.question.settings import Settings
 
 AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
 
 
 def is_language_model(source: str) -> bool:
-    """Return whether a source is a language model of the zoo; of other sources that is not known."""
+    """Return whether a source is a language model of the zoo, or by its config; of other sources that is not
+    known."""
+    if is_config(source):
+        return True
     if not source.startswith("zoo:"):
         return False
     from tensoropt.zoo import entry  # takes PyTorch

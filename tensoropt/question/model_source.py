@@ -1,5 +1,5 @@
 """The sources of models: ``zoo:NAME?OPTION=VALUE``, ``package.module:function?OPTION=VALUE``,
-``file.py:function?OPTION=VALUE``, ``FILE.onnx``."""
+``file.py:function?OPTION=VALUE``, ``FILE.onnx``, ``hf:ID``, folders with a ``config.json``."""
 
 from __future__ import annotations
 
@@ -82,6 +82,12 @@ def is_onnx(source: str) -> bool:
     return source.endswith(".onnx")
 
 
+def is_config(source: str) -> bool:
+    """Return whether a source is ``hf:ID``, or a folder with a ``config.json``."""
+    named = source.partition("?")[0]
+    return named.startswith("hf:") or named.endswith("config.json") or (Path(named) / "config.json").is_file()
+
+
 def load_model(
     source: str,
     *,
@@ -95,6 +101,7 @@ def load_model(
 
     Args:
         source: ``zoo:NAME`` or ``zoo:NAME?OPTION=VALUE&...`` (:func:`tensoropt.zoo.build`), ``FILE.onnx``,
+            ``hf:ID`` or a folder with a ``config.json`` (:func:`tensoropt.zoo.configs.from_config`),
             ``package.module:function`` or ``path/file.py:function``; the function returns ``(model, args)``,
             ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``, the loss a function of what the
             model returns. A function's parameters with a number or a switch as default are its options.
@@ -136,10 +143,18 @@ _DIM_INSTEAD = "give them by --dim, as in --dim batch=8"
 def _building_function(source: str) -> Callable[..., Any]:
     """Return the function that a source names, without its options."""
     named = source.partition("?")[0]
+    if is_config(source):
+        from tensoropt.zoo import ZooError
+        from tensoropt.zoo.configs import from_config
+
+        try:
+            return from_config(named)
+        except ZooError as error:
+            raise ModelSourceError(str(error)) from None
     if not all(named.rpartition(":")):
         raise ModelSourceError(
-            f"'{source}' names no model; write zoo:NAME, package.module:function or path/file.py:function "
-            "(`tensoropt list models` shows the zoo)"
+            f"'{source}' names no model; write zoo:NAME, hf:ID, package.module:function or "
+            "path/file.py:function (`tensoropt list models` shows the zoo)"
         )
     return named_function(named, "() returning (model, args)")
 

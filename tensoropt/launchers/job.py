@@ -211,12 +211,14 @@ class Keys:
             self.note(f"{name} = {value}: {words}")
 
     def left(self, harmless: Sequence[str]) -> tuple[str, ...]:
-        """Return all notes, at last one on the settings that nobody asked for, except those that cost neither
-        time nor memory (patterns of names)."""
+        """Return all notes, at last one on the settings that nobody asked for, except what is switched off,
+        and what costs neither time nor memory (patterns of names)."""
         unknown = [
             f"{name} = {value}"
             for name, value in self._values.items()
-            if name not in self._asked and not any(fnmatchcase(name, pattern) for pattern in harmless)
+            if name not in self._asked
+            and value not in (None, False, "", [])
+            and not any(fnmatchcase(name, pattern) for pattern in harmless)
         ]
         listed = [f"not understood, so not part of the prediction: {', '.join(unknown)}"] if unknown else []
         return (*self.notes, *listed)

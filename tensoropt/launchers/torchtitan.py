@@ -31,7 +31,8 @@ _HARMLESS = (
     "validation.*", "experimental.*", "debug.*", "model.name", "model.flavor", "model.*path", "optimizer.lr",
     "model.print_after_conversion", "optimizer.beta*", "optimizer.eps", "optimizer.weight_decay",
     "training.dataset*", "training.max_norm", "training.steps", "training.gc_*", "training.seed",
-    "training.deterministic", "training.mixed_precision_reduce", "float8.emulate", "mx.*",
+    "training.deterministic", "training.mixed_precision_reduce", "float8.emulate",
+    "*.filter_fqns", "compile.components", "mx.*",
 )  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def read(text: str) -> LaunchedJob:
         context=context,
         experts=keys.degree(p + "expert_parallel_degree"),
         stage=0 if shards == 1 and context == 1 else stage,
-        root_once=stage == 3,
+        root_once=stage == 3 and reshard != "always",
         sequence_parallel=tensor > 1,
         recompute=recompute,
         every=every,
@@ -169,7 +170,8 @@ def write(job: LaunchedJob) -> str:
         "tensor_parallel_degree": job.tensor,
         "context_parallel_degree": job.context,
         "pipeline_parallel_degree": job.places,
-        "fsdp_reshard_after_forward": "always" if job.stage == 3 else "default",
+        # Shards again after forward without a pipeline, and only then; its last layers stay gathered.
+        "fsdp_reshard_after_forward": "default",
     }
     if job.experts > 1:
         parallelism["expert_parallel_degree"] = job.experts

@@ -148,7 +148,7 @@ class Question(BaseModel):
             if job.dtype and settings.dtype == AUTO:
                 settings = replace(settings, dtype=job.dtype)
                 taken.append(f"dtype {job.dtype}")
-        flags = " and ".join(f"--{words.partition(' ')[0]}" for words in taken)
+        flags = ", ".join(f"--{words.partition(' ')[0]}" for words in taken)
         words = f"{', '.join(taken)}, as the job has: {flags} may say others" if taken else ""
         return self.model_copy(update={"model": model, "batch": batch, "settings": settings}), words
 

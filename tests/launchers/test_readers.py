@@ -56,6 +56,13 @@ def test_torchtitan_shards_over_what_other_degrees_leave():
     assert not job.notes
 
 
+def test_what_is_switched_off_is_no_note():
+    text = "[quantize.linear.float8]\nenable_fsdp_float8_all_gather = {}\nfilter_fqns = ['output']\n"
+    assert not read("torchtitan", text.format("false")).notes
+    (note,) = read("torchtitan", text.format("true")).notes
+    assert note.endswith("quantize.linear.float8.enable_fsdp_float8_all_gather = True")
+
+
 def test_torchtitan_recomputes_selectively_unless_told_otherwise():
     job = read("torchtitan", "[parallelism]\n")
     assert (job.recompute, job.every) == ("full", 2)

@@ -119,7 +119,7 @@ def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     told = export_job(exploration, options.launcher, index, nearest=options.nearest, progress=progress)
     notes = [f"{exploration.title(index)} as {options.launcher} is told of it: {told.sentence()}"]
     notes += [f"not the point itself: {told.reason}"] if not told.is_the_point else []
-    notes += told.priced.notes
+    notes += [*told.priced.notes, *told.otherwise]
     data = {
         "launcher": options.launcher,
         "point": options.point,

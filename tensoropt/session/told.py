@@ -50,6 +50,7 @@ class ToldJob(NamedTuple):
         priced: the job with its own figures. title: what its plan is called.
         why: what of the point the launcher cannot be told; "" if it can be told everything.
         text: the launcher's config, or a script.
+        otherwise: what the text does otherwise than the job's figures count.
     """
 
     point: Point
@@ -58,6 +59,7 @@ class ToldJob(NamedTuple):
     title: str
     why: str
     text: str
+    otherwise: tuple[str, ...] = ()
 
     @property
     def is_the_point(self) -> bool:
@@ -122,7 +124,19 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
 
     best, parts = min(told, key=lambda one: distance(one[0]))
     why = "" if distance(best) <= ALIKE else entry.refusal(job) or next(iter(refusals), "")
-    return ToldJob(point, name, best, prices.name_of(best), why, write_job(best.job, parts))
+    return ToldJob(
+        point, name, best, prices.name_of(best), why, write_job(best.job, parts), done_otherwise(best, parts)
+    )
+
+
+def done_otherwise(priced: PricedJob, parts: ModelParts | None) -> tuple[str, ...]:
+    """Return what a script does otherwise than the job's figures count."""
+    if parts is None or priced.job.tensor == 1 or not parts.gathered:
+        return ()
+    return (
+        f"the figures count a loss that is split as {', '.join(parts.gathered)} is; the script gathers its "
+        "results before the loss, which takes more memory and one more collective",
+    )
 
 
 def _writer(launcher: str) -> Launcher:

@@ -17,7 +17,7 @@ from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.launchers import JobError, LaunchedJob
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session.launched import job_prices, with_jobs
-from tensoropt.session.told import degrees, nearest
+from tensoropt.session.told import degrees, done_otherwise, nearest, parts_of
 
 pytest.importorskip("transformers")
 BATCH, MODEL = 4, "zoo:llama-tiny?sequence=32"
@@ -75,6 +75,13 @@ def test_what_cannot_be_told_is_refused_with_the_nearest_and_its_price(explorati
     assert '"stage"' in told.text
 
 
+def test_a_script_says_what_it_does_otherwise_than_its_figures_count(prices):
+    split, sharded = (prices.of(replace(job, batch=BATCH)) for job in (SPLIT, SHARDED))
+    (said,) = done_otherwise(split, parts_of(prices, split))
+    assert "gathers its results before the loss" in said
+    assert done_otherwise(sharded, parts_of(prices, sharded)) == done_otherwise(split, None) == ()
+
+
 def test_a_placed_plan_is_told_to_nobody(exploration):
     placed = [i for i, point in enumerate(exploration.all_points) if point.kind.placed]
     with pytest.raises(JobError, match="placed plan"):
@@ -128,7 +135,6 @@ def script_losses(script: Path, steps: int) -> list[float]:
 )
 def test_a_script_trains_as_one_process_does(prices, exploration, job, tmp_path):
     from tensoropt.launchers import write_job
-    from tensoropt.session.told import parts_of
 
     priced = prices.of(replace(job, batch=BATCH))
     script = tmp_path / "train.py"

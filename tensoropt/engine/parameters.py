@@ -152,7 +152,9 @@ _Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[Placement, ...] | None:
     """Return PyTorch's placements, on the real axes, of a tensor in its own shape; None if none of them
-    express this layout, as an atom inside a dim is divided unevenly.
+    express this layout, as an atom inside a dim is divided unevenly, or if PyTorch would put its shards
+    together in another order: it does where an axis cuts a dim that an earlier one has cut inside
+    (``_StridedShard``), and says nothing.
 
     Args:
         mesh: micro-batches, then the axis sizes, as in a strategy.
@@ -165,6 +167,8 @@ def own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[P
         if axis == 0 or code < 0:
             continue
         dim = next(d for d, end in enumerate(ends) if code < end)
+        if any(isinstance(placed, _StridedShard) and placed.dim == dim for placed in placements):
+            return None
         start, end = ends[dim] - len(atoms[dim]), ends[dim]
         outer = 1
         for size in sizes[start:code]:

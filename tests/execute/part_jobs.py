@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from tensoropt.engine.parameters import as_dtensor, shard_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.families.losses import cross_entropy_kernel
 from tensoropt.ops.families.norms import sync_batch_norm
+from tensoropt.ops.layouts import REPLICATE
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, run_steps, take_shard
 from tensoropt.sharding.reshard.steps import edge_steps, forward_placements, gradient_placements
 from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker, summarise
@@ -174,3 +177,19 @@ def recorded(rank: int, world: int) -> list[Any]:
         view = kept[10:]
         del view
     return [rows, tracker.now_bytes, tracker.peak_bytes]
+
+
+def put_together(rank: int, world: int, mesh: tuple[int, ...], cases: list[Any]) -> list[Any]:
+    """The (atoms, axes' codes) of which PyTorch does not give the whole tensor back."""
+    runtime, wrong = Runtime(mesh), []
+    for atoms in cases:
+        shape = tuple(map(prod, atoms))
+        whole = torch.arange(prod(shape), dtype=torch.float32).view(shape)
+        count = sum(map(len, atoms))
+        for codes in itertools.product(range(-1, count), repeat=len(mesh) - 1):
+            layout = (REPLICATE, *codes)
+            local = shard_of(runtime, "w", atoms, layout, whole)
+            shown = as_dtensor(local, atoms, layout, runtime.device_mesh, runtime)
+            if not torch.equal(shown.full_tensor().reshape(shape), whole):
+                wrong.append((atoms, codes))
+    return wrong

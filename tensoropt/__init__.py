@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from tensoropt.cluster import Cluster, load_cluster
     from tensoropt.demo import run_demo
     from tensoropt.estimate.fit import fit
-    from tensoropt.execute import load_checkpoint, original_shape, parallelize, save_checkpoint, shutdown
+    from tensoropt.execute import (
+        load_checkpoint,
+        original_shape,
+        parallelize,
+        sampler,
+        save_checkpoint,
+        shutdown,
+    )
     from tensoropt.exploration.exploration import Exploration
     from tensoropt.exploration.exploration import load_exploration as load
     from tensoropt.machine import dashboard, measure_links, profiles
@@ -83,6 +90,7 @@ _MODULE_OF = {
     "recost": "tensoropt.api",
     "run_demo": "tensoropt.demo",
     "run_selftest": "tensoropt.selftest",
+    "sampler": "tensoropt.execute",
     "save_checkpoint": "tensoropt.execute",
     "shop": "tensoropt.shopping",
     "show": "tensoropt.saved",
@@ -146,6 +154,7 @@ __all__ = [
     "recost",
     "run_demo",
     "run_selftest",
+    "sampler",
     "save_checkpoint",
     "shop",
     "show",

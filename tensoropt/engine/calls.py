@@ -11,7 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture import Capture
+from tensoropt.engine.batch_share import BatchShare
+from tensoropt.engine.short_batches import filled
 from tensoropt.errors import PlanError
+from tensoropt.sharding.groups import batch_inputs
 
 _REMEDY = "call it with the arguments that it was explored with, or explore it with these"
 
@@ -32,11 +35,25 @@ class CallingConvention:
     Args:
         forward: the model's own forward, for its signature.
         captured: the capture, which knows the example call.
+        share: the rows of the batch that a rank passes; by default all.
+        short: returns the target that is ignored of each input that has targets, or why a batch cannot have
+            fewer rows (:func:`~tensoropt.engine.short_batches.ignored_targets`).
     """
 
-    def __init__(self, forward: Callable[..., Any], captured: Capture):
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        captured: Capture,
+        share: BatchShare | None = None,
+        short: Callable[[], Mapping[str, int] | str] = lambda: "",
+    ):
         self.signature = inspect.signature(forward)
         self.example = captured.example
+        self.share, self.short = share, short
+        self.batch = set(batch_inputs(captured.graph))
+        # Position among the leaves of the example call -> the graph's input.
+        tensors = [i for i, value in enumerate(self.example) if isinstance(value, torch.Tensor)]
+        self.name_of = dict(zip(tensors, captured.graph.inputs, strict=True))
         slots = [_InputSlot(index) for index in range(len(self.example))]
         args, kwargs = pytree.tree_unflatten(slots, captured.in_spec)
         bound = self._bound(args, kwargs)
@@ -97,12 +114,39 @@ class CallingConvention:
             elif not _equal(leaf, expected):
                 raise self._other_arguments(bound)
         tensors = []
+        rows = self._rows(values)
         for index, (value, example) in enumerate(zip(values, self.example, strict=True)):
             if (value is None) != (example is None):
                 raise self._other_arguments(bound)
-            if self._checked(index, value, example):
-                tensors.append(value)
+            if self._checked(index, value, example, rows):
+                tensors.append(self._filled(index, value) if rows else value)
         return tensors
+
+    def shape(self, index: int) -> torch.Size:
+        """Return the shape in which a rank passes a tensor of the example call."""
+        shape: torch.Size = self.example[index].shape
+        return shape if self.share is None else self.share.shape(self.name_of[index], shape)
+
+    def _rows(self, values: list[Any]) -> int:
+        """Return the number of rows of a batch that has fewer than the plan's; 0 for any other."""
+        found, wanted = set(), set()
+        for index, name in self.name_of.items():
+            if name in self.batch:
+                value = values[index]
+                found.add(len(value) if isinstance(value, torch.Tensor) and value.dim() else 0)
+                wanted.add(self.shape(index)[0])
+        if len(found) != 1 or len(wanted) != 1:
+            return 0
+        (rows,), (whole,) = found, wanted
+        return rows if rows < whole else 0
+
+    def _filled(self, index: int, value: torch.Tensor) -> torch.Tensor:
+        name = self.name_of[index]
+        if name not in self.batch:
+            return value
+        ignored = self.short()
+        assert not isinstance(ignored, str)
+        return filled(value, self.shape(index)[0], ignored.get(name))
 
     def _by_place(self, bound: dict[str, Any]) -> list[tuple[Any, Any]]:
         """Return (expected, passed) for every position of a call whose containers differ: a dict in another
@@ -135,9 +179,13 @@ class CallingConvention:
             f"{_listed(name for _, name in sorted(differences, key=lambda item: item[0]))}; {_REMEDY}"
         )
 
-    def _checked(self, index: int, value: Any, example: Any) -> bool:
+    def _checked(self, index: int, value: Any, example: Any, rows: int) -> bool:
         """Return whether a value is a tensor; refuse tensors of another shape or type, and other
-        constants."""
+        constants.
+
+        Args:
+            rows: the number of rows of a batch that has fewer than the plan's.
+        """
         name = self.labels[index]
         if not isinstance(example, torch.Tensor):
             # Constants are compiled into the graph: another value would be silently ignored.
@@ -153,20 +201,39 @@ class CallingConvention:
                 f"the plan is for a call with {self._names()}, but {name} of this one is {value!r}, not a "
                 f"tensor; {_REMEDY}"
             )
-        if value.shape != example.shape or value.dtype != example.dtype:
+        shape = self.shape(index)
+        fits = value.shape == shape
+        if rows and self.name_of[index] in self.batch:
+            fits = value.shape[1:] == shape[1:] and not isinstance(self.short(), str)
+        if not fits or value.dtype != example.dtype:
             raise PlanError(
-                f"the plan is for inputs of shape {tuple(example.shape)} {example.dtype}, but this call "
-                f"has {tuple(value.shape)} {value.dtype} in {name}; {_shape_remedy(value, example)}"
+                f"the plan is for {self._described(index)} {example.dtype}, but this call has "
+                f"{tuple(value.shape)} {value.dtype} in {name}; {self._shape_remedy(index, value)}"
             )
         return True
 
+    def _described(self, index: int) -> str:
+        whole, shape = tuple(self.example[index].shape), tuple(self.shape(index))
+        if whole == shape:
+            return f"inputs of shape {whole}"
+        return f"global batches of shape {whole}, of which each rank passes a share of shape {shape}:"
 
-def _shape_remedy(value: torch.Tensor, example: torch.Tensor) -> str:
-    if value.shape == example.shape:
-        return f"convert it (.to({example.dtype})), or explore the model with this type"
-    if value.dim() == example.dim() and value.shape[1:] == example.shape[1:]:
-        return "every rank passes the global batch (drop a smaller last one)"
-    return f"pad or cut it to {tuple(example.shape)}, or explore the model with this shape"
+    def _shape_remedy(self, index: int, value: torch.Tensor) -> str:
+        example, shape = self.example[index], self.shape(index)
+        if value.shape == shape:
+            return f"convert it (.to({example.dtype})), or explore the model with this type"
+        if value.dim() == example.dim() and value.shape[1:] == example.shape[1:]:
+            if shape != example.shape and value.shape == example.shape:
+                return "use tensoropt.sampler, or pass batch='global' to parallelize"
+            reason = self.short() if len(value) < shape[0] else ""
+            rest = f"; a smaller batch cannot be filled up, because {reason}" if reason else ""
+            if shape != example.shape:
+                return f"use tensoropt.sampler, which gives each rank its rows{rest}"
+            return (
+                "every rank passes the global batch (drop a smaller last one), or pass batch='share' to "
+                f"parallelize for ranks that pass their own rows{rest}"
+            )
+        return f"pad or cut it to {tuple(shape)}, or explore the model with this shape"
 
 
 def _equal(value: Any, example: Any) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.gradients import DeferredStep, defer_backward
 from tensoropt.engine.lower import Lowered, lower
 from tensoropt.engine.parameters import LocalParameters
@@ -49,12 +50,16 @@ class TargetCounts:
     Args:
         device: the device of the inputs and buffers.
 
+    Attributes:
+        reads: the names of the inputs and buffers that the targets are made of.
+
     Raises:
         PlanError: targets depend on parameters, so that they are not known beforehand.
     """
 
     def __init__(self, graph: GroupGraph, device: torch.device):
         source = graph.atoms.graph
+        self.reads = frozenset[str]()
         self.losses = [op for op in source.operators if spec_of(op.target).counted_targets and is_mean(op)]
         self.module = self._targets(graph, device) if self.losses else None
 
@@ -69,7 +74,7 @@ class TargetCounts:
         # All placeholders are kept, read or not, so that the module takes its arguments in the usual order.
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                copies[node] = kept.placeholder(node.name)
+                copies[node] = kept.placeholder(str(node.target))
 
         def copy(node: torch.fx.Node) -> torch.fx.Node:
             if node.name in lowered.program.parameters:
@@ -86,6 +91,9 @@ class TargetCounts:
         operands = [(losses[op.name].args[1], _weight_of(losses[op.name])) for op in self.losses]
         kept.output(tuple((copy(t), copy(w) if w is not None else None) for t, w in operands))
         self.parameters = len(lowered.program.parameters)
+        self.reads = frozenset(
+            str(node.target) for node in kept.nodes if node.op == "placeholder" and node.users
+        )
         # Constants among the targets (a mask, a shift) are on the CPU as captured.
         return torch.fx.GraphModule(module, kept).to(device)
 
@@ -138,12 +146,14 @@ class Engine(ABC, Generic[S]):
         after_backward: called when a deferred backward has made all gradients.
         shards: the parameters of this rank and their gradients; set by the subclass.
         counts: the counts of mean losses, if the step needs them before it begins; set by the subclass.
+        share: the rows of the global batch that a rank passes; None if all.
     """
 
     uncompiled: ClassVar[str] = ""
 
     shards: LocalParameters
     counts: TargetCounts | None
+    share: BatchShare | None = None
 
     def __init__(self, strategy: ParallelStrategy, values: Mapping[str, torch.Tensor], runtime: Runtime):
         self.strategy = strategy
@@ -211,19 +221,32 @@ class Engine(ABC, Generic[S]):
             is_read = [read or bool(p.users) for read, p in zip(is_read, places, strict=False)]
         return is_read
 
+    def share_batch(self) -> BatchShare:
+        """Let every rank pass its own rows of the global batch from now on; return which.
+
+        Here, where ranks run different operators, all ranks pass the global batch.
+        """
+        self.share = BatchShare(None, self.runtime)
+        return self.share
+
     # -- calls ------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: torch.Tensor, evaluating: bool = False) -> tuple[torch.Tensor, ...]:
-        """Return the results of the model on the global batch; every rank passes the same batch, and gets the
-        same results.
+        """Return the results of the model on the global batch; every rank gets the same.
 
         Args:
-            inputs: the graph's inputs, whole.
+            inputs: the graph's inputs: whole and the same on every rank, or its rows of them
+                (:meth:`share_batch`).
             evaluating: without dropout, and with the running statistics of batch norms.
         """
         training = self.training and torch.is_grad_enabled()
+        counted: Sequence[torch.Tensor] = inputs
+        if self.share is not None and self.share.world > 1:
+            if self.counts is not None:
+                counted = self.share.with_whole(inputs, self.counts.reads)
+            inputs = tuple(self.share.with_whole(inputs, self.share.gathered))
         if self.counts is not None:
-            self.runtime.counts = self.counts.count(inputs, self.buffers)
+            self.runtime.counts = self.counts.count(counted, self.buffers)
         outputs = self._call(inputs, training=training, evaluating=evaluating)
         # A call without gradients is no step. Backward comes after this: what it makes again goes back to the
         # step of its forward (`recompute.py`).

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.beside_weights import bring, linear_beside
 from tensoropt.engine.gathering import begin_block, begin_block_backward, edge_spec
 from tensoropt.engine.partly_recomputed import NodeRuns
@@ -110,9 +111,10 @@ class Interpretation:
         links: by move whose gradient a linear operator reduces, the fx node that takes the gradient back.
     """
 
-    def __init__(self, strategy: Strategy, runtime: Runtime):
+    def __init__(self, strategy: Strategy, runtime: Runtime, share: BatchShare | None = None):
         self.strategy = strategy
         self.runtime = runtime
+        self.share = share
         self.context: _Position = runtime
         self.source = strategy.graph.atoms.graph
         self.graph = fx.Graph()
@@ -163,9 +165,11 @@ class Interpretation:
                 return self.graph.placeholder(node.name)
             case Slice():
                 (name,) = reads
-                atoms = self.strategy.atoms(name)
+                atoms, layout = self.strategy.atoms(name), node.layout
+                if self.share is not None:
+                    atoms, layout = self.share.as_passed(name, atoms, layout)
                 # No steps: `take_shard` cuts what is there, without any collective.
-                spec = EdgeSpec(name, atoms, node.mesh, node.layout, node.layout, (), (), zigzag=node.zigzag)
+                spec = EdgeSpec(name, atoms, node.mesh, layout, layout, (), (), zigzag=node.zigzag)
                 return self.function(take_shard, "take_shard", reads.values(), self.context, spec)
             case Detach():
                 (name,) = reads
@@ -279,11 +283,14 @@ class Interpretation:
         return self._specs[steps]
 
 
-def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> Lowered:
+def lower(
+    strategy: Strategy, runtime: Runtime, *, evaluating: bool = False, share: BatchShare | None = None
+) -> Lowered:
     """Lower a strategy for the rank that ``runtime`` represents.
 
     Args:
         evaluating: whether to compute as ``model.eval()`` does, though the graph was captured for training.
+        share: the rows of the batch that the rank has; by default all.
     """
     program = lower_program(strategy, runtime.place, evaluating=evaluating)
-    return Interpretation(strategy, runtime).lowered(program)
+    return Interpretation(strategy, runtime, share).lowered(program)

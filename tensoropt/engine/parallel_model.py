@@ -28,7 +28,9 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.runtime import SameCalls, mode_of
 from tensoropt.engine.script_values import JobRanks, SpreadValue, read_whole, spread, spread_value
+from tensoropt.engine.short_batches import ignored_targets
 from tensoropt.errors import PlanError
+from tensoropt.sharding.groups import batch_inputs
 
 _LISTED = 3
 """The most names that a warning lists."""
@@ -126,7 +128,8 @@ class ParallelModel:
         self.source = engine.source
         self.device = engine.runtime.device
         mesh = engine.runtime.device_mesh
-        self.convention = CallingConvention(model.forward, captured)
+        short = functools.cache(lambda: ignored_targets(engine.strategy.graph))
+        self.convention = CallingConvention(model.forward, captured, engine.share, short)
         if captured.returned is not None:  # refused here, and not by the first call
             captured.returned.rebuild(torch.zeros(()))
         self.guard = Guard(model)
@@ -147,7 +150,7 @@ class ParallelModel:
         """
         compare = compare_ranks and self.engine.runtime.distributed
         names = self.convention.input_names()
-        self._same = SameCalls(names, self.engine.reads(), self.device) if compare else None
+        self._same = SameCalls(names, self.engine.reads(), self.device, self._shares()) if compare else None
         # Checks are not part of what a compiler compiles; they break its graph before the model's.
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
         # Before gradients are shown, which need the new parameters as owners.
@@ -166,9 +169,24 @@ class ParallelModel:
         self.model.register_load_state_dict_pre_hook(lambda *arguments: self._to_stored(*arguments))
         # Bypasses nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
+        share = self.engine.share
+        # As loaders and samplers of data-parallel jobs ask: of which part of the batch is this rank's.
+        self.model.__dict__["data_rank"] = 0 if share is None else share.index
+        self.model.__dict__["data_world"] = 1 if share is None else share.world
         self._watch()
         if (words := self.engine.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
             warnings.warn(words, stacklevel=4)
+
+    @property
+    def global_rows(self) -> int:
+        """The rows of a global batch; 0 if no input has any."""
+        batch = batch_inputs(self.source)
+        return self.source.tensors[batch[0]].shape[0] if batch else 0
+
+    def _shares(self) -> list[int]:
+        """Return for each input which share of the batch this rank passes: 0 for what all ranks pass."""
+        share = self.engine.share
+        return [share.index if share and name in share.divided else 0 for name in self.source.inputs]
 
     # -- this rank's parts ------------------------------------------------------------------------
 

@@ -103,13 +103,17 @@ class SameCalls:
 
     Args:
         names: the names of the inputs, in order.
+        shares: the number of the share of the batch that this rank passes of each input; ranks with the same
+            number pass the same.
         reads: whether this rank's part of the plan reads each of them: a rank may pass zeros for inputs that
             it does not read.
         device: this rank's device.
     """
 
-    def __init__(self, names: Sequence[str], reads: Sequence[bool], device: torch.device):
-        self.names, self.reads, self.device = list(names), list(reads), device
+    def __init__(
+        self, names: Sequence[str], reads: Sequence[bool], device: torch.device, shares: Sequence[int]
+    ):
+        self.names, self.reads, self.device, self.shares = list(names), list(reads), device, list(shares)
         self.calls = 0
 
     def due(self) -> bool:
@@ -129,11 +133,12 @@ class SameCalls:
             PlanError: another rank passes something else, or refuses its call.
         """
         count = len(self.names)
-        row = torch.zeros(2 + 2 * count, dtype=torch.int64, device=self.device)
+        row = torch.zeros(2 + 3 * count, dtype=torch.int64, device=self.device)
         row[:2] = torch.tensor([inputs is None, mode])
         for index, (value, read) in enumerate(zip(inputs or (), self.reads, strict=False)):
             row[2 + index] = 1 if read else value.detach().any()
             row[2 + count + index] = content_hash(value)
+            row[2 + 2 * count + index] = self.shares[index]
         rows = gathered(row).tolist()
         if inputs is None:
             return  # this rank's own refusal says more
@@ -147,14 +152,21 @@ class SameCalls:
                     "every rank makes the same calls"
                 )
         for index, name in enumerate(self.names):
-            ranks = [rank for rank, rank_row in enumerate(rows) if rank_row[2 + index]]
-            for rank in ranks[1:]:
-                if rows[rank][2 + count + index] != rows[ranks[0]][2 + count + index]:
-                    raise PlanError(
-                        f"rank {rank} passed another batch than rank {ranks[0]} in {name}; every rank "
-                        "passes the same global batch: use one sampler with one seed on all ranks, and no "
-                        "DistributedSampler"
+            first: dict[int, int] = {}
+            for rank, rank_row in enumerate(rows):
+                if not rank_row[2 + index]:
+                    continue
+                share = rank_row[2 + 2 * count + index]
+                other = first.setdefault(share, rank)
+                if rank_row[2 + count + index] != rows[other][2 + count + index]:
+                    rule = (
+                        "every rank passes the same global batch: use one sampler with one seed on all "
+                        "ranks, and no DistributedSampler, or pass batch='share' to parallelize"
+                        if len({each[2 + 2 * count + index] for each in rows}) == 1
+                        else f"both have data_rank {share}, and ranks with the same data_rank pass the same "
+                        "rows: use tensoropt.sampler"
                     )
+                    raise PlanError(f"rank {rank} passed another batch than rank {other} in {name}; {rule}")
 
 
 _MODES = ("in evaluation under no_grad", "in evaluation", "in training under no_grad", "in training")

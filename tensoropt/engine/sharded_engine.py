@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gathering import CallAhead, UnshardedParameters
 from tensoropt.engine.gradients import Pending, whole_gradient
@@ -63,7 +64,14 @@ class ShardedEngine(Engine[Pending]):
         self._waiting = 0
 
     def _lower(self, *, evaluating: bool) -> Lowered:
-        return lower(self.strategy, self.runtime, evaluating=evaluating)
+        return lower(self.strategy, self.runtime, evaluating=evaluating, share=self.share)
+
+    def share_batch(self) -> BatchShare:
+        self.share = BatchShare(self.strategy, self.runtime)
+        if self.share.world > 1:
+            self._lowered.clear()
+            self._lowered_for(False)
+        return self.share
 
     def shown_otherwise(self) -> str:
         parameters = self.source.parameters

@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -227,12 +227,13 @@ def parallelize(
     as_measured: bool = True,
     sync_weights: bool = False,
     compare_ranks: bool = True,
+    batch: Literal["global", "share"] = "global",
 ) -> M:
     """Make ``model`` run by ``plan`` on the ranks of this job, in place.
 
-    Every rank must call it with the same weights, and later pass the same global batch; each computes its
-    part. In training the model returns what it returned before, with only the loss in it. ``model.eval()``
-    computes without dropout and with running statistics.
+    Every rank must call it with the same weights, and later pass the same global batch, or its share of it;
+    each computes its part. In training the model returns what it returned before, with only the loss in it.
+    ``model.eval()`` computes without dropout and with running statistics.
 
     The model is captured on the CPU or on the meta device, and only a rank's shards of the weights are ever
     put on the rank's device. Weights from a checkpoint or a function are read one layer at a time: if the
@@ -269,6 +270,10 @@ def parallelize(
         compare_ranks: compare hashes between the ranks: of the weights now, and of a call's inputs in the
             first calls and in one of a thousand. False for ranks that compute their inputs themselves and
             round differently.
+        batch: ``global`` if every rank passes the same global batch; ``share`` if it passes the rows that its
+            place in the plan asks for: the share ``model.data_rank`` of ``model.data_world``, as
+            :func:`tensoropt.sampler` gives them. Inputs without a batch dim are the same on all ranks. Under
+            pipelines and placed plans there is one share, the global batch.
 
     Returns:
         ``model``. Its parameters are new; optimizers that were made before continue with them, in their
@@ -284,6 +289,8 @@ def parallelize(
             rank 0.
         CaptureError: the model cannot be captured.
     """
+    if batch not in ("global", "share"):
+        raise PlanError(f"batch={batch!r} is unknown; pass batch='global' or batch='share'")
     if hasattr(model, ATTRIBUTE):
         raise PlanError("this model is parallelized already; build it anew for another plan")
     resolved = resolve_plan(plan)
@@ -310,6 +317,8 @@ def parallelize(
     # After joining the job, as engines make their process groups when they are built.
     captured = prepared.captured
     engine = engine_of(prepared.strategy, prepared.values, seed=seed, device=where)
+    if batch == "share":
+        engine.share_batch()
     parallel = ParallelModel(model, captured, engine)
     # Before the model is watched for changes.
     fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))

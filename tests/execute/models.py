@@ -309,3 +309,20 @@ def undefined_outputs() -> Recipe:
 
 def undefined_loss() -> Recipe:
     return Undefined(True), (torch.randn(16, 24),), {}
+
+
+class Tokens(nn.Module):
+    """A next-token loss with ignored targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.head(torch.tanh(self.embed(ids)))
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def tokens() -> Recipe:
+    ids = torch.randint(0, 32, (8, 6))
+    return Tokens(), (ids, ids.clone()), {}

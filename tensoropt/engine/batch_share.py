@@ -1,0 +1,139 @@
+"""The division of a global batch among the ranks of a job, where each passes only its own rows.
+
+Mesh axes along which a plan cuts the batch are those of data parallelism: ranks that differ on them need
+different rows, and ranks that differ on other axes (tensor or sequence parallelism) need the same ones. An
+input of which every reader cuts the batch along these axes first is used as it is passed; one that a reader
+wants more of is gathered once per call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.engine.runtime import Runtime
+from tensoropt.ops.layouts import REPLICATE, Atoms, Layout
+from tensoropt.sharding.groups import batch_inputs
+from tensoropt.sharding.program import Argument, Slice, lower_program
+from tensoropt.sharding.strategy import Strategy
+
+
+class BatchShare:
+    """This rank's rows of the global batch.
+
+    Row ``r`` of the share of rank ``i`` of ``world`` is in the global batch where the plan's micro-batches
+    have it: each is cut into ``world`` parts, of which a share has one from every micro-batch, in order.
+
+    Args:
+        strategy: the plan; None for one whose ranks all pass the global batch.
+
+    Attributes:
+        axes: the mesh axes along which ranks have different rows; the first is outermost.
+        index, world: which share this rank has, and how many there are.
+        divided: the inputs that are passed in shares, and of these ``gathered`` are gathered in each call.
+    """
+
+    def __init__(self, strategy: Strategy | None, runtime: Runtime):
+        self.runtime = runtime
+        self.micro_batches = runtime.mesh[0]
+        self.axes: tuple[int, ...] = ()
+        self.divided = self.gathered = frozenset[str]()
+        self.inputs: tuple[str, ...] = ()
+        if strategy is not None:
+            self._divide(strategy)
+        self.index, self.world = runtime.coordinate(self.axes), runtime.parts(self.axes)
+
+    def _divide(self, strategy: Strategy) -> None:
+        source = strategy.graph.atoms.graph
+        self.inputs = tuple(source.inputs)
+        follows = _followed(strategy, self.runtime)
+        cut = {name: axes for name, axes in follows.items() if axes}
+        if not cut:
+            return
+        common = functools.reduce(_common, cut.values())
+        largest = max(cut, key=lambda name: source.tensors[name].bytes)
+        self.axes = common or cut[largest]
+        self.divided = frozenset(batch_inputs(source))
+        self.gathered = frozenset(
+            name for name, axes in follows.items() if axes[: len(self.axes)] != self.axes
+        )
+
+    def rows(self, batch: int, index: int | None = None) -> list[int]:
+        """Return the rows of a global batch of this size that a share consists of, in its order; by default
+        this rank's."""
+        index = self.index if index is None else index
+        size = batch // (self.micro_batches * self.world)
+        starts = [(m * self.world + index) * size for m in range(self.micro_batches)]
+        return [start + row for start in starts for row in range(size)]
+
+    def shape(self, name: str, shape: Sequence[int]) -> torch.Size:
+        """Return the shape in which a rank passes an input of this global shape."""
+        if name not in self.divided:
+            return torch.Size(shape)
+        return torch.Size((shape[0] // self.world, *shape[1:]))
+
+    def as_passed(self, name: str, atoms: Atoms, layout: Layout) -> tuple[Atoms, Layout]:
+        """Return the atoms of an input as this rank has it, and how its part of that is cut further."""
+        if name not in self.divided or name in self.gathered:
+            return atoms, layout
+        (first, *rest), *others = atoms
+        left = tuple(REPLICATE if axis in self.axes else code for axis, code in enumerate(layout))
+        return ((first // self.world, *rest), *others), left
+
+    def with_whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> list[torch.Tensor]:
+        """Return the inputs, of which those with these names are whole if they were passed in shares; all
+        ranks must call it."""
+        return [
+            self._whole(value) if name in names and name in self.divided else value
+            for name, value in zip(self.inputs, inputs, strict=False)
+        ]
+
+    def _whole(self, share: torch.Tensor) -> torch.Tensor:
+        rows, *rest = share.shape
+        group, size = self.runtime.group(self.axes), rows // self.micro_batches
+        whole = share.new_empty((self.world * rows, *rest))
+        dist.all_gather_into_tensor(whole, share.contiguous(), group=group)
+        parts = whole.view(self.world, self.micro_batches, size, *rest)
+        return parts.transpose(0, 1).reshape(self.world * rows, *rest)
+
+
+def _followed(strategy: Strategy, runtime: Runtime) -> Mapping[str, tuple[int, ...]]:
+    """Return, for each input with a batch dim that the plan reads, the real axes along which all of its
+    readers cut the batch before they cut it further."""
+    source, mesh = strategy.graph.atoms.graph, strategy.mesh
+    batch = set(batch_inputs(source))
+    found: dict[str, tuple[int, ...]] = {}
+    for node in lower_program(strategy, runtime.place).nodes:
+        for name, provider in node.reads.items():
+            if name not in batch or not isinstance(provider, Argument):
+                continue
+            axes = _cut_by(strategy, name, node.layout) if isinstance(node, Slice) else ()
+            found[name] = _common(found.get(name, axes), axes)
+    for name, axes in found.items():
+        rows = source.tensors[name].shape[0] // mesh[0]
+        while axes and rows % prod(mesh[axis] for axis in axes):
+            axes = axes[:-1]
+        found[name] = axes
+    return found
+
+
+def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axes with which both begin."""
+    same = (number for number, pair in enumerate(zip(first, second, strict=False)) if len(set(pair)) > 1)
+    return first[: next(same, min(len(first), len(second)))]
+
+
+def _cut_by(strategy: Strategy, name: str, layout: Layout) -> tuple[int, ...]:
+    """Return the real axes that cut the outermost atom of an input's rows, in order; none where that is done
+    in zig-zag order, or in every micro-batch again."""
+    mesh = strategy.mesh
+    axes = [axis for axis, code in enumerate(layout) if code == 0 and mesh[axis] > 1]
+    if 0 in strategy.zigzag_atoms(name):
+        return ()
+    if mesh[0] == 1:
+        return tuple(axes)
+    return tuple(axes[1:]) if axes[:1] == [0] else ()

@@ -1,0 +1,105 @@
+"""Batches with fewer rows than a plan is for: the last one of an epoch, or of an evaluation.
+
+The missing rows repeat the last one, with targets that the loss ignores. Its mean divides by the number of
+targets that count, so that loss and gradients are those of the rows that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tensoropt.graph import Operator, OperatorGraph
+from tensoropt.ops.families.losses import is_mean
+from tensoropt.ops.registry import spec_of
+from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
+from tensoropt.sharding.groups import GroupGraph, batch_inputs
+
+_MOVES = frozenset(
+    f"aten.{name}"
+    for name in [
+        "alias.default",
+        "clone.default",
+        "contiguous.default",
+        "flatten.using_ints",
+        "pad.default",
+        "reshape.default",
+        "constant_pad_nd.default",
+        "slice.Tensor",
+        "squeeze.dim",
+        "to.dtype",
+        "transpose.int",
+        "unsqueeze.default",
+        "view.default",
+        "_to_copy.default",
+    ]
+)
+"""Operators that give a row of targets as it is: moved, cut, or filled up."""
+_IGNORES = 4
+"""The position of ``ignore_index`` among the arguments of both losses that have it."""
+
+
+def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
+    """Return, for each input that has targets, the target that its loss ignores; or why a row cannot be left
+    out of the model's loss, in words that follow "because"."""
+    source = graph.atoms.graph
+    if not source.training:
+        return "the plan is for inference"
+    try:
+        micro_batch_strategies(graph)
+    except MicroBatchRefused as error:
+        return str(error)
+    found: dict[str, int] = {}
+    batch = set(batch_inputs(source))
+    rows = source.tensors[source.inputs[0]].shape[0] if batch else 0
+    read_as_targets: set[tuple[str, str]] = set()
+    waiting, seen = [source.outputs[0]], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in batch:
+            return "its loss depends on the batch in other ways than a cross entropy that ignores targets"
+        op = source.producer.get(name)
+        if op is None or name in seen:
+            continue
+        seen.add(name)
+        if not spec_of(op.target).counted_targets:
+            # It may be the number of rows that the model multiplied or divided by.
+            if rows in op.args:
+                return f"{op.name} computes with {rows}, which may be the number of rows"
+            waiting += op.inputs()
+            continue
+        origin = _origin(source, op, read_as_targets)
+        if origin not in batch or not is_mean(op):
+            return f"{op.name} is no mean over targets that are simply an input of the model"
+        ignored = int(_argument(op, _IGNORES, "ignore_index", -100))
+        if found.setdefault(origin, ignored) != ignored:
+            return f"two losses ignore different targets of {origin}"
+    if not found:
+        return "its loss has no targets to ignore"
+    for op in source.operators:
+        for name in op.inputs():
+            if name in found and (op.name, name) not in read_as_targets:
+                return f"{op.name} reads the targets, too"
+    return found
+
+
+def _origin(source: OperatorGraph, loss: Operator, read: set[tuple[str, str]]) -> str:
+    """Return the tensor that a loss's targets are, through operators that move them; note who reads it."""
+    name, op = loss.inputs()[1], loss
+    read.add((op.name, name))
+    while (maker := source.producer.get(name)) is not None and maker.target in _MOVES:
+        name, op = maker.inputs()[0], maker
+        read.add((op.name, name))
+    return name
+
+
+def _argument(op: Operator, position: int, name: str, default: int) -> int:
+    value: int = op.args[position] if len(op.args) > position else op.kwargs.get(name, default)
+    return value
+
+
+def filled(value: torch.Tensor, rows: int, target: int | None) -> torch.Tensor:
+    """Return a tensor with this many rows: the last one is repeated, or an ignored target."""
+    last = value[-1:] if target is None else torch.full_like(value[-1:], target)
+    return torch.cat([value, last.expand(rows - len(value), *value.shape[1:])])

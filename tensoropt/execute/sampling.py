@@ -1,0 +1,111 @@
+"""A sampler that gives each rank the rows of the data that its plan asks for.
+
+It is used like ``torch.utils.data.DistributedSampler``, whose arithmetic by rank and world size is wrong
+where ranks share their rows (tensor parallelism), and continues at any step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+
+import torch
+from torch import nn
+from torch.utils.data import Sampler
+
+from tensoropt.engine.parallel_model import parallel_of
+from tensoropt.errors import PlanError
+
+
+class PlanSampler(Sampler[int]):
+    """The indices of a data set for this rank, one global batch after the other.
+
+    With ``DataLoader(dataset, sampler.batch_size, sampler=sampler)`` all ranks together read the batches of a
+    single process that shuffles with the same seed. The last batch may have fewer rows: its rows are spread
+    over the ranks, and what does not give every rank at least one is left out.
+
+    Args:
+        model: the parallelized model.
+        dataset: the data, or anything with a length.
+        shuffle: whether to draw a new order in each epoch, from ``seed`` and the epoch's number.
+        seed: the same on every rank.
+        drop_last: leave out the rows that do not fill a global batch.
+
+    Attributes:
+        batch_size: the rows that this rank passes in a call.
+        rank, num_replicas: this rank's share, and the number of shares.
+        epoch: see :meth:`set_epoch`.
+        start: the number of global batches to skip; set it to the step at which an epoch was left.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Sized,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ):
+        parallel = parallel_of(model)
+        self.share = parallel.engine.share
+        self.global_batch_size = parallel.global_rows
+        self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
+        self.rank, self.num_replicas = (self.share.index, self.share.world) if self.share else (0, 1)
+        self.batch_size = self.global_batch_size // self.num_replicas
+        self.epoch = self.start = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw another order, from its beginning; every rank calls it with the same number before each
+        epoch. In the epoch that :meth:`load_state_dict` continues, nothing changes."""
+        if epoch != self.epoch:
+            self.epoch, self.start = epoch, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position: the epoch, and the batches to skip in it."""
+        return {"epoch": self.epoch, "start": self.start}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue at a position."""
+        self.epoch, self.start = state["epoch"], state["start"]
+
+    def _last(self) -> int:
+        """Return the number of rows in a smaller last batch."""
+        return 0 if self.drop_last else len(self.dataset) % self.global_batch_size
+
+    def _of_last(self) -> range:
+        """Return this rank's rows of the smaller last batch; none if they are too few for all ranks."""
+        rows, world = self._last(), self.num_replicas
+        if rows < world:
+            return range(0)
+        return range(rows * self.rank // world, rows * (self.rank + 1) // world)
+
+    def __len__(self) -> int:
+        batches = len(self.dataset) // self.global_batch_size - self.start
+        return max(batches, 0) * self.batch_size + len(self._of_last())
+
+    def __iter__(self) -> Iterator[int]:
+        count, size = len(self.dataset), self.global_batch_size
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(count, generator=generator).tolist()
+        else:
+            order = list(range(count))
+        rows = self.share.rows(size) if self.share else range(size)
+        for first in range(self.start * size, count - count % size, size):
+            yield from (order[first + row] for row in rows)
+        yield from (order[count - self._last() + row] for row in self._of_last())
+
+
+def sampler(
+    model: nn.Module, dataset: Sized, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+) -> PlanSampler:
+    """Return a sampler of this rank's rows for a parallelized model; see :class:`PlanSampler`.
+
+    Raises:
+        PlanError: the model is not parallelized, or none of its inputs has a batch dim.
+    """
+    if not parallel_of(model).global_rows:
+        raise PlanError(
+            "no input of this plan has a batch dim, so there are no rows to divide; pass inputs as they are"
+        )
+    return PlanSampler(model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)

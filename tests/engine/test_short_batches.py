@@ -1,0 +1,104 @@
+"""Batches with fewer rows: filled up where the loss can ignore rows, refused with the reason elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.engine.engine import unsplit_strategy
+from tensoropt.engine.short_batches import filled, ignored_targets
+from tensoropt.errors import PlanError
+from tensoropt.execute import parallelize
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tests.execute.jobs import captured_model, spec
+
+
+class Classifier(nn.Module):
+    """A classifier whose loss is computed in one of several ways."""
+
+    def __init__(self, way: str):
+        super().__init__()
+        self.way, self.linear, self.norm = way, nn.Linear(6, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = self.linear(x)
+        if self.way == "norm":
+            logits = self.norm(logits)
+        if self.way == "sum":
+            return F.cross_entropy(logits, y, reduction="sum") / len(x)
+        loss = F.cross_entropy(logits, y)
+        if self.way == "penalty":
+            loss = loss + logits.square().mean()
+        if self.way == "scaled":
+            loss = loss * len(x)
+        if self.way == "read":
+            loss = F.cross_entropy(logits * y.unsqueeze(1), y)
+        return loss
+
+
+def graph_of(way: str) -> GroupGraph:
+    found = capture(Classifier(way), (torch.randn(8, 6), torch.randint(0, 5, (8,))))
+    return group_operators(refine_graph(found.graph))
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("norm", "batch"),
+        ("sum", "computes with 8"),
+        ("penalty", "depends on the batch in other ways"),
+        ("scaled", "computes with 8"),
+        ("read", "reads the targets, too"),
+    ],
+)
+def test_what_cannot_ignore_rows(way: str, says: str) -> None:
+    found = ignored_targets(graph_of(way))
+    assert isinstance(found, str)
+    assert says in found
+
+
+def test_the_input_that_has_targets() -> None:
+    assert ignored_targets(graph_of("plain")) == {"args_1": -100}
+    # Behind a shift by one position, filled up with the ignored target.
+    assert ignored_targets(captured_model("gpt2_ignored").graph) == {"labels": -100}
+    assert "inference" not in str(ignored_targets(captured_model("mlp").graph))
+
+
+def test_rows_are_filled_up() -> None:
+    value = torch.arange(4).view(2, 2)
+    assert filled(value, 3, None).tolist() == [[0, 1], [2, 3], [2, 3]]
+    assert filled(value, 4, -100).tolist() == [[0, 1], [2, 3], [-100, -100], [-100, -100]]
+
+
+def test_training_and_evaluation_of_few_rows() -> None:
+    """Loss and gradients are those of the rows that there are."""
+    model, args, _ = spec("tokens").build()
+    plain, _, _ = spec("tokens").build()
+    parallelize(model, unsplit_strategy(captured_model("tokens").graph), args, {}, as_measured=False)
+    for rows in (1, 3, 8):
+        ids, labels = (value[:rows].clone() for value in args)
+        labels[0, :4] = -100
+        for each in (model, plain):
+            each.zero_grad()
+        ours, expected = model(ids, labels), plain(ids, labels)
+        ours.backward()
+        expected.backward()
+        torch.testing.assert_close(ours, expected)
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(ids, labels), expected.detach())
+        model.train()
+    with pytest.raises(PlanError, match=r"\(8, 6\).*but this call has \(9, 6\)"):
+        model(torch.cat([args[0], args[0][:1]]), torch.cat([args[1], args[1][:1]]))
+
+
+def test_a_model_that_cannot_ignore_rows_says_why() -> None:
+    model, args, _ = spec("mlp").build()
+    parallelize(model, unsplit_strategy(captured_model("mlp").graph), args, {}, as_measured=False)
+    with pytest.raises(PlanError, match="cannot be filled up, because its loss"):
+        model(args[0][:3], args[1][:3])

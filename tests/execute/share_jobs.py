@@ -1,0 +1,162 @@
+"""Training in which each rank passes its own rows; every function returns plain data."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, TensorDataset
+
+import tensoropt
+from tensoropt.sharding.configurations import Configuration, batch_strategies
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.reference import difference
+from tests.execute.habit_jobs import Mesh, build, loss_of, parallel, refusal
+from tests.execute.jobs import captured_model, whole
+
+
+def own_rows(share: Any, batch: int, call: Any) -> Any:
+    """A call with this rank's rows of all that has as many as the batch."""
+
+    def own(value: torch.Tensor) -> torch.Tensor:
+        return value[share.rows(batch)] if share.divided and value.dim() and len(value) == batch else value
+
+    return tree_map_only(torch.Tensor, own, call)
+
+
+def shares(rank: int, world: int, name: str, mesh: Mesh, seeds: list[int]) -> list[dict[str, Any]]:
+    """How far losses and gradients are from those of the unsplit model, under plans of several seeds; how
+    many shares there are, and which inputs were gathered."""
+    found = []
+    for seed in seeds:
+        model, args, kwargs = parallel(name, mesh, seed, batch="share")
+        plain, _, _ = build(name)
+        engine = model._tensoropt.engine
+        share = engine.share
+        inputs = [v for v in [*args, *kwargs.values()] if isinstance(v, torch.Tensor)]
+        rows = share.rows(len(inputs[0]))
+        seen: list[Any] = [None] * world
+        dist.all_gather_object(seen, (model.data_rank, rows))
+        of = dict(seen)
+        own_args, own_kwargs = own_rows(share, len(inputs[0]), (args, kwargs))
+        loss = loss_of(model(*own_args, **own_kwargs))
+        expected = loss_of(plain(*args, **kwargs))
+        loss.backward()
+        expected.backward()
+        worst = 0.0
+        for (_, p), (_, q) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+            if p.grad is None or not p.numel():
+                continue
+            got = whole(p.grad)
+            if got.shape == q.shape:
+                worst = max(worst, float((got - q.grad).abs().max() / (q.grad.abs().max() + 1e-3)))
+        found.append(
+            {
+                "loss": difference(loss, expected),
+                "grad": worst,
+                "world": model.data_world,
+                "covers": sorted(row for each in of.values() for row in each),
+                "rows": len(inputs[0]),
+                "gathered": len(share.gathered),
+            }
+        )
+    return found
+
+
+def _data(count: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(0, 32, (count, 6), generator=generator)
+    labels = ids.clone()
+    for row in range(count):  # uneven numbers of targets
+        labels[row, : row % 6] = -100
+    return TensorDataset(ids, labels)
+
+
+def data_parallel(world: int, micro: int, **more: Any) -> nn.Module:
+    """The model of tokens under data parallelism."""
+    graph = captured_model("tokens").graph
+    along, data = micro_strategies(graph, micro), batch_strategies(graph)
+    given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
+    strategy = random_strategy(graph, (micro, world), along, random.Random(1), given=given)
+    model, args, kwargs = build("tokens")
+    return tensoropt.parallelize(model, strategy, args, kwargs, **more)
+
+
+def epochs(
+    rank: int, world: int, micro: int, count: int, stop: int | None, batch: str = "share"
+) -> dict[str, Any]:
+    """Two epochs by the sampler, beside one process with the same order; with ``stop``, the second run begins
+    there."""
+    data = _data(count)
+    model, (plain, _, _) = data_parallel(world, micro, batch=batch), build("tokens")
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain)]
+    order = tensoropt.sampler(model, data, seed=3)
+    loader = DataLoader(data, order.batch_size, sampler=order)
+    whole_order = [
+        torch.randperm(count, generator=torch.Generator().manual_seed(3 + epoch)).tolist()
+        for epoch in range(2)
+    ]
+    losses, expected, lengths = [], [], []
+    for epoch in range(2):
+        order.set_epoch(epoch)
+        if stop is not None and epoch == 0:
+            order.load_state_dict({"epoch": 0, "start": stop})
+        lengths.append(len(order))
+        batches = [whole_order[epoch][i : i + 8] for i in range(0, count, 8)]
+        if epoch == 0 and stop is not None:
+            batches = batches[stop:]
+        for (ids, labels), rows in zip(loader, batches, strict=True):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            ours = model(ids, labels)
+            theirs = plain(*data[rows])
+            ours.backward()
+            theirs.backward()
+            losses.append(float(ours))
+            expected.append(float(theirs))
+            for optimizer in optimizers:
+                optimizer.step()
+    return {
+        "far": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
+        "steps": len(losses),
+        "lengths": lengths,
+        "world": model.data_world,
+    }
+
+
+def misfed(rank: int, world: int) -> dict[str, str]:
+    """What is said where the rows passed and the way of passing them do not go together."""
+    data = _data(8)
+    ids, labels = data[:]
+    share = data_parallel(world, 1, batch="share")
+    own = share._tensoropt.engine.share.rows(8)
+    found = {
+        "global to share": refusal(lambda: share(ids, labels)),
+        "unknown": refusal(lambda: data_parallel(world, 1, batch="local")),
+        "well": refusal(lambda: share(ids[own], labels[own])),
+    }
+    model = data_parallel(world, 1)
+    found["share to global"] = refusal(lambda: model(ids[own], labels[own]))
+    found["not ranks"] = f"{model.data_rank} {model.data_world}"
+    return found
+
+
+def sent(rank: int, world: int, micro: int) -> list[int]:
+    """The sizes of what is gathered of a batch in a training step."""
+    model, sizes, real = data_parallel(world, micro, batch="share"), [], dist.all_gather_into_tensor
+    order = tensoropt.sampler(model, range(8), shuffle=False)
+    ids, labels = _data(8)[list(order)]
+
+    def gather(whole: torch.Tensor, part: torch.Tensor, **how: Any) -> Any:
+        if part.dtype == torch.int64 and part.shape == labels.shape:
+            sizes.append(part.numel())
+        return real(whole, part, **how)
+
+    with mock.patch.object(dist, "all_gather_into_tensor", gather):
+        model(ids, labels).backward()
+    return sizes

@@ -1,0 +1,90 @@
+"""Ranks that pass their own rows of the batch: as exact as ranks that all pass all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensoropt.ranks.pool import RankPool
+from tests.execute import share_jobs as jobs
+
+pytestmark = pytest.mark.distributed
+ROUNDING = 2e-4
+
+
+def check(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert each["loss"] < ROUNDING, each
+        assert each["grad"] < ROUNDING, each
+        assert each["covers"] == list(range(each["rows"])), each
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("mlp", (1, 2)), ("gpt2_ignored", (2, 2))])
+def test_shares_of_random_plans(ranks: RankPool, name: str, mesh: Any) -> None:
+    for found in ranks.run(jobs.shares, name, mesh, list(range(8))):
+        check(found)
+        assert {each["world"] for each in found} == {1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("gpt2_ignored", (1, 2, 2)),
+        ("gpt2_ignored", (2, 2, 2)),
+        ("llama_small", (1, 4)),
+        ("llama_small", (2, 2, 2)),
+        ("mlp", (2, 4)),
+        ("vgg_norm_plain", (1, 2, 2)),
+    ],
+    ids=str,
+)
+def test_shares_on_four_ranks(four_ranks: RankPool, name: str, mesh: Any) -> None:
+    for found in four_ranks.run(jobs.shares, name, mesh, list(range(12)), timeout_s=600.0):
+        check(found)
+        assert {each["world"] for each in found} > {1}
+
+
+@pytest.mark.parametrize("mesh", [("1f1b", 2, 2), ("placed", 1)], ids=str)
+def test_other_kinds_have_one_share(ranks: RankPool, mesh: Any) -> None:
+    for found in ranks.run(jobs.shares, "mlp", mesh, [3]):
+        check(found)
+        assert found[0]["world"] == 1
+
+
+@pytest.mark.parametrize(("micro", "stop"), [(1, None), (2, 1)])
+def test_epochs_by_the_sampler(ranks: RankPool, micro: int, stop: int | None) -> None:
+    """Uneven targets, and an uneven last batch, weigh as in one process."""
+    for found in ranks.run(jobs.epochs, micro, 29, stop):
+        assert found["world"] == 2
+        assert found["far"] < 1e-5
+        assert found["steps"] == 8 - (stop or 0)
+    assert sum(each["lengths"][1] for each in ranks.run(jobs.epochs, micro, 29, None)) == 29
+
+
+def test_a_smaller_global_batch(ranks: RankPool) -> None:
+    for found in ranks.run(jobs.epochs, 1, 27, None, "global"):
+        assert found["world"] == 1
+        assert found["far"] < 1e-5
+
+
+def test_rows_passed_in_the_other_way(ranks: RankPool) -> None:
+    for rank, found in enumerate(ranks.run(jobs.misfed)):
+        assert (
+            "global batches of shape (8, 6), of which each rank passes a share of shape (4, 6)"
+            in (found["global to share"])
+        )
+        assert "but this call has (8, 6)" in found["global to share"]
+        assert "pass batch='global'" in found["global to share"]
+        assert "batch='local' is unknown" in found["unknown"]
+        assert found["well"] == ""
+        assert "rank 1 passed another batch than rank 0 in ids" in found["share to global"]
+        assert found["not ranks"] == "0 1"
+        assert rank < 2
+
+
+def test_what_is_sent_of_a_batch(ranks: RankPool) -> None:
+    """Nothing under data parallelism; with micro-batches the targets, whose number is counted beforehand."""
+    assert ranks.run(jobs.sent, 1) == [[], []]
+    assert ranks.run(jobs.sent, 2) == [[24], [24]]

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
         parallelize,
         sampler,
         save_checkpoint,
+        save_pretrained,
         shutdown,
+        whole,
     )
     from tensoropt.exploration.exploration import Exploration
     from tensoropt.exploration.exploration import load_exploration as load
@@ -92,12 +94,14 @@ _MODULE_OF = {
     "run_selftest": "tensoropt.selftest",
     "sampler": "tensoropt.execute",
     "save_checkpoint": "tensoropt.execute",
+    "save_pretrained": "tensoropt.execute",
     "shop": "tensoropt.shopping",
     "show": "tensoropt.saved",
     "shutdown": "tensoropt.execute",
     "tune": "tensoropt.calibration.tuning",
     "verify_plan": "tensoropt.verify",
     "verify_random": "tensoropt.verify",
+    "whole": "tensoropt.execute",
     "why": "tensoropt.saved",
     "with_jobs": "tensoropt.api",
 }
@@ -156,12 +160,14 @@ __all__ = [
     "run_selftest",
     "sampler",
     "save_checkpoint",
+    "save_pretrained",
     "shop",
     "show",
     "shutdown",
     "tune",
     "verify_plan",
     "verify_random",
+    "whole",
     "why",
     "with_jobs",
 ]

@@ -10,6 +10,16 @@ from __future__ import annotations
 from tensoropt.engine.parallel_model import original_shape
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.parallel import parallelize, shutdown
+from tensoropt.execute.plain import save_pretrained, whole
 from tensoropt.execute.sampling import sampler
 
-__all__ = ["load_checkpoint", "original_shape", "parallelize", "sampler", "save_checkpoint", "shutdown"]
+__all__ = [
+    "load_checkpoint",
+    "original_shape",
+    "parallelize",
+    "sampler",
+    "save_checkpoint",
+    "save_pretrained",
+    "shutdown",
+    "whole",
+]

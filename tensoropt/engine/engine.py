@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -149,7 +149,7 @@ class Engine(ABC, Generic[S]):
         share: the rows of the global batch that a rank passes; None if all.
     """
 
-    uncompiled: ClassVar[str] = ""
+    uncompiled: str = ""
 
     shards: LocalParameters
     counts: TargetCounts | None

@@ -51,6 +51,7 @@ class ShardedEngine(Engine[Pending]):
     ):
         job = runtime or Runtime(strategy.mesh, seed=seed, device=device or device_of(values))
         super().__init__(strategy, values, job)
+        self.uncompiled = _why_uncompiled(strategy)
         self._lowered_for(False)  # now, as the first call may be one that is compiled
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
@@ -218,6 +219,15 @@ class ShardedEngine(Engine[Pending]):
         self.shards.accumulated.recall(step)
         # In the usual `loss.backward()`, multiplying by 1 would go over all gradients for nothing.
         self.shards.accumulated.finish(None if _is_one(gradient) else gradient)
+
+
+def _why_uncompiled(strategy: Strategy) -> str:
+    """Return the reason why a compiler is kept out of a plan; "" if it is not."""
+    if strategy.unsharded:
+        return "a plan that gathers parameters once per step (ZeRO-1 and 2) keeps them from call to call"
+    if strategy.recomputed and strategy.micro_batches > 1:
+        return "a plan that recomputes blocks in several micro-batches runs their backward inside a call"
+    return ""
 
 
 def _in_own_memory(value: torch.Tensor) -> torch.Tensor:

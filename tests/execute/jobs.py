@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -302,6 +303,39 @@ def compiled(rank: int, world: int, name: str, mesh: tuple[int, ...], backend: s
         found = twins.difference("grad")
         for optimizer in twins.optimizers:
             optimizer.step()
+    return found
+
+
+def compiled_or_not(
+    rank: int, world: int, name: str, mesh: tuple[int, ...], seeds: list[int], batch: str
+) -> list[tuple[bool, bool, float]]:
+    """For plans of several seeds: whether it can be compiled, whether a warning says that it is not, and how
+    far gradients are from the plain model's."""
+    found = []
+    for seed in seeds:
+        graph, (model, args, kwargs) = captured_model(name).graph, spec(name).build()
+        plain, _, _ = spec(name).build()
+        rng, micro = random.Random(seed), micro_strategies(graph, mesh[0])
+        strategy = random_strategy(graph, mesh, micro, rng, recompute=0.9)
+        parallelize(model, strategy, args, kwargs, batch=batch)
+        share = model._tensoropt.engine.share
+        own = tuple(value[share.rows(len(value))] for value in args) if batch == "share" else args
+        torch._dynamo.reset()
+        fast = torch.compile(model, backend="aot_eager")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model.zero_grad()
+                fast(*own).backward()
+        plain(*args).backward()
+        theirs = dict(plain.named_parameters())
+        gradients = {
+            n: (whole(p.grad).view(theirs[n].shape), theirs[n].grad) for n, p in model.named_parameters()
+        }
+        far = max(difference(ours, wanted) for ours, wanted in gradients.values())
+        refused = bool(strategy.unsharded or (strategy.recomputed and mesh[0] > 1))
+        warned = any("torch.compile changes nothing here" in str(each.message) for each in said)
+        found.append((not refused, warned, far))
     return found
 
 

@@ -200,6 +200,19 @@ def test_compiled(ranks: RankPool, backend: str, mesh: tuple[int, ...]) -> None:
         assert found < ROUNDING
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("batch", ["global", "share"])
+def test_every_kind_of_plan_compiled(ranks: RankPool, micro: int, batch: str) -> None:
+    """Or left as it is, which is said: parameters that stay gathered, recomputation in micro-batches."""
+    for found in ranks.run(
+        jobs.compiled_or_not, "mlp", (micro, 2), [1, 3, 5, 14, 122], batch, timeout_s=600.0
+    ):
+        assert all(compiles != warned for compiles, warned, _ in found)
+        assert {compiles for compiles, _, _ in found} == {True, False}
+        assert all(far < ROUNDING for *_, far in found)
+
+
 def test_dropout_is_compiled_once_for_all_steps() -> None:
     """A mask changes with the step, which the second compilation leaves open: there is no third."""
     (model, args, _), (plain, _, _) = jobs.spec("vgg_dropout").build(), jobs.spec("vgg_dropout").build()

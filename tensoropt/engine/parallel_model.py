@@ -9,6 +9,7 @@ A compiler is kept out of models whose plan itself decides the order of executio
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -179,6 +180,8 @@ class ParallelModel:
         # As loaders and samplers of data-parallel jobs ask: of which part of the batch is this rank's.
         self.model.__dict__["data_rank"] = 0 if share is None else share.index
         self.model.__dict__["data_world"] = 1 if share is None else share.world
+        # As scripts with DDP accumulate; gradients are reduced in each backward all the same.
+        self.model.__dict__["no_sync"] = contextlib.nullcontext
         self._watch()
         if (words := self.engine.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
             warnings.warn(words, stacklevel=4)

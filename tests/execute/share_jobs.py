@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 from unittest import mock
@@ -160,3 +161,16 @@ def sent(rank: int, world: int, micro: int) -> list[int]:
     with mock.patch.object(dist, "all_gather_into_tensor", gather):
         model(ids, labels).backward()
     return sizes
+
+
+def accumulated(rank: int, world: int, micro: int) -> float:
+    """How far gradients of two unequal batches are from one process, the first one in ``no_sync``."""
+    model, (plain, _, _) = data_parallel(world, micro, batch="share"), build("tokens")
+    rows, data = model._tensoropt.engine.share.rows(8), _data(16)
+    for start in (0, 8):
+        ids, labels = data[start : start + 8]
+        with model.no_sync() if start == 0 else contextlib.nullcontext():
+            model(ids[rows], labels[rows]).backward()
+        plain(ids, labels).backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    return max(difference(whole(p.grad), q.grad) for p, q in pairs)

@@ -88,3 +88,8 @@ def test_what_is_sent_of_a_batch(ranks: RankPool) -> None:
     """Nothing under data parallelism; with micro-batches the targets, whose number is counted beforehand."""
     assert ranks.run(jobs.sent, 1) == [[], []]
     assert ranks.run(jobs.sent, 2) == [[24], [24]]
+
+
+def test_accumulated_gradients(ranks: RankPool) -> None:
+    for micro in (1, 2):
+        assert max(ranks.run(jobs.accumulated, micro)) < ROUNDING

@@ -10,13 +10,12 @@ A compiler is kept out of models whose plan itself decides the order of executio
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import gc
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from tensoropt.capture import Capture
 from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
-from tensoropt.engine.runtime import SameCalls, gathered, mode_of
+from tensoropt.engine.runtime import SameCalls, mode_of
 from tensoropt.engine.script_values import JobRanks, SpreadValue, read_whole, spread, spread_value
 from tensoropt.engine.short_batches import ignored_targets
 from tensoropt.errors import PlanError
@@ -121,6 +120,7 @@ class ParallelModel:
         device: the device to which a call's inputs are moved.
         names, shapes: state-dict key -> the graph's name, and the model's own shape.
         parameters: graph name -> the parameter that represents it in the model.
+        attributes, hooks: the model's attributes before it was parallelized, and the hooks that it got then.
     """
 
     def __init__(self, model: nn.Module, captured: Capture, engine: Engine):
@@ -161,10 +161,10 @@ class ParallelModel:
         if any(tensor.name not in self.engine.shards.leaves for tensor in self.source.parameters):
             self.engine.after_backward = self._show_absent_gradients
         self._replace_buffers()
-        self._attributes = dict(self.model.__dict__)
+        self.attributes = dict(self.model.__dict__)
         # On the instance, so that hooks of the module and torch.compile(model) still go around it.
         self.model.forward = self._uncompiled_forward() if self.engine.uncompiled else self.forward
-        self._hooks = [
+        self.hooks = [
             self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state()),
             self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers()),
             self.model.register_state_dict_post_hook(lambda *arguments: self._to_own_shapes(*arguments)),
@@ -374,64 +374,6 @@ class ParallelModel:
         if compared is not None:
             compared.compare(inputs, mode)
         return inputs
-
-    # -- the model without its plan ---------------------------------------------------------------
-
-    def whole_values(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (key, whole value) of each trained or frozen parameter that the plan has; all ranks must call
-        it, and go through all of it."""
-        keys = list(self.parameter_keys())
-        having = self._ranks_having(keys)
-        for key in keys:
-            name = self.names[key]
-            value = None
-            if self.in_state(key):
-                own = self.own_shape(key, self.shown_gradient(name, self.local(name)))
-                value = (own.full_tensor() if isinstance(own, DTensor) else own).detach()
-            if having is not None and len(having[key]) < dist.get_world_size():
-                if value is None:
-                    tensor = self.source.tensors[name]
-                    dtype = getattr(torch, tensor.stored_dtype)
-                    value = torch.empty(tensor.shape, dtype=dtype, device=self.device)
-                value = value.as_subclass(torch.Tensor).reshape(self.shapes[key]).contiguous()
-                dist.broadcast(value, having[key][0])
-            assert value is not None
-            yield key, value.as_subclass(torch.Tensor).reshape(self.shapes[key])
-
-    def _ranks_having(self, keys: list[str]) -> dict[str, list[int]] | None:
-        """Return the ranks whose state dicts have each parameter; None without a job."""
-        if self.together is None:
-            return None
-        own = torch.tensor([self.in_state(key) for key in keys], dtype=torch.int64, device=self.device)
-        rows = gathered(own).tolist()
-        return {key: [rank for rank, row in enumerate(rows) if row[i]] for i, key in enumerate(keys)}
-
-    def plain(self, values: Mapping[str, torch.Tensor]) -> nn.Module:
-        """Return a copy of the model as it was before it was parallelized, with these parameters by key."""
-        memo: dict[int, Any] = {
-            id(self.parameters[self.names[key]]): nn.Parameter(
-                value, self.source.tensors[self.names[key]].requires_grad
-            )
-            for key, value in values.items()
-        }
-        copied = memo[id(self.model)] = object.__new__(type(self.model))
-        before = {name for name in self._attributes if name not in ("_apply", ATTRIBUTE)}
-        attributes = {n: self.model.__dict__[n] for n in before if n in self.model.__dict__}
-        attributes |= {"forward": self._attributes["forward"]} if "forward" in self._attributes else {}
-        for module in self.model.modules():
-            # It has the old module bound.
-            memo[id(module.__dict__.get("_apply"))] = None
-        copied.__dict__.update(copy.deepcopy(attributes, memo))
-        for module in copied.modules():
-            module.__dict__.pop("_apply", None)
-        for handle in self._hooks:
-            for hooks in (
-                copied._state_dict_hooks,
-                copied._state_dict_pre_hooks,
-                copied._load_state_dict_pre_hooks,
-            ):
-                hooks.pop(handle.id, None)
-        return copied
 
     # -- state dicts ------------------------------------------------------------------------------
 

@@ -4,15 +4,18 @@ save in the form of another library."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from tensoropt.engine.parallel_model import parallel_of
+from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_of
+from tensoropt.engine.runtime import gathered
 from tensoropt.errors import PlanError
 
 
@@ -33,8 +36,8 @@ def whole(model: nn.Module, device: str | torch.device | None = None) -> Iterato
     parallel.engine.sync_buffers()
     where = parallel.device if device is None else torch.device(device)
     # A copy: a parameter that no rank splits would be the model's own.
-    values = {key: value.to(where, copy=True) for key, value in parallel.whole_values()}
-    yield parallel.plain(values).to(where)
+    values = {key: value.to(where, copy=True) for key, value in _whole_values(parallel)}
+    yield _plain(parallel, values).to(where)
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings: Any) -> None:
@@ -56,11 +59,70 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings
     parallel.engine.sync_buffers()
     first = not dist.is_initialized() or dist.get_rank() == 0
     values = {}
-    for key, value in parallel.whole_values():
+    for key, value in _whole_values(parallel):
         if first:
             values[key] = value.cpu()
         del value
     if first:
-        parallel.plain(values).save_pretrained(folder, **settings)  # type: ignore[operator]
+        _plain(parallel, values).save_pretrained(folder, **settings)  # type: ignore[operator]
     if dist.is_initialized():
         dist.barrier()
+
+
+def _whole_values(parallel: ParallelModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (key, whole value) of each trained or frozen parameter that the plan has; all ranks must call
+    it, and go through all of it."""
+    keys = list(parallel.parameter_keys())
+    having = _ranks_having(parallel, keys)
+    for key in keys:
+        name = parallel.names[key]
+        value = None
+        if parallel.in_state(key):
+            own = parallel.own_shape(key, parallel.shown_gradient(name, parallel.local(name)))
+            value = (own.full_tensor() if isinstance(own, DTensor) else own).detach()
+        if having is not None and len(having[key]) < dist.get_world_size():
+            if value is None:
+                tensor = parallel.source.tensors[name]
+                dtype = getattr(torch, tensor.stored_dtype)
+                value = torch.empty(tensor.shape, dtype=dtype, device=parallel.device)
+            value = value.as_subclass(torch.Tensor).reshape(parallel.shapes[key]).contiguous()
+            dist.broadcast(value, having[key][0])
+        assert value is not None
+        yield key, value.as_subclass(torch.Tensor).reshape(parallel.shapes[key])
+
+
+def _ranks_having(parallel: ParallelModel, keys: list[str]) -> dict[str, list[int]] | None:
+    """Return the ranks whose state dicts have each parameter; None without a job."""
+    if parallel.together is None:
+        return None
+    own = torch.tensor([parallel.in_state(key) for key in keys], dtype=torch.int64, device=parallel.device)
+    rows = gathered(own).tolist()
+    return {key: [rank for rank, row in enumerate(rows) if row[i]] for i, key in enumerate(keys)}
+
+
+def _plain(parallel: ParallelModel, values: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Return a copy of the model as it was before it was parallelized, with these parameters by key."""
+    memo: dict[int, Any] = {
+        id(parallel.parameters[parallel.names[key]]): nn.Parameter(
+            value, parallel.source.tensors[parallel.names[key]].requires_grad
+        )
+        for key, value in values.items()
+    }
+    copied = memo[id(parallel.model)] = object.__new__(type(parallel.model))
+    before = {name for name in parallel.attributes if name not in ("_apply", ATTRIBUTE)}
+    attributes = {n: parallel.model.__dict__[n] for n in before if n in parallel.model.__dict__}
+    attributes |= {"forward": parallel.attributes["forward"]} if "forward" in parallel.attributes else {}
+    for module in parallel.model.modules():
+        # It has the old module bound.
+        memo[id(module.__dict__.get("_apply"))] = None
+    copied.__dict__.update(copy.deepcopy(attributes, memo))
+    for module in copied.modules():
+        module.__dict__.pop("_apply", None)
+    for handle in parallel.hooks:
+        for hooks in (
+            copied._state_dict_hooks,
+            copied._state_dict_pre_hooks,
+            copied._load_state_dict_pre_hooks,
+        ):
+            hooks.pop(handle.id, None)
+    return copied

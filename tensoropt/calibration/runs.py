@@ -61,8 +61,6 @@ def described(
     Args:
         costs: measured prices, without residuals; what is not known of the strategy's work is timed.
     """
-    if not isinstance(strategy, PlacedStrategy):  # whose prices time what they lack
-        costs.timings.measure({work.key: work for of in stage_works(strategy) for work in of.values()})
     whole, network = seconds_of(ranks)
     step_s = statistics.median(whole)
     sent_s = statistics.median(sum(by_name.values()) for by_name in network)
@@ -89,7 +87,12 @@ def described(
 def priced(
     strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals
 ) -> tuple[float, float]:
-    """Return the predicted seconds of a step and of its collectives; a placed plan has none."""
+    """Return the predicted seconds of a step and of its collectives; a placed plan has none. Work that is not
+    known is timed."""
+    if not isinstance(strategy, PlacedStrategy):  # whose prices time what they lack
+        works = {work.key: work for of in stage_works(strategy) for work in of.values()}
+        if new := works.keys() - costs.timings.records.keys():
+            costs.timings.measure({key: works[key] for key in new})
     in_step = costs.with_residuals(residuals)
     if isinstance(strategy, PipelinedStrategy):
         pipeline = evaluate_pipeline_on(strategy, mesh, in_step)

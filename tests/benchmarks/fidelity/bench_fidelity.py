@@ -207,12 +207,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer models, plans and steps")
     parser.add_argument("--cluster", default="local:2", help="default: %(default)s")
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), help="default: all")
+    parser.add_argument("--store", type=Path, help="of measurements, to go on with; default: a new one")
     parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
     names = options.models or (QUICK_MODELS if options.quick else tuple(MODELS))
     plans, rounds = (QUICK_PLANS, QUICK_ROUNDS) if options.quick else (PLANS, ROUNDS)
     results, taking = [], Taking()
-    with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "profiles.sqlite") as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProfileStore(options.store or Path(folder) / "profiles.sqlite") as store,
+    ):
         residuals = calibrate(options.cluster, store=store).residuals
         for name in names:
             print(f"{name} ...", file=sys.stderr, flush=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.execute.executable import strategy_of_plan
+from tensoropt.execute.own_steps import read_steps, steps_file
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.files import write_text
 from tensoropt.plan.keys import plan_key
@@ -39,7 +41,7 @@ from tensoropt.types import Progress, silent
 from tensoropt.units import format_seconds
 from tensoropt.verify.timed_work import keep_seconds
 
-FILE, PLAN, STORE = "tuned.json", "tuned_plan.json", "tuned.sqlite"
+FILE, PLAN, STORE, TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tuned_trial.json"
 _SCHEMA = "tensoropt.tuned/1"
 ROUNDS = 4
 """Candidates that are tried at most."""
@@ -50,6 +52,7 @@ _LAPS = 3
 """How often two plans take turns: the machine's pace changes within seconds."""
 LOOSE = 0.3
 """How tightly the terms are held to the machine's, as all runs are of the model itself."""
+_STDERR = 2
 UNKNOWN = ("fit", "zero")
 """What work costs that was never timed: what a fit to other work says, or nothing, as FastT takes it, so that
 plans with it are tried."""
@@ -107,6 +110,7 @@ def tune(
     memory_bytes: float | None = None,
     rounds: int = ROUNDS,
     unknown: str = UNKNOWN[0],
+    job: Sequence[str] = (),
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -124,6 +128,8 @@ def tune(
             file what that plan takes.
         rounds: how many candidates are tried at most.
         unknown: one of :data:`UNKNOWN`.
+        job: the words of a command that trains with the plan in the file ``{plan}`` for some steps, in which
+            ``parallelize(..., tune=True)`` times them; by default steps of the model alone are run.
         store: the store of measurements; by default the user's own.
         progress: called with (stage, done, total, what).
         say: called with each decision in words.
@@ -132,6 +138,8 @@ def tune(
         TensorOptError: the plan is not for CPU ranks of this machine, or its exploration is not there.
         InfeasibleError: no plan fits.
     """
+    if job and not any("{plan}" in word for word in job):
+        raise TensorOptError("the job's command does not say where its plan's file goes; write {plan} there")
     if unknown not in UNKNOWN:
         raise TensorOptError(f"unknown work costs {' or '.join(UNKNOWN)}, not '{unknown}'")
     folder, exploration, plan = _opened(Path(target), point, memory_bytes)
@@ -148,7 +156,7 @@ def tune(
         _own_store(folder, users) as own,
         ranks as pool,
     ):
-        tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, progress or silent, say)
+        tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, job, progress or silent, say)
         found = tuner.run(plan, memory_bytes, rounds)
         _give_back(own, users, tuner.costs.prefix)
     return found
@@ -199,6 +207,7 @@ class _Tuner:
         store: ProfileStore,
         pool: RankPool,
         unknown: str,
+        job: Sequence[str],
         progress: Progress,
         say: Callable[[str], None],
     ):
@@ -209,7 +218,7 @@ class _Tuner:
             # Nothing is timed alone: what no step has shown is free, and so will be tried.
             settings["measure"] = "never"
         self.exploration = replace(exploration, settings=settings)
-        self.unknown = unknown
+        self.unknown, self.job = unknown, job
         self.costs = CostSource(
             cluster, store, Settings.from_dict(settings), pool, progress, residuals=NO_RESIDUALS
         )
@@ -298,15 +307,36 @@ class _Tuner:
     def _measured(self, plans: list[Plan]) -> list[float]:
         """Run plans in turns; return the median seconds of their steps, and learn from them."""
         found: list[list[float]] = [[] for _ in plans]
-        for _ in range(_LAPS):
+        for _ in range(1 if self.job else _LAPS):
             for number, plan in enumerate(plans):
                 self.pace.now_s()
                 strategy = strategy_of_plan(plan, self.loaded.graph)
-                ranks = run_plan(self.spec, strategy, plan.optimizer, self.pool)
+                if self.job:
+                    ranks = self._in_job(plan)
+                else:
+                    ranks = run_plan(self.spec, strategy, plan.optimizer, self.pool)
                 found[number] += seconds_of(ranks)[0]
                 self._learn(plan, strategy, ranks)
         self._fit()
         return [statistics.median(seconds) for seconds in found]
+
+    def _in_job(self, plan: Plan) -> list[dict[str, Any]]:
+        """Return what the user's own training says of a plan's steps."""
+        file = self.folder / TRIAL
+        steps_file(file).unlink(missing_ok=True)
+        plan.save(file)
+        command = [word.replace("{plan}", str(file)) for word in self.job]
+        try:
+            # Standard output is for answers.
+            ran = subprocess.run(command, check=False, stdout=_STDERR)
+        except OSError as error:
+            raise TensorOptError(f"the job cannot be run: {command[0]}: {error.strerror or error}") from error
+        if ran.returncode:
+            raise TensorOptError(
+                f"the job ended with code {ran.returncode} (its own words are above), so nothing was "
+                f"decided; what was decided before is kept: {' '.join(command)}"
+            )
+        return read_steps(file)
 
     def _learn(self, plan: Plan, strategy: Any, ranks: list[dict[str, Any]]) -> None:
         mesh = Mesh(shape=plan.mesh.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import WHOLE, ProgressDisplay
@@ -20,6 +21,10 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         help="what work costs that was never timed: what other work says, or nothing; default: %(default)s",
     )  # fmt: skip
 
+    verb.add_argument(
+        "--job", metavar="COMMAND", help="time your own training: a command with {plan} where its plan goes"
+    )
+
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return what was tried and what is kept."""
@@ -32,6 +37,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         memory_bytes=None if options.memory is None else parse_bytes(options.memory),
         rounds=options.rounds,
         unknown=options.unknown,
+        job=shlex.split(options.job) if options.job else (),
         progress=progress,
         say=progress.note,
     )

@@ -12,7 +12,7 @@ import bisect
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -70,6 +70,17 @@ class StepStamps:
             owner, since = self._running
             self.backward_s[owner] += now - since
         self._running = None
+
+
+def median_seconds(steps: Sequence[StepStamps]) -> dict[str, dict[str, float]]:
+    """Return ``forward_s`` and ``backward_s`` of several steps: medians by operator or edge; empty without
+    steps."""
+    found: dict[str, dict[str, float]] = {}
+    for way in ("forward_s", "backward_s") if steps else ():
+        of_steps = [getattr(step, way) for step in steps]
+        names = dict.fromkeys(name for seconds in of_steps for name in seconds)
+        found[way] = {n: statistics.median(seconds.get(n, 0.0) for seconds in of_steps) for n in names}
+    return found
 
 
 class _Interpreter(fx.Interpreter):

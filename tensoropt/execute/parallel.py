@@ -30,6 +30,7 @@ from tensoropt.engine.script_values import leave
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import Prepared, ResolvedPlan, engine_of, resolve_plan
 from tensoropt.execute.initialise import InitWeights
+from tensoropt.execute.own_steps import OwnSteps
 from tensoropt.execute.weights import WeightSource, fill_unused
 from tensoropt.plan.plan import Plan
 from tensoropt.ranks.local_hardware import pin_process, unpin_process, why_no_gpu
@@ -228,6 +229,7 @@ def parallelize(
     sync_weights: bool = False,
     compare_ranks: bool = True,
     batch: Literal["global", "share"] = "global",
+    tune: bool = False,
 ) -> M:
     """Make ``model`` run by ``plan`` on the ranks of this job, in place.
 
@@ -274,6 +276,8 @@ def parallelize(
             place in the plan asks for: the share ``model.data_rank`` of ``model.data_world``, as
             :func:`tensoropt.sampler` gives them. Inputs without a batch dim are the same on all ranks. Under
             pipelines and placed plans there is one share, the global batch.
+        tune: time some of the script's training steps, for ``tensoropt tune DIR --job``, which runs the
+            script with one plan after another (:mod:`tensoropt.execute.own_steps`).
 
     Returns:
         ``model``. Its parameters are new; optimizers that were made before continue with them, in their
@@ -291,6 +295,8 @@ def parallelize(
     """
     if batch not in ("global", "share"):
         raise PlanError(f"batch={batch!r} is unknown; pass batch='global' or batch='share'")
+    if tune and not isinstance(plan, str | os.PathLike):
+        raise PlanError("tune=True writes what steps take beside the plan's file; pass its path as plan")
     if hasattr(model, ATTRIBUTE):
         raise PlanError("this model is parallelized already; build it anew for another plan")
     resolved = resolve_plan(plan)
@@ -323,6 +329,9 @@ def parallelize(
     # Before the model is watched for changes.
     fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))
     parallel.install(compare_ranks=compare_ranks)
+    if tune:
+        assert isinstance(plan, str | os.PathLike)
+        OwnSteps(engine, plan)
     return model
 
 

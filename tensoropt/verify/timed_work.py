@@ -17,7 +17,7 @@ from tensoropt.costs.residuals import save_works
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.engine.stamps import stamped
+from tensoropt.engine.stamps import StepStamps, median_seconds, stamped
 from tensoropt.pipeline.evaluate import stage_works
 from tensoropt.profiling.pace import pace_share, usual_pace_s
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
@@ -29,21 +29,14 @@ def operator_seconds(step: RunStep, engine: Engine, count: int) -> dict[str, dic
     ``count`` more steps; empty for plans that are not sharded, for inference and on GPUs."""
     if not isinstance(engine, ShardedEngine) or not engine.training or engine.runtime.device.type != "cpu":
         return {}
-    forward: list[Mapping[str, float]] = []
-    backward: list[Mapping[str, float]] = []
+    steps: list[StepStamps] = []
     for _ in range(count):
         if engine.runtime.distributed:
             dist.barrier()
         with stamped(engine) as stamps:
             step.model()
-        forward.append(stamps.forward_s)
-        backward.append(stamps.backward_s)
-    return {"forward_s": _medians(forward), "backward_s": _medians(backward)}
-
-
-def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for step in steps for name in step)
-    return {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names}
+        steps.append(stamps)
+    return median_seconds(steps)
 
 
 def work_seconds(strategy: Strategy, ranks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,47 @@ def test_a_damaged_state_is_said(explored, folder, store, monkeypatch):
         (folder / FILE).write_text(json.dumps(damage))
         with pytest.raises(TensorOptError, match="delete it"):
             tune(folder, store=store)
+
+
+SCRIPT = """
+import sys, torch, tensoropt
+loaded = tensoropt.load_model("zoo:mlp", batch=32)
+model = tensoropt.parallelize(loaded.model, sys.argv[1], tune=True)
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(20):
+    model(*loaded.args, **loaded.kwargs).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_users_own_training_is_what_is_timed(folder, store, tmp_path, capfd):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = tune(folder, store=store, rounds=1, job=[*run, str(script), "{plan}"])
+    assert found.measured_s > 0
+    assert found.done
+    # Of both ranks; standard output stays free for answers.
+    out, err = capfd.readouterr()
+    assert "trained" not in out
+    assert err.count("trained") >= 2
+    assert any("/step/" in key for key, _ in store.items("calibration"))
+
+
+def test_a_job_that_fails_decides_nothing(explored, folder, store):
+    with pytest.raises(TensorOptError, match="where its plan's file goes"):
+        tune(folder, store=store, job=["true"])
+    with pytest.raises(TensorOptError, match="cannot be run"):
+        tune(folder, store=store, job=["no-such-program", "{plan}"])
+    with pytest.raises(TensorOptError, match="ended with code 3"):
+        tune(folder, store=store, job=[sys.executable, "-c", "raise SystemExit(3)", "{plan}"])
+    with pytest.raises(TensorOptError, match="wrote no"):
+        tune(folder, store=store, job=[sys.executable, "-c", "", "{plan}"])
+    assert not (folder / FILE).exists()
 
 
 @pytest.mark.slow

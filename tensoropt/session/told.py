@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.rates import StepWork
+from tensoropt.graph import Operator
 from tensoropt.launchers import fsdp2
 from tensoropt.launchers.fsdp2 import ModelParts
 from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
 from tensoropt.launchers.registry import LAUNCHERS, Launcher, write_job
 from tensoropt.ops.calls import CostClass
 from tensoropt.ops.families.attention import ATTENTION
-from tensoropt.ops.registry import cost_class_of
+from tensoropt.ops.registry import cost_class_of, spec_of
 from tensoropt.plan.kinds import PLACED
 from tensoropt.plan.plan import Plan, StagePlan
 from tensoropt.plan.plan_names import DATA, SEQUENCE, TENSOR, UNSPLIT, splits_experts, stage_of, what_it_does
@@ -32,12 +33,6 @@ ALIKE = 0.01
 """The share by which memory and time of a job may differ from a point's that it is said to be; an
 assumption."""
 
-_STYLES = {
-    ("aten.linear.default", "out_features"): "columns",
-    ("aten.linear.default", "in_features"): "rows",
-    ("aten.embedding.default", "vocabulary"): "lookups",
-}
-"""How ``parallelize_module`` splits a module, by its operator and the loop that is split."""
 _SPLIT_WEIGHTS = frozenset(("out_features", "in_features", "vocabulary", "hidden", "heads", "experts"))
 _PRODUCTS = (CostClass.MATRIX, CostClass.CONVOLUTION, CostClass.RECURRENT)
 
@@ -162,7 +157,7 @@ def parts_of(prices: JobPrices, priced: PricedJob) -> ModelParts:
             if not tables or loop in UNSPLIT or kind not in _SPLIT_WEIGHTS:
                 continue
             module = str(graph.atoms.graph.tensors[tables[0]].key).removesuffix(".weight")
-            style = _STYLES.get((group.anchor.target, kind))
+            style = _style(group.anchor, kind)
             if style is None or atom not in ("", "0") or len(tables) > 1:
                 refusal = refusal or f"{module}, whose {loop} parallelize_module does not split"
                 continue
@@ -177,6 +172,17 @@ def parts_of(prices: JobPrices, priced: PricedJob) -> ModelParts:
         refusal=refusal,
         **{name: tuple(modules) for name, modules in found.items()},
     )
+
+
+def _style(operator: Operator, loop: str) -> str | None:
+    """Return how ``parallelize_module`` splits an operator's module by a loop; None if it cannot."""
+    linear = spec_of(operator.target).linear
+    if linear is not None:
+        # A weight that is not transposed belongs to another module than nn.Linear.
+        return {"out_features": "columns", "in_features": "rows"}.get(loop) if linear.transposed else None
+    # A bag of embeddings has further outputs.
+    looks_up = cost_class_of(operator.target) is CostClass.LOOKUP and len(operator.outputs) == 1
+    return "lookups" if looks_up and loop == "vocabulary" else None
 
 
 def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:

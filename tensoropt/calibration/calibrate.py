@@ -82,8 +82,10 @@ def calibrate(
         progress: called with (stage, done, total, what).
 
     Raises:
-        TensorOptError: the cluster is not CPU ranks of this machine.
+        TensorOptError: the cluster is not CPU ranks of this machine, or no plan is asked for.
     """
+    if plans < 1:
+        raise TensorOptError(f"{plans} plans of each model say nothing; give at least 1")
     where, report = load_cluster(cluster), progress or silent
     if not has_local_cores(where) or (ranks := local_pool(where)) is None:
         raise TensorOptError(

@@ -143,9 +143,10 @@ def tune(
     if unknown not in UNKNOWN:
         raise TensorOptError(f"unknown work costs {' or '.join(UNKNOWN)}, not '{unknown}'")
     folder, exploration, plan = _opened(Path(target), point, memory_bytes)
-    if memory_bytes is None:
-        memory_bytes = plan.predicted.memory_bytes if Path(target).is_file() else None
     cluster = Cluster.from_dict(exploration.cluster)
+    if memory_bytes is None:
+        of_plan = Path(target).is_file()
+        memory_bytes = plan.predicted.memory_bytes if of_plan else cluster.device.memory_bytes
     if not has_local_cores(cluster) or (ranks := local_pool(cluster)) is None:
         raise TensorOptError(
             f"{cluster.name} is not CPU ranks of this machine, so plans for it cannot be timed here; explore "
@@ -378,7 +379,7 @@ class _Tuner:
     def _decided(
         self, state: Tuning, what: str, plan: Plan, predicted_s: float, measured_s: float, why: str
     ) -> None:
-        """Save a decision: first the plan, then the state that names it."""
+        """Save a decision: the state with the plan in it, then the plan in a file of its own."""
         one = {
             "decision": what,
             "plan": plan_key(plan),

@@ -10,6 +10,7 @@ import pytest
 
 from tensoropt.api import explore
 from tensoropt.calibration import tuning
+from tensoropt.calibration.calibrate import calibrate
 from tensoropt.calibration.tuning import FILE, PLAN, Tuning, tune
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
@@ -132,6 +133,13 @@ def test_what_cannot_be_tuned_is_refused(explored, folder, store, tmp_path):
     explored.plan(0).save(tmp_path / "alone.json")
     with pytest.raises(TensorOptError, match="no exploration beside it"):
         tune(tmp_path / "alone.json", store=store)
+
+
+def test_a_calibration_without_plans_or_ranks_is_refused(store):
+    with pytest.raises(TensorOptError, match="at least 1"):
+        calibrate("local:2", plans=0, store=store)
+    with pytest.raises(TensorOptError, match="not CPU ranks of this machine"):
+        calibrate("dgx-a100", store=store)
 
 
 def test_a_damaged_state_is_said(explored, folder, store, monkeypatch):

@@ -64,5 +64,5 @@ def test_records_of_a_slow_minute_are_scaled(store):
     Pace(Ranks(), store, "here").now_s(0.0)
     scaled = at_usual_pace(records, store, "here")
     assert scaled["slow"] == {"forward_s": 1.0, "backward_s": 2.0, PACE_S: 0.008}
-    assert scaled["old"], scaled["failed"] == (records["old"], records["failed"])
+    assert (scaled["old"], scaled["failed"]) == (records["old"], records["failed"])
     assert records["slow"]["forward_s"] == 2.0

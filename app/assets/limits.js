@@ -3,7 +3,9 @@
 (function () {
   const REST_MS = 150; // an assumption: longer than the pause between two steps of a drag, shorter than a wait
   const timers = {};
+  const waiting = {}; // what a person chose and has not been sent yet
   const sent = {};
+  const followed = {};
   const ends = {};
   let frame = 0;
 
@@ -56,11 +58,22 @@
   function slide(name, value, filled, places, max, step) {
     ends[name] = { max, step };
     const same = value === (filled || {})[name + ".value"];
+    const answer = same && filled !== followed[name];
+    followed[name] = filled;
+    if (answer) {
+      // The server's, to what came before: sent back, it would be answered in its turn, without end.
+      if (!(name in waiting)) sent[name] = value;
+      else if (waiting[name] !== value) window.dash_clientside.set_props(name, { value: waiting[name] });
+      return;
+    }
     window.clearTimeout(timers[name]);
+    delete waiting[name];
     if (same && (sent[name] === undefined || sent[name] === value)) return;
     window.cancelAnimationFrame(frame);
     if (!same) frame = window.requestAnimationFrame(() => show(name, value, places, value >= max - step));
+    waiting[name] = value;
     timers[name] = window.setTimeout(() => {
+      delete waiting[name];
       sent[name] = value;
       window.dash_clientside.set_props(name + "-rest", { data: value });
     }, REST_MS);

@@ -219,6 +219,36 @@ def test_the_budgets_line_is_dragged(site: Any, opened: Callable[..., Any]) -> N
     page.wait_for_function("!location.search.includes('budget=')")
 
 
+def test_answers_that_come_late_do_not_move_the_slider_back(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&budget=55GiB")), "Point 5 of 8")
+    page.evaluate(
+        """() => {
+          const { set_props } = window.dash_clientside, { fetch } = window;
+          const later = (ms) => new Promise((go) => setTimeout(go, ms));
+          window.rests = [];
+          window.dash_clientside.set_props = (name, props) => {
+            if (name === 'budget-rest') window.rests.push(props.data);
+            set_props(name, props);
+          };
+          window.fetch = async (...asked) => {
+            const answer = await fetch(...asked);
+            const { changedPropIds: changed = [] } = JSON.parse(asked[1]?.body || "{}");
+            // The mouse moves on just before the view of 45 GiB is there; it rests before the slider follows that view.
+            if (changed.includes("budget-rest.data")) {
+              if (window.rests.length === 1) set_props("budget", { value: 21 });
+              else await later(800);
+            } else if (changed.includes("controls.data")) await later(400);
+            return answer;
+          };
+          set_props("budget", { value: 45 });
+        }"""
+    )
+    page.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
+    page.wait_for_timeout(3000)
+    assert page.evaluate("window.rests") == [45, 21]
+    assert page.inner_text("#card-title").startswith("Point 2 of 8")
+
+
 def test_filters_and_addresses_that_lead_nowhere_are_said(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url(query="x=opened-small&point=999&budget=lots&mesh=9x9"))
     said = page.locator("#frontier-notes")

@@ -52,7 +52,7 @@ def fit_of(form: Mapping[str, Any], config: Any = None) -> Fit:
 def search_of(found: Fit) -> Question:
     """Return the question of a search for the same step."""
     step = found.step
-    settings = Settings(optimizer=step.optimizer, dtype=step.dtype, process_memory=True)
+    settings = Settings(optimizer=step.optimizer, dtype=step.dtype)
     return Question(
         model=found.search_source, cluster=found.cluster.name, batch=step.batch, settings=settings
     )

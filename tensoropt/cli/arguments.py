@@ -327,7 +327,10 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
 
 def _flag(setting: Setting) -> dict[str, Any]:
     """Return the arguments of ``add_argument`` for a setting's flag."""
-    if isinstance(setting.default, bool):
+    if setting.default is True:
+        said = f"{setting.help}; default: {setting.text(True)}"
+        return {"action": argparse.BooleanOptionalAction, "default": True, "help": said}
+    if setting.default is False:
         return {"action": "store_true", "help": setting.help}
     shown = "" if setting.default is None else f"; default: {setting.text(setting.default)}"
     arguments: dict[str, Any] = {"default": setting.default, "help": f"{setting.help}{shown}"}

@@ -80,7 +80,8 @@ def _profile_table(profile: Any, explorations: Sequence[Any]) -> str:
     samples per second, as steps differ in their work."""
     from tensoropt.exploration.rates import StepWork
 
-    budgets = [f"<= {format_bytes(budget)}" for budget in profile.budgets_bytes]
+    # Of budgets that read alike, the largest.
+    places = {f"<= {format_bytes(budget)}": place for place, budget in enumerate(profile.budgets_bytes)}
     work = StepWork.of(explorations[0])
     per_sample = (work.tokens or 0) / (work.samples or 1) or 1.0
 
@@ -91,10 +92,12 @@ def _profile_table(profile: Any, explorations: Sequence[Any]) -> str:
             return format_number(per_sample * batch / cell.time_s)
         return format_seconds(cell.time_s)
 
-    rows = [["devices", "kind", *(["batch"] if profile.weak else []), *budgets]]
+    rows = [["devices", "kind", *(["batch"] if profile.weak else []), *places]]
     for row in profile.rows:
         batch = [str(row.batch)] if profile.weak else []
-        rows.append([str(row.devices), row.kind, *batch, *(words(cell, row.batch) for cell in row.cells)])
+        rows.append(
+            [str(row.devices), row.kind, *batch, *(words(row.cells[at], row.batch) for at in places.values())]
+        )
     unit = f"{'tokens' if work.tokens else 'samples'}/s\n" if profile.of_batches else ""
     return unit + columns(rows, left=(1,))
 

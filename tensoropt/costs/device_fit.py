@@ -42,12 +42,14 @@ class DeviceFit:
         room_bytes: the memory of the device, or the part of it that may be used.
         estimated: whether it is a GPU's memory, whose predictions have an error; tensors of CPU ranks are
             predicted to the byte.
+        counted: whether the plan's memory figure has the process's terms, all but driver and allocator.
     """
 
     tensors: float
     process: Mapping[str, float]
     room_bytes: float
     estimated: bool = True
+    counted: bool = False
 
     @property
     def needed_bytes(self) -> float:
@@ -79,7 +81,8 @@ class DeviceFit:
     def verb(self) -> str:
         """The verdict on a plan whose memory figure is within the room, before the room's name: ``Just
         fits``."""
-        return {FITS: "Fits", TIGHT: "Just fits", FAILS: "Tensors alone fit"}[self.verdict]
+        part = "All but driver and allocator fit" if self.counted else "Tensors alone fit"
+        return {FITS: "Fits", TIGHT: "Just fits", FAILS: part}[self.verdict]
 
     def to_data(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -100,6 +103,7 @@ def device_fit(
     room_bytes: float,
     *,
     estimated: bool,
+    counted: bool = False,
 ) -> DeviceFit:
     """Return whether a plan fits.
 
@@ -107,7 +111,7 @@ def device_fit(
         tensors: bytes of the step's tensors at their peak.
         terms: what the process takes beside them, by name.
         allocator: the peaks of PyTorch's allocator, by name; empty if it was not replayed.
-        room_bytes, estimated: as for :class:`DeviceFit`.
+        room_bytes, estimated, counted: as for :class:`DeviceFit`.
     """
     tensors += terms.get(CONSTANTS, 0.0)
     process = {name: size for name, size in terms.items() if name != CONSTANTS and size}
@@ -120,4 +124,4 @@ def device_fit(
         # Where memory runs short PyTorch gives unused segments back before it fails, so that a job fits in
         # what its blocks take without gaps between segments.
         process["allocator"] = max(allocator["reserved_expandable"] - allocator["requested"], 0.0)
-    return DeviceFit(tensors, process, room_bytes, estimated)
+    return DeviceFit(tensors, process, room_bytes, estimated, counted)

@@ -218,8 +218,8 @@ def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> t
             "with it",
         )
     return (
-        f"memory counts tensors only; beside them a process is estimated to take {said}: --process-memory "
-        "counts that",
+        "memory counts tensors only (--no-process-memory); beside them a process is estimated to take "
+        f"{said}",
     )
 
 

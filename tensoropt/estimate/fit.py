@@ -239,7 +239,7 @@ class Fit:
             said.append(
                 f"A process takes {format_bytes(sum(process.constant()))} beside tensors (CUDA's context, "
                 "cuBLAS's workspaces, the allocator's last segments), and NCCL's buffers; an estimate. The "
-                "search counts that with --process-memory."
+                "search counts that too."
             )
         else:
             said.append("CPU ranks: a process is counted without its own memory.")
@@ -290,7 +290,6 @@ class Fit:
         words += ["--batch", str(step.batch)]
         words += ["--optimizer", step.optimizer] * (step.optimizer != "adam")
         words += ["--dtype", step.dtype]
-        words += ["--process-memory"] * (self.cluster.device_type == "cuda")
         return " ".join(words)
 
     def fit_command(self, model: str = "") -> str:

@@ -62,6 +62,7 @@ def point_fit(findings: Findings, index: int, room_bytes: float = math.inf) -> D
         point.allocator,
         min(room_bytes, cluster.memory_bytes),
         estimated=cluster.device_type == "cuda",
+        counted=CONTEXT in point.terms,
     )
 
 

@@ -191,7 +191,8 @@ def placed_point(
     graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int, notes: Sequence[str] = ()
 ) -> Point:
     """Return a simulated placement as a point of space ``space``, with its planner's remarks. The point
-    carries its plan, by which it is identified.
+    carries its plan, by which it is identified; what PyTorch's allocator takes is left to
+    :func:`placed_allocator`.
 
     Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` is the time for
         which that device waits while some message is under way, ``idle_s`` that for which it waits and none
@@ -219,13 +220,12 @@ def placed_point(
         additive_time_s=simulated.time_s,
         memory=tuple(simulated.peaks[fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
-        allocator=_allocator(graph, simulated),
         space=space,
         planner=planner,
     )
 
 
-def _allocator(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
+def placed_allocator(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
     """Return the peaks of PyTorch's allocator on the fullest device
     (:mod:`tensoropt.simulate.caching_allocator`)."""
     return replayed(

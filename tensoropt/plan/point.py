@@ -116,7 +116,7 @@ class Point(Shown):
     @property
     def allocator(self) -> dict[str, float]:
         """Peaks of PyTorch's caching allocator, by the names of
-        :data:`~tensoropt.simulate.recording.ALLOCATOR`; only of sharded plans where process memory counts."""
+        :data:`~tensoropt.simulate.recording.ALLOCATOR`; empty where only tensors count."""
         return self._parts("allocator")
 
     def _parts(self, breakdown: str) -> dict[str, float]:

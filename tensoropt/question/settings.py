@@ -125,7 +125,9 @@ class Setting:
         """
         if value == self.default:
             return []
-        return [f"--{self.flag}", *([] if isinstance(value, bool) else [text or self.write(value)])]
+        if isinstance(value, bool):
+            return [f"--{self.flag}" if value else f"--no-{self.flag}"]
+        return [f"--{self.flag}", text or self.write(value)]
 
     def in_form(self, value: Any) -> str:
         """Return a value as shown in a form; "" if there is none."""
@@ -353,9 +355,9 @@ class Settings:
         bool,
         Setting(
             "count what a process takes of a GPU beside tensors, too, and replay PyTorch's allocator: "
-            "estimates, never compared with a card", "Process memory", COSTS,
+            "estimates, never compared with a card; CPU ranks have none", "Process memory", COSTS,
         ),
-    ] = False  # fmt: skip
+    ] = True  # fmt: skip
     pipelines: Annotated[
         Literal["auto", "always", "never"],
         Setting(
@@ -412,7 +414,9 @@ class Settings:
             TensorOptError: this version does not know some of them.
         """
         try:
-            return cls(**{**data, "constraints": data.get("constraints") or None})
+            # What was kept before process memory could be counted counts tensors.
+            tensors = {"process_memory": False}
+            return cls(**{**tensors, **data, "constraints": data.get("constraints") or None})
         except TypeError as error:
             raise TensorOptError(f"{error}: this was made by a later version; explore again") from None
 

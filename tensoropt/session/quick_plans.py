@@ -91,7 +91,7 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
     else:
         kinds.add("placed")
     # The conditions of the search for pipelines; besides, these methods know no constraints.
-    suits = settings.pipelines != "never" and settings.constraints is None and not settings.process_memory
+    suits = settings.pipelines != "never" and settings.constraints is None
     training = searched.problem.graph.atoms.graph.training and not searched.problem.refusal
     if suits and training and session.cluster.device_count > 1 and not searched.refusal:
         kinds.add("pipelined")
@@ -147,8 +147,9 @@ class _Asking:
                 self._refusals[entry.name] = str(refusal)
             return 0.0
         for p in points:
-            own.append(p.point)
-            self.found.setdefault(p.point.identity, p)
+            if p.point.identity not in self.found:
+                self.found[p.point.identity] = p.replayed()
+            own.append(self.found[p.point.identity].point)
         return min(p.point.memory_bytes for p in points)
 
     def baselines(self) -> tuple[Point, ...]:

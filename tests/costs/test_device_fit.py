@@ -19,6 +19,8 @@ def test_a_plan_is_tight_where_the_error_of_predictions_decides(room, verdict):
     of = DeviceFit(9 * GIB, {"context": GIB}, room * 10 * GIB)
     assert of.verdict == verdict
     assert of.verb == {"fits": "Fits", "tight": "Just fits", "does not fit": "Tensors alone fit"}[verdict]
+    counted = DeviceFit(9 * GIB, {"context": GIB}, room * 10 * GIB, counted=True).verb
+    assert counted == (of.verb if verdict != "does not fit" else "All but driver and allocator fit")
     assert of.words == f"10 GiB (tensors 9.00, process 1.00): {verdict}"
 
 

@@ -201,10 +201,14 @@ def test_constants_are_counted_everywhere(tmp_path):
     assert tensoropt.recost(found)[1][0].memory_bytes == pytest.approx(point.memory_bytes)
 
 
-def test_unless_asked_for_tensors_alone_are_counted():
-    for point in explored("dgx-h100[2]").points:
+def test_on_request_tensors_alone_are_counted():
+    for point in explored("dgx-h100[2]", process_memory=False).points:
         assert point.terms == point.allocator == {}
         assert point.memory_bytes == point.tensor_bytes
+    for point in explored("dgx-h100[2]").points:
+        assert point.terms["context"] > 0
+        assert point.allocator["requested"] > 0
+    assert explored("cpu:2").points[0].terms == explored("cpu:2").points[0].allocator == {}
 
 
 def test_a_point_is_told_with_what_its_exploration_counts():
@@ -221,8 +225,8 @@ def test_explorations_of_gpus_say_what_processes_take_and_whether_it_counts():
 
     assert noted("local:1", True) == []
     (only,) = noted("dgx-h100[1]", False)
-    assert only.startswith("memory counts tensors only; beside them a process is estimated to take 586 MiB")
-    assert "--process-memory counts that" in only
+    assert only.startswith("memory counts tensors only (--no-process-memory); beside them a process is ")
+    assert "estimated to take 586 MiB" in only
     assert "NCCL" not in only
     (with_them,) = noted("dgx-h100[2]", True)
     assert "NCCL 192 MiB to 576 MiB for every set of mesh axes" in with_them

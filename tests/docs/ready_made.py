@@ -16,17 +16,18 @@ GPT2 = "zoo:gpt2 --batch 64 --dtype float32 --micro-batches 1,4"
 EXPLORATIONS = {
     # Nothing that people make by hand fits: the state of 8 billion parameters is 120 GiB.
     "llama3-8b-8x24gib": f"explore zoo:llama3-8b {LANGUAGE} --cluster rtx-4090x2 --batch 16 --sequence 2048 "
-    "--micro-batches 1,2 --memory 24GiB --process-memory",
+    "--micro-batches 1,2 --memory 24GiB",
     "llama3-8b-4x80gib": f"explore zoo:llama3-8b {LANGUAGE} --cluster dgx-a100[4] --batch 16 --sequence 4096 "
-    "--micro-batches 1,2,4 --memory 80GiB --process-memory",
+    "--micro-batches 1,2,4 --memory 80GiB",
     # Two nodes: a pipeline between them.
     "llama3-70b-two-nodes": f"explore zoo:llama3-70b {LANGUAGE} --cluster dgx-h100x2 --batch 32 "
     "--sequence 4096 --micro-batches 1,2,4 --memory 80GiB",
     # Two cards without NVLink: branches beside one another instead of gradients over PCIe.
     "inception-v3-two-cards": "explore zoo:inception-v3 --cluster rtx-4090[2] --batch 64 --dtype bfloat16 "
-    "--memory 2GiB",
-    "gpt2-dgx-h100": f"compare {GPT2} --cluster dgx-h100 --planners data_parallel,zero,megatron",
-    "gpt2-dgx-h100-half": f"explore {GPT2} --cluster dgx-h100[4]",
+    "--memory 2GiB --no-process-memory",
+    "gpt2-dgx-h100": f"compare {GPT2} --cluster dgx-h100 --planners data_parallel,zero,megatron "
+    "--no-process-memory",
+    "gpt2-dgx-h100-half": f"explore {GPT2} --cluster dgx-h100[4] --no-process-memory",
 }  # fmt: skip
 """Folder -> the command that makes it."""
 

@@ -64,6 +64,6 @@ def simulate(problem: Problem, step: AskedStep, strategy: UsualStrategy) -> floa
         data=strategy.data, tensor=strategy.tensor, stage=strategy.stage, recompute=strategy.recompute,
         micro_batches=step.micro_batches,
     )  # fmt: skip
-    settings = Settings(dtype=step.dtype, measure="never", optimizer=step.optimizer)
+    settings = Settings(dtype=step.dtype, measure="never", optimizer=step.optimizer, process_memory=False)
     costs = CostSource(load_cluster(f"dgx-h100[{pinned.devices}]"), ProfileStore(":memory:"), settings)
     return simulate_pinned(problem, costs, pinned).point.memory_bytes

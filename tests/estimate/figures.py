@@ -64,7 +64,7 @@ def config_of(built: zoo.ZooModel) -> dict[str, Any] | None:
 def simulated(problem: Problem, dtype: str, **chosen: Any) -> Any:
     """Return the point of a pinned configuration without an optimizer, on a node of H100."""
     pinned = PinnedConfiguration(**chosen)
-    settings = Settings(dtype=dtype, measure="never", optimizer="sgd")
+    settings = Settings(dtype=dtype, measure="never", optimizer="sgd", process_memory=False)
     costs = CostSource(load_cluster(f"dgx-h100[{pinned.devices}]"), ProfileStore(":memory:"), settings)
     return simulate_pinned(problem, costs, pinned).point
 

@@ -196,6 +196,7 @@ def test_the_columns_of_a_search_are_its_plans(tmp_path: Path) -> None:
             store=store,
             micro_batches=(1,),
             epsilon=0.0,
+            process_memory=False,
         )
     rows = written(exploration, tmp_path)
     check(exploration, rows)

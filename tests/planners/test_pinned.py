@@ -24,7 +24,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 
 BATCH, LAYERS, HIDDEN, SEQUENCE, VOCABULARY = 16, 2, 64, 32, 512
-SETTINGS = Settings(dtype="bfloat16", measure="never")
+SETTINGS = Settings(dtype="bfloat16", measure="never", process_memory=False)
 
 
 @cache

@@ -44,7 +44,9 @@ def explored(store: ProfileStore, *devices: dict[str, Any], nodes: int = 1, **se
     if nodes == 1:
         del links["inter_node"]
     cluster = cluster_from({"devices": list(devices), "nodes": nodes, "links": links}, name="toy")
-    asked = {"measure": "never", "micro_batches": [8], "constraints": PINNED} | settings
+    # Of so small a model, what a process takes is most of the memory.
+    of_tensors = {"process_memory": False, "constraints": PINNED}
+    asked = {"measure": "never", "micro_batches": [8]} | of_tensors | settings
     return LAYERED.explore(cluster=cluster, store=store, **asked)
 
 

@@ -233,7 +233,7 @@ def test_answers_that_come_late_do_not_move_the_slider_back(site: Any, opened: C
           window.fetch = async (...asked) => {
             const answer = await fetch(...asked);
             const { changedPropIds: changed = [] } = JSON.parse(asked[1]?.body || "{}");
-            // The mouse moves on just before the view of 45 GiB is there; it rests before the slider follows that view.
+            // The mouse moves on just before the view of 45 GiB is there, and rests before it follows.
             if (changed.includes("budget-rest.data")) {
               if (window.rests.length === 1) set_props("budget", { value: 21 });
               else await later(800);

@@ -63,9 +63,12 @@ def test_the_line_of_constraints_needs_no_pytorch() -> None:
 
 
 def test_defaults_are_left_out_and_the_dtype_is_said() -> None:
-    assert explore_line(exploration(), "out/x") == (
-        "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --dtype float32 --out out/x"
-    )
+    line = "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --dtype float32 --out out/x"
+    assert explore_line(with_settings(process_memory=True), "out/x") == line
+    # Of a flag that is on by default, what is said is that it was off.
+    off = explore_line(with_settings(process_memory=False), "out/x")
+    assert off == line.replace(" --out", " --no-process-memory --out")
+    assert parsed(off).process_memory is False
 
 
 def test_how_a_file_was_opened_is_in_the_line() -> None:

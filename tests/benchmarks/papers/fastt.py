@@ -90,7 +90,7 @@ def data_parallel(model: str, cluster: str, batch: int, options: Options) -> Row
     """The batch split over all devices, parameters whole on each: the step, or that it does not fit."""
     where, cpu = load_cluster(cluster), time.process_time()
     with ProfileStore() as store:
-        costs = CostSource(where, store, Settings(), None)
+        costs = CostSource(where, store, Settings(process_memory=False), None)
         try:
             point = simulate_pinned(
                 captured(model, batch, options), costs, PinnedConfiguration(data=where.device_count)

@@ -62,7 +62,7 @@ def measure(name: str, source: str, settings: dict[str, int], path: Path) -> dic
     found = explore(
         built.model, built.args, built.kwargs, cluster=CLUSTER, optimizer=OPTIMIZER, micro_batches=(1,),
         dtype="float32", recompute="never", max_points=POINTS, source=f"zoo:{source}", planners=tuple(RIVALS),
-        progress=ProgressDisplay(),
+        process_memory=False, progress=ProgressDisplay(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,11 @@ def priced(case: Case) -> PlacementProblem:
     graph = prepare_graph(capture(built.model, built.args, built.kwargs).graph).graph
     cluster = load_cluster(CLUSTER)
     with ProfileStore() as store:
-        return PlacedPrices(graph, cluster, CostSource(cluster, store, Settings(), None)).price().problem
+        return (
+            PlacedPrices(graph, cluster, CostSource(cluster, store, Settings(process_memory=False), None))
+            .price()
+            .problem
+        )
 
 
 def _placed(name: str, problem: PlacementProblem, limit: float | None, quick: bool) -> Row:

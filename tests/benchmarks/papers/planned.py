@@ -37,7 +37,7 @@ def priced(
     settings: Settings | None = None,
 ) -> PricedGraph:
     """A model's operators on single devices, from data sheets."""
-    costs = CostSource(cluster, store, settings or Settings(), None)
+    costs = CostSource(cluster, store, settings or Settings(process_memory=False), None)
     return PlacedPrices(captured(model, batch, options).graph, cluster, costs).price()
 
 

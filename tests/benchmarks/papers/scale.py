@@ -86,7 +86,7 @@ def measure(devices: int, layers: int | None, all_meshes: bool, pipelines: bool)
         optimizer="adam_fused", micro_batches=micro_batches(devices), epsilon=EPSILON, max_points=POINTS,
         source="zoo:llama3-405b",
         constraints=None if all_meshes else OF_NODES, pipelines="auto" if pipelines else "never",
-        progress=ProgressDisplay(),
+        process_memory=False, progress=ProgressDisplay(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu
     fits = [i for i, p in enumerate(found.points) if p.memory_bytes <= CAPACITY_BYTES]

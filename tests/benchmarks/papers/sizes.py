@@ -28,7 +28,9 @@ def size(model: str, source: str, settings: dict[str, int]) -> dict[str, Any]:
     batch = settings.get("batch")
     with ProfileStore() as store:
         cluster = load_cluster(f"{CLUSTER}[1]")
-        graph = priced(source, batch, cluster, store, options, Settings(optimizer=OPTIMIZER))
+        graph = priced(
+            source, batch, cluster, store, options, Settings(optimizer=OPTIMIZER, process_memory=False)
+        )
     alone = simulate_placement(graph.problem, Placement.in_order([0] * graph.problem.size, 1))
     operators = captured(source, batch, options).graph.atoms.graph
     inputs = [operators.tensors[name].shape for name in operators.inputs]

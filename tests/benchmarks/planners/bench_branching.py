@@ -64,7 +64,7 @@ SLOW = ("flexflow", "ilp", "pesto", "netsplit", "netsplit_published")
 SMALL = ((8, 2, 3), (14, 2, 3), (14, 2, 12), (9, 3, 3), (9, 3, 9))
 """Operators, devices and width of small graphs."""
 MOST_NODES = 500_000_000
-SETTINGS = Settings(measure="never")
+SETTINGS = Settings(measure="never", process_memory=False)
 LIMITS = (0.25, 0.5, 0.75)
 """The shares of an exploration's points that lie within the limits given to planners, leanest first."""
 Row = dict[str, Any]

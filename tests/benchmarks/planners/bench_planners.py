@@ -77,7 +77,7 @@ def priced(model: str, cluster: str) -> PricedGraph:
     loaded = load_model(model, device="meta", seed=0)
     found = capture(loaded.model, loaded.args, loaded.kwargs, loss=None, mode="train")
     where = load_cluster(cluster)
-    costs = CostSource(where, ProfileStore(":memory:"), Settings(), None)
+    costs = CostSource(where, ProfileStore(":memory:"), Settings(process_memory=False), None)
     return PlacedPrices(prepare_graph(found.graph).graph, where, costs).price()
 
 

@@ -145,7 +145,9 @@ def settings() -> str:
         verbs = "`explore`" if setting.name == "memory_bytes" else "`explore`, `compare`"
         values = f"{', '.join(setting.choices)}. " if setting.choices else ""
         off = f", `--no-{setting.flag}`" * (setting.default is True)
-        found.append([verbs, f"`--{setting.flag}`{off}", setting.text(setting.default), f"{values}{setting.help}"])
+        found.append(
+            [verbs, f"`--{setting.flag}`{off}", setting.text(setting.default), f"{values}{setting.help}"]
+        )
     return "\n".join(
         f"| {' | '.join(row)} |"
         for row in (["verbs", "option", "default", "what it says"], ["---"] * 4, *found)

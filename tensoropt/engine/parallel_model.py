@@ -163,7 +163,7 @@ class ParallelModel:
         self._replace_buffers()
         self.attributes = dict(self.model.__dict__)
         # On the instance, so that hooks of the module and torch.compile(model) still go around it.
-        self.model.forward = self._uncompiled_forward() if self.engine.uncompiled else self.forward
+        self.model.forward = self._shown_forward()
         self.hooks = [
             self.model.register_state_dict_pre_hook(lambda *_: self._meet_for_state()),
             self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers()),
@@ -318,6 +318,17 @@ class ParallelModel:
                 owner._buffers[attribute] = value
 
     # -- calls ------------------------------------------------------------------------------------
+
+    def _shown_forward(self) -> Callable[..., Any]:
+        """Return the function that runs the plan, with the signature of the model's own: trainers read from
+        it which columns of the data they pass."""
+        run = self._uncompiled_forward() if self.engine.uncompiled else self.forward
+
+        @functools.wraps(self.model.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return run(*args, **kwargs)
+
+        return forward
 
     def _uncompiled_forward(self) -> Callable[..., Any]:
         """Return :meth:`forward` with a compiler kept out, which would reorder what the plan orders; the

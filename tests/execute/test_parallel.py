@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import time
@@ -231,3 +232,11 @@ def test_dropout_is_compiled_once_for_all_steps() -> None:
     assert len(compiled) <= 2
     assert all(ours == alone for ours, alone in losses)
     assert len(set(losses)) == 4
+
+
+def test_forward_keeps_its_signature() -> None:
+    model, args, _ = jobs.spec("mlp").build()
+    before = inspect.signature(model.forward)
+    parallelize(model, unsplit_strategy(load_model(jobs.spec("mlp")).graph), args)
+    assert inspect.signature(model.forward) == before
+    assert model.forward.__name__ == "forward"

@@ -15,16 +15,21 @@ PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
 def pins(project: dict) -> list[str]:
-    """``name==lowest`` for each dependency; each must have a lower bound."""
+    """``name==lowest`` for each dependency, which must have a lower bound; of two extras that need the same
+    package, the higher bound, which both accept."""
     lists = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
-    found = []
+    found: dict[str, str] = {}
     for name, requirements in lists.items():
         for requirement in requirements if name not in ("test", "all") else ():
             match = re.fullmatch(r"([A-Za-z0-9-]+)>=([0-9.]+)(,<.*)?", requirement)
             if match is None:
                 raise SystemExit(f"'{requirement}' of {name} has no lower bound of the form name>=1.2")
-            found.append(f"{match[1]}=={match[2]}")
-    return found
+            found[match[1]] = max(found.get(match[1], "0"), match[2], key=numbers)
+    return [f"{name}=={version}" for name, version in found.items()]
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 if __name__ == "__main__":

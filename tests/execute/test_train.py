@@ -24,6 +24,7 @@ from tensoropt.execute.executable import resolve_plan
 from tensoropt.execute.train import OtherDevicesError, beside_prediction, device_type, main
 from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.ranks.local_hardware import why_no_gpu
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import models
 from tests.execute.start_jobs import draw
@@ -35,12 +36,17 @@ SOURCE = "tests.execute.models:mlp"
 def write_plan(path: Path, mesh: tuple[int, ...] = (2, 2), **changes: object) -> Path:
     graph = load_model(ModelSpec(SOURCE)).graph
     strategy = random_strategy(graph, mesh, micro_strategies(graph, mesh[0]), random.Random(0))
-    data = strategy.to_data()
+    return write_strategy(path, strategy, SOURCE, **changes)
+
+
+def write_strategy(path: Path, strategy: Strategy, source: str, **changes: object) -> Path:
+    """A plan's file with a strategy of a captured model, and without predictions."""
+    mesh, graph, data = strategy.mesh, strategy.graph, strategy.to_data()
     names = [f"a{i}" for i in range(len(mesh) - 1)]
     plan = {
         "schema": "tensoropt.plan/4",
         "planner": "random",
-        "model": {"source": SOURCE, "fingerprint": graph.atoms.graph.fingerprint},
+        "model": {"source": source, "fingerprint": graph.atoms.graph.fingerprint},
         "cluster": {},
         "mesh": {"shape": mesh[1:], "names": names},
         "micro_batches": mesh[0],

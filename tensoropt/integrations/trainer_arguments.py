@@ -1,0 +1,107 @@
+"""The arguments of Hugging Face's ``Trainer`` that a plan cannot follow, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from tensoropt.errors import PlanError
+
+_PRECISION = "a plan computes in the type that its model was explored with; explore with --dtype bfloat16"
+_SHARDING = "the plan decides where the model's parameters are"
+_COMPILED = "it would wrap the model that the plan runs"
+_RECOMPUTED = "the plan decides which blocks are recomputed"
+_DDP = "it is a setting of DistributedDataParallel, which a plan does without"
+_BATCHES = "each rank loads the rows of the batch that its place in the plan asks for"
+_MODEL_LOSS = "the loss that was explored is part of the plan; build it into the model, or explore with loss="
+LOGITS = (
+    "under a training plan the model returns its loss and no logits; use a plain Trainer with the module "
+    "that `with tensoropt.whole(trainer.model) as plain:` gives"
+)
+_REFUSED = {
+    "fp16": _PRECISION,
+    "bf16": _PRECISION,
+    "fp16_full_eval": _PRECISION,
+    "bf16_full_eval": _PRECISION,
+    "fsdp": _SHARDING,
+    "deepspeed": _SHARDING,
+    "parallelism_config": _SHARDING,
+    "torch_compile": _COMPILED,
+    "use_liger_kernel": "it replaces parts of the model; apply it before the model is explored",
+    "neftune_noise_alpha": "it hangs a hook on the model's embedding, which a plan does not call",
+    "activation_checkpointing": _RECOMPUTED,
+    "gradient_checkpointing": _RECOMPUTED,
+    "auto_find_batch_size": "the plan is for one batch size",
+    "label_smoothing_factor": _MODEL_LOSS,
+    "save_on_each_node": "rank 0 alone writes the model; use a folder that all nodes share",
+    "ddp_find_unused_parameters": _DDP,
+    "ddp_bucket_cap_mb": _DDP,
+    "ddp_broadcast_buffers": _DDP,
+    "ddp_static_graph": _DDP,
+}
+"""Training arguments that a plan cannot follow, and why; each may be left out."""
+_REFUSED_PARTS = {
+    "model_init": "a plan is for one model; build it, and pass it as model",
+    "compute_loss_func": _MODEL_LOSS,
+    "compute_metrics": LOGITS,
+    "preprocess_logits_for_metrics": LOGITS,
+}
+"""The same of what is passed to Trainer itself."""
+_ACCELERATOR = ("split_batches", "dispatch_batches")
+_ORDERS = ("random", "sequential")
+
+
+def check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> None:
+    """Refuse what a plan cannot do.
+
+    Raises:
+        PlanError: the first thing that is refused, why, and the remedy.
+    """
+    if not hasattr(model, "save_pretrained"):
+        raise PlanError(
+            f"PlanTrainer saves models by their save_pretrained, which {type(model).__name__} has not; pass "
+            "a model of transformers or peft, or write the loop with tensoropt.parallelize"
+        )
+    for name, why in _REFUSED.items():
+        if value := getattr(args, name, None):
+            raise PlanError(f"PlanTrainer cannot follow {name}={value!r}: {why}, and leave {name} out")
+    for name, why in _REFUSED_PARTS.items():
+        if more.get(name) is not None:
+            raise PlanError(f"PlanTrainer takes no {name}: {why}")
+    for name in _ACCELERATOR:
+        if getattr(args.accelerator_config, name, None):
+            raise PlanError(f"PlanTrainer cannot follow {name}=True: {_BATCHES}; leave {name} out")
+    if (order := args.train_sampling_strategy) not in _ORDERS:
+        raise PlanError(
+            f"PlanTrainer cannot follow train_sampling_strategy={order!r}: {_BATCHES}; pass one of "
+            f"{', '.join(_ORDERS)}"
+        )
+    if not args.average_tokens_across_devices:
+        raise PlanError(
+            "PlanTrainer cannot follow average_tokens_across_devices=False: the loss of a plan is that of "
+            "the global batch; leave it out"
+        )
+
+
+def check_accelerator(accelerator: Any) -> None:
+    """Refuse what accelerate was configured for beside Trainer's arguments: by ``accelerate launch``, its
+    file or the environment.
+
+    Raises:
+        PlanError: it is configured for something that a plan cannot follow.
+    """
+    state = accelerator.state
+    configured = {
+        "FSDP": getattr(state, "fsdp_plugin", None) is not None,
+        "DeepSpeed": getattr(state, "deepspeed_plugin", None) is not None,
+        "its own parallelism": getattr(accelerator, "parallelism_config", None) is not None,
+        "mixed precision": accelerator.mixed_precision != "no",
+        "torch.compile": state.dynamo_plugin.backend.value not in (None, "NO"),
+    }
+    if found := [name for name, on in configured.items() if on]:
+        raise PlanError(
+            f"accelerate is configured for {' and '.join(found)}, but the plan decides how the model is run; "
+            "start the job by torchrun, without accelerate's configuration"
+        )

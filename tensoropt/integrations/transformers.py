@@ -1,0 +1,224 @@
+"""Hugging Face's ``Trainer`` for a model that runs by a plan.
+
+It differs from its base class in what assumes that ranks train copies of the model: the model is not wrapped,
+a rank loads the rows that its place in the plan asks for, and the loss is already that of the global batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from tensoropt.engine.parallel_model import parallel_of
+from tensoropt.errors import PlanError, import_extra
+from tensoropt.execute import (
+    load_checkpoint,
+    original_shape,
+    parallelize,
+    sampler,
+    save_checkpoint,
+    save_pretrained,
+)
+from tensoropt.integrations.trainer_arguments import LOGITS, check_accelerator, check_arguments
+from tensoropt.plan.plan import Plan
+
+for _package in ("accelerate", "transformers"):
+    import_extra(_package, "trainer", "tensoropt.integrations.transformers")
+
+from accelerate.data_loader import prepare_data_loader  # noqa: E402
+from transformers import Trainer, TrainingArguments  # noqa: E402
+
+_STATE = "plan"
+"""The folder in one of Trainer's checkpoints that :func:`tensoropt.save_checkpoint` writes."""
+
+
+class PlanTrainer(Trainer):
+    """A ``Trainer`` whose model runs by a plan, in a ``torchrun`` job; every rank makes one.
+
+    Losses, gradient norms and schedules are those of a ``Trainer`` in one process whose batch size per
+    device is the plan's global batch. ``per_device_train_batch_size`` and ``per_device_eval_batch_size`` are
+    the rows that one rank passes: the global batch divided by ``model.data_world``.
+
+    Checkpoints have the model as ``save_pretrained`` writes it, and the folder ``plan`` with the optimizer's
+    state, which any plan of the model can continue from.
+
+    Args:
+        model: a model of ``transformers`` or ``peft`` with the weights to start from; or one that
+            :func:`tensoropt.parallelize` returned, then without ``plan``.
+        args: the training arguments.
+        plan: a plan or its file.
+        more: as for ``Trainer``.
+
+    Raises:
+        PlanError: the arguments ask for what a plan cannot do, or :func:`tensoropt.parallelize` raises it.
+        CaptureError: the model cannot be captured.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TrainingArguments,
+        *,
+        plan: str | os.PathLike[str] | Plan | None = None,
+        **more: Any,
+    ):
+        check_arguments(model, args, more)
+        if plan is not None:
+            parallelize(model, plan, device=args.device, batch="share")
+        self._parallel = parallel_of(model)
+        self._check_batch("per_device_train_batch_size", args.per_device_train_batch_size)
+        if more.get("eval_dataset") is not None:
+            self._check_batch("per_device_eval_batch_size", args.per_device_eval_batch_size)
+        super().__init__(model=model, args=args, **more)
+
+    @property
+    def _data_world(self) -> int:
+        world: int = self._parallel.model.__dict__["data_world"]
+        return world
+
+    def _check_batch(self, name: str, rows: int) -> None:
+        whole, world = self._parallel.global_rows, self._data_world
+        if rows * world != whole:
+            raise PlanError(
+                f"the plan is for global batches of {whole} rows, divided among {world} data-parallel ranks, "
+                f"but {name}={rows}; pass {name}={whole // world}"
+            )
+
+    # -- what accelerate does with the model and the data ---------------------------------------------
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        accelerator = self.accelerator
+        check_accelerator(accelerator)
+        accelerator.prepare_model = self._prepared_model
+        accelerator.prepare_data_loader = self._prepared_loader
+        accelerator.gather_for_metrics = self.gather_function = self._for_every_row
+
+    def _prepared_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
+        """Return the model as it is, without DistributedDataParallel."""
+        if model not in self.accelerator._models:
+            self.accelerator._models.append(model)
+        return model
+
+    def _prepared_loader(self, loader: DataLoader[Any], *_: Any, **__: Any) -> DataLoader[Any]:
+        """Return accelerate's loader, which divides only data that has no sampler."""
+        accelerator, stream = self.accelerator, isinstance(loader.dataset, IterableDataset)
+        prepared = prepare_data_loader(
+            loader,
+            accelerator.device,
+            num_processes=self._data_world if stream else 1,
+            process_index=self._parallel.model.data_rank if stream else 0,
+            put_on_device=accelerator.device_placement,
+            dispatch_batches=False,
+            rng_types=accelerator.rng_types.copy(),
+            non_blocking=accelerator.non_blocking,
+        )
+        accelerator._dataloaders.append(prepared)
+        return prepared
+
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
+        shuffle = self.args.train_sampling_strategy != "sequential"
+        return self._sampler(self.train_dataset if train_dataset is None else train_dataset, shuffle)
+
+    def _get_eval_sampler(self, eval_dataset: Dataset[Any]) -> Sampler[int] | None:
+        self._check_batch("per_device_eval_batch_size", self.args.per_device_eval_batch_size)
+        return self._sampler(eval_dataset, shuffle=False)
+
+    def _sampler(self, dataset: Any, shuffle: bool) -> Sampler[int] | None:
+        """Return this rank's rows; with one share they are in the order of accelerate's sampler."""
+        if dataset is None or isinstance(dataset, IterableDataset):
+            return None
+        whole, world = self._parallel.global_rows, self._data_world
+        last, drop = len(dataset) % whole, self.args.dataloader_drop_last
+        if 0 < last < world and not drop:
+            raise PlanError(
+                f"the last of the batches of {whole} rows from {len(dataset)} samples has {last}, which "
+                f"cannot be divided among {world} ranks; pass dataloader_drop_last=True, or other samples"
+            )
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return sampler(self._parallel.model, dataset, shuffle=shuffle, seed=seed, drop_last=drop)
+
+    def get_tp_size(self) -> int:
+        """The ranks that pass the same rows, by which Trainer divides what it counts over all ranks."""
+        return int(self.args.world_size) // self._data_world
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        operations: int = super().floating_point_ops(inputs)
+        # They are counted by the elements of parameters, and Trainer adds up those of all ranks.
+        apart = any(original_shape(p).numel() != p.numel() for p in self._parallel.model.parameters())
+        return operations if apart else operations // self.get_tp_size()
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        before = self.state.num_input_tokens_seen
+        super()._track_num_input_tokens(inputs)
+        added = self.state.num_input_tokens_seen - before
+        self.state.num_input_tokens_seen = before + added // self.get_tp_size()
+
+    # -- the loss -------------------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        """The loss of the global batch, weighed by its part of the targets of all accumulated batches.
+
+        A model that is given ``num_items_in_batch`` divides the sum of its targets' losses by it; under a
+        plan it returns their mean, which is multiplied by the number of these targets instead.
+        """
+        outputs = model(**inputs)
+        if isinstance(outputs, torch.Tensor):
+            outputs = (outputs,)
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        if num_items_in_batch is not None:
+            loss = loss * (self._get_num_items_in_batch([inputs], self.args.device) / num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def _for_every_row(self, losses: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Return the loss of a batch, the same on all ranks, once for each of its rows."""
+        rows, state = self._parallel.global_rows, self.accelerator.gradient_state
+        if state.end_of_dataloader and not self.args.dataloader_drop_last:
+            data = state.active_dataloader.dataset
+            rows = rows if isinstance(data, IterableDataset) else len(data) % rows or rows
+        return losses[:1].repeat(rows)
+
+    def predict(self, *_: Any, **__: Any) -> Any:
+        raise PlanError(f"predict returns logits, but {LOGITS}")
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = self.args.output_dir if output_dir is None else output_dir
+        save_pretrained(self._parallel.model, folder)
+        if not self.args.should_save:
+            return
+        tokens = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        if tokens is not None:
+            tokens.save_pretrained(folder)
+        torch.save(self.args, os.path.join(folder, "training_args.bin"))
+
+    def _training_state(self) -> tuple[nn.Module, Any, Any]:
+        """Return the model, the optimizer inside of accelerate's, and the scheduler."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return self._parallel.model, optimizer, self.lr_scheduler
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save_checkpoint(os.path.join(output_dir, _STATE), *self._training_state())
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if not os.path.isdir(os.path.join(resume_from_checkpoint, _STATE)):
+            raise PlanError(
+                f"{resume_from_checkpoint} has no folder '{_STATE}': it was not written by PlanTrainer, or "
+                "with save_only_model=True; start from its weights with from_pretrained"
+            )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            load_checkpoint(os.path.join(checkpoint, _STATE), *self._training_state())

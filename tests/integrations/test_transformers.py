@@ -1,0 +1,225 @@
+"""Hugging Face's ``Trainer`` by a plan, beside the same in one process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+from transformers import Trainer
+
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.errors import MissingExtraError, PlanError
+from tensoropt.integrations.transformers import PlanTrainer
+from tensoropt.ranks.pool import RankPool
+from tensoropt.sharding.configurations import Configuration, batch_strategies, enumerate_configurations
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tests.docs.programs import run_job
+from tests.execute.test_jobs import finished, torchrun
+from tests.execute.test_train import write_strategy
+from tests.integrations import trainer_jobs as jobs
+
+SOURCE = "tests.integrations.trainer_jobs:recipe"
+KINDS = ["data", "tensor", "data in micro-batches", "pipeline"]
+
+
+def write_plan(folder: Path, kind: str, source: str = SOURCE) -> str:
+    """A plan for two ranks that divides the batch and nothing else, or everything but the batch; or one for a
+    single device."""
+    graph = load_model(ModelSpec(source)).graph
+    mesh = (2,) if kind == "alone" else (1 + ("micro" in kind), 2)
+    along, data, rng = micro_strategies(graph, mesh[0]), batch_strategies(graph), random.Random(1)
+    given = {}
+    for group in graph.groups:
+        kept = [Configuration(group, (along[group.name], data[group.name]))]
+        if kind == "tensor":
+            others = enumerate_configurations(graph.atoms, group, mesh, along[group.name])
+            kept = [c for c in others if c.strategies[1] != data[group.name]] or list(others)
+        if kind != "alone":
+            given[group.name] = rng.choice(kept)
+    strategy = random_strategy(graph, mesh, along, rng, given=given)
+    assert kind == "alone" or {label for c in given.values() for label in c.labels} != {"none"}
+    shares = 2 if "data" in kind else 1
+    return str(write_strategy(folder / f"plan{shares}", strategy, source))
+
+
+def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None, source: str = SOURCE) -> Any:
+    """What two ranks found under a plan: real processes, or those of the pool, which start sooner."""
+    plan = kind if kind == "pipeline" else write_plan(folder, kind, source)
+    words = [jobs.__file__, what, str(folder), plan]
+    if ranks is None:
+        code, output = finished(torchrun(*words))
+        assert code == 0, output
+    else:
+        run_job(ranks, ["--nproc-per-node", "2", *words])
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a plain trainer finds in this process."""
+    return cache(lambda what: jobs.JOBS[what](tmp_path_factory.mktemp(what), None))
+
+
+def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        if isinstance(values, dict):
+            close(found[name], values)
+        else:
+            assert found[name] == pytest.approx(values, rel=1e-5), name
+
+
+@pytest.mark.distributed
+def test_trains_as_one_process_does(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("briefly_trained", tmp_path, "data", ranks), alone("briefly_trained"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
+    close(ran("briefly_trained", tmp_path, "tensor"), alone("briefly_trained"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_and_continues_as_one_process_does(
+    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
+) -> None:
+    """Losses, norms and rates of 20 steps, evaluations, saved models, and a run from the middle again."""
+    found = ran("trained", tmp_path, kind, ranks)
+    assert len(found["loss"]) == len(found["resumed"]["loss"]) == jobs.STEPS
+    assert len(found["eval_loss"]) == 2
+    close(found, alone("trained"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", "tensor"])
+def test_continues_under_another_plan(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("moved", tmp_path, kind, ranks), alone("moved"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", "tensor"])
+def test_adapters_are_trained_and_saved(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    source = "tests.integrations.trainer_jobs:adapted_recipe"
+    close(ran("tuned", tmp_path, kind, ranks, source), alone("tuned"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", "tensor"])
+def test_data_without_a_length_and_the_best_model(
+    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
+) -> None:
+    found = ran("streamed", tmp_path, kind, ranks)
+    assert found["best"] == pytest.approx(found["of"], rel=1e-5)
+    close(found, alone("streamed"))
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop: bool, tmp_path: Path) -> None:
+    args, data = jobs.arguments(tmp_path, 1, dataloader_drop_last=drop), jobs.Samples(10)
+    ours = PlanTrainer(jobs.build(), args, plan=write_plan(tmp_path, "alone"), eval_dataset=data)
+    plain = Trainer(jobs.build(), args, eval_dataset=data)
+    assert ours.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-5)
+    args.per_device_eval_batch_size = 8
+    with pytest.raises(PlanError, match="pass per_device_eval_batch_size=4"):
+        ours.evaluate()
+
+
+# -- what is refused --------------------------------------------------------------------------------------
+
+
+def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
+    """What is said of changed arguments; those of ``Trainer`` itself begin with ``its_``."""
+    args = jobs.arguments(folder, 1)
+    its = {name.removeprefix("its_"): value for name, value in more.items() if name.startswith("its_")}
+    for name, value in more.items():
+        if name in ("split_batches", "dispatch_batches"):
+            setattr(args.accelerator_config, name, value)
+        elif not name.startswith("its_"):
+            setattr(args, name, value)
+    with pytest.raises(PlanError) as error:
+        PlanTrainer(model or jobs.build(), args, plan="not read", **its)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"fp16": True}, "explore with --dtype bfloat16, and leave fp16 out"),
+        ({"bf16": True}, "cannot follow bf16=True"),
+        ({"bf16_full_eval": True}, "leave bf16_full_eval out"),
+        ({"fsdp": "full_shard"}, "the plan decides where the model's parameters are, and leave fsdp out"),
+        ({"deepspeed": "zero3.json"}, "cannot follow deepspeed='zero3.json'"),
+        ({"torch_compile": True}, "leave torch_compile out"),
+        ({"gradient_checkpointing": True}, "the plan decides which blocks are recomputed"),
+        ({"neftune_noise_alpha": 5.0}, "hook on the model's embedding"),
+        ({"label_smoothing_factor": 0.1}, "build it into the model"),
+        ({"auto_find_batch_size": True}, "the plan is for one batch size"),
+        ({"ddp_find_unused_parameters": True}, "a setting of DistributedDataParallel"),
+        ({"save_on_each_node": True}, "use a folder that all nodes share"),
+        ({"average_tokens_across_devices": False}, "is that of the global batch; leave it out"),
+        ({"train_sampling_strategy": "group_by_length"}, "pass one of random, sequential"),
+        ({"split_batches": True}, "leave split_batches out"),
+        ({"its_compute_metrics": print}, "its loss and no logits"),
+        ({"its_compute_loss_func": print}, "takes no compute_loss_func"),
+        ({"its_model_init": jobs.build}, "pass it as model"),
+        ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear has not"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_a_plan_cannot_do_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    assert says in refused(tmp_path, **change)
+
+
+def test_what_accelerate_is_configured_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
+    with pytest.raises(PlanError, match=r"configured for torch.compile, but the plan decides"):
+        PlanTrainer(jobs.build(), jobs.arguments(tmp_path, 1), plan=write_plan(tmp_path, "alone"))
+
+
+def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "alone")
+
+    def made(rows: int = jobs.GLOBAL, train: Any = None, **more: Any) -> PlanTrainer:
+        args = jobs.arguments(tmp_path, 1, per_device_train_batch_size=rows, **more)
+        data = {"train_dataset": train or jobs.Samples(22), "eval_dataset": jobs.Samples(4)}
+        return PlanTrainer(jobs.build(), args, plan=plan, **data)
+
+    with pytest.raises(
+        PlanError, match="among 1 data-parallel ranks, but per_device_train_batch_size=8; pass"
+    ):
+        made(8)
+    with pytest.raises(PlanError, match="per_device_eval_batch_size=3"):
+        made(per_device_eval_batch_size=3)
+    trainer = made()
+    with pytest.raises(PlanError, match=r"predict returns logits.*tensoropt.whole\(trainer.model\)"):
+        trainer.predict(jobs.Samples(4))
+    (tmp_path / "checkpoint-7").mkdir()
+    with pytest.raises(PlanError, match="was not written by PlanTrainer"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    with pytest.raises(PlanError, match="is not parallelized"):
+        PlanTrainer(jobs.build(), jobs.arguments(tmp_path, 1))
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = PlanTrainer.__module__
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "accelerate", None)  # importing it fails
+    with pytest.raises(
+        MissingExtraError, match=r"package accelerate, which.*pip install 'tensoropt\[trainer\]'"
+    ):
+        importlib.import_module(name)

@@ -1,0 +1,220 @@
+"""Training by ``PlanTrainer`` under torchrun (``trainer_jobs.py WHAT FOLDER PLAN``), or by ``Trainer``.
+
+Rank 0 writes what it found to ``FOLDER/found.json``. A plan's file ends with the number of shares of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+import tensoropt
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.verify.random_strategies import random_pipeline
+
+GLOBAL, LENGTH, VOCABULARY, STEPS = 4, 8, 61, 20
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=1,
+        n_embd=16,
+        n_head=2,
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def recipe() -> tuple[nn.Module, tuple[Any, ...], dict[str, torch.Tensor]]:
+    ids = torch.zeros(GLOBAL, LENGTH, dtype=torch.int64)
+    return build(), (), {"input_ids": ids, "labels": ids.clone()}
+
+
+def adapted() -> nn.Module:
+    """The model with LoRA's adapters, which alone are trained."""
+    plain = build()
+    torch.manual_seed(1)
+    return get_peft_model(plain, LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM"))
+
+
+def adapted_recipe() -> tuple[nn.Module, tuple[Any, ...], dict[str, torch.Tensor]]:
+    return adapted(), (), recipe()[2]
+
+
+class Samples(Dataset[dict[str, Any]]):
+    """Texts with unequal numbers of targets, and a column that no model has."""
+
+    def __init__(self, count: int):
+        self.ids = torch.randint(
+            1, VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(count)
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        labels = self.ids[row].clone()
+        labels[: 1 + row % 6] = -100  # the first token is never a target
+        return {"input_ids": self.ids[row], "labels": labels, "number": row}
+
+
+class Stream(IterableDataset[dict[str, Any]]):
+    """Such texts as they come."""
+
+    def __iter__(self) -> Any:
+        samples = Samples(40)
+        yield from (samples[row] for row in range(len(samples)))
+
+
+def arguments(folder: Path, world: int, **more: Any) -> TrainingArguments:
+    settings: dict[str, Any] = {
+        "output_dir": str(folder / "out"),
+        "use_cpu": True,
+        "per_device_train_batch_size": GLOBAL // world,
+        "per_device_eval_batch_size": GLOBAL // world,
+        "gradient_accumulation_steps": 2,
+        "max_steps": STEPS,
+        "learning_rate": 1e-2,
+        "warmup_steps": 4,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.5,
+        "lr_scheduler_type": "linear",
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 10,
+        "save_strategy": "steps",
+        "save_steps": 10,
+        "seed": 3,
+        "report_to": [],
+        "disable_tqdm": True,
+        "include_num_input_tokens_seen": "all",
+    }
+    return TrainingArguments(**settings | more)
+
+
+def trainer(
+    folder: Path,
+    plan: str | None,
+    data: Any = None,
+    make: Callable[[], nn.Module] = build,
+    **more: Any,
+) -> Trainer:
+    """A trainer on 22 samples: the last batch of an epoch has two rows, its last accumulation one batch. The
+    plan is a file, or ``pipeline``; None for a plain trainer."""
+    passed: dict[str, Any] = {"train_dataset": data or Samples(22), "eval_dataset": Samples(10)}
+    if plan is None:
+        return Trainer(make(), arguments(folder, 1, **more), **passed)
+    from tensoropt.integrations.transformers import PlanTrainer
+
+    model, world = make(), 1
+    if plan == "pipeline":
+        graph = load_model(ModelSpec("tests.integrations.trainer_jobs:recipe")).graph
+        strategy = random_pipeline(graph, (2, 2), "1f1b", random.Random(0))
+        tensoropt.parallelize(model, strategy, (), recipe()[2], batch="share")
+    else:
+        world, passed["plan"] = int(Path(plan).stem[-1]), plan
+    return PlanTrainer(model, arguments(folder, world, **more), **passed)
+
+
+def history(made: Trainer) -> dict[str, list[float]]:
+    log = made.state.log_history
+    names = ("loss", "grad_norm", "learning_rate", "eval_loss")
+    found = {name: [float(entry[name]) for entry in log if name in entry] for name in names}
+    return found | {
+        "flos": [made.state.total_flos],
+        "tokens": [made.state.num_input_tokens_seen],
+        "batch": [made.get_total_train_batch_size(made.args)],
+    }
+
+
+def loss_of(saved: Path | nn.Module) -> float:
+    """The loss of a saved model."""
+    model = AutoModelForCausalLM.from_pretrained(saved) if isinstance(saved, Path) else saved
+    model.eval()
+    rows = [Samples(10)[row] for row in range(4)]
+    with torch.no_grad():
+        return float(model(**{n: torch.stack([r[n] for r in rows]) for n in ("input_ids", "labels")}).loss)
+
+
+def trained(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]:
+    """Training that is evaluated and saved in the middle and at the end; then from the middle again."""
+    more = {"max_steps": steps, "eval_steps": steps // 2, "save_steps": steps // 2}
+    made = trainer(folder, plan, **more)
+    made.train()
+    made.save_model(str(folder / "model"))
+    found: dict[str, Any] = history(made) | {"columns": len(set(made._signature_columns))}
+    if made.is_world_process_zero():
+        (folder / "out" / f"checkpoint-{steps}").rename(folder / "last")
+        found["saved"] = loss_of(folder / "model")
+        found["middle"] = loss_of(folder / "out" / f"checkpoint-{steps // 2}")
+    made.accelerator.wait_for_everyone()
+    again = trainer(folder, plan, **more)
+    again.train(resume_from_checkpoint=True)
+    return found | {"resumed": history(again)}
+
+
+def briefly_trained(folder: Path, plan: str | None) -> dict[str, Any]:
+    return trained(folder, plan, 4)
+
+
+def moved(folder: Path, plan: str | None) -> dict[str, Any]:
+    """Training by a pipeline that continues from the middle by another plan."""
+    more = {"max_steps": 4, "eval_steps": 2, "save_steps": 2}
+    trainer(folder, plan and "pipeline", **more).train()
+    again = trainer(folder, plan, **more)
+    again.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-2"))
+    return history(again)
+
+
+def tuned(folder: Path, plan: str | None) -> dict[str, Any]:
+    """Training of adapters, saved in the middle and continued; the loss of those that were saved."""
+    more = {"max_steps": 4, "eval_steps": 2, "save_steps": 2}
+    trainer(folder, plan, make=adapted, **more).train()
+    again = trainer(folder, plan, make=adapted, **more)
+    again.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-2"))
+    again.save_model(str(folder / "adapters"))
+    again.accelerator.wait_for_everyone()
+    merged = PeftModel.from_pretrained(build(), folder / "adapters").merge_and_unload()
+    return history(again) | {"saved": loss_of(merged)}
+
+
+def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
+    """Training on data without a length, and then the loss of the best model."""
+    more = {"max_steps": 6, "save_steps": 2, "eval_steps": 2, "load_best_model_at_end": True}
+    made = trainer(folder, plan, Stream(), **more, learning_rate=0.1)
+    made.train()
+    return history(made) | {"best": made.evaluate()["eval_loss"], "of": made.state.best_metric}
+
+
+JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
+    job.__name__: job for job in (trained, briefly_trained, moved, tuned, streamed)
+}
+
+
+def main(what: str, folder: str, plan: str) -> None:
+    found = JOBS[what](Path(folder), plan)
+    if int(os.environ.get("RANK", 0)) == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    tensoropt.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -123,7 +123,7 @@ def tune(
 
     Args:
         target: an exploration's folder, or a plan file beside one (``choose DIR --out DIR/plan.json``).
-        point: the index, from 0, of the point to begin with; by default the fastest within ``memory_bytes``.
+        point: the number, from 1, of the point to begin with; by default the fastest within ``memory_bytes``.
         memory_bytes: the most memory per device that a plan may take; by default a device's, or for a plan
             file what that plan takes.
         rounds: how many candidates are tried at most.
@@ -175,9 +175,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
         return folder, load_exploration(folder), plan
     exploration = load_exploration(target)
     if point is not None:
-        if not 0 <= point < len(exploration.all_points):
-            raise TensorOptError(f"there is no point {point + 1}; give 1 to {len(exploration.all_points)}")
-        return target, exploration, exploration.plan(point)
+        return target, exploration, exploration.choose(point=point)
     return target, exploration, exploration.choose(memory_bytes=memory_bytes)
 
 

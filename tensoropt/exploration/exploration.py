@@ -16,7 +16,7 @@ from typing import Any
 
 import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
-from tensoropt.errors import InfeasibleError
+from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration_files import read_files, write_files
 from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
@@ -27,7 +27,7 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point, check_budget
 from tensoropt.plan.point_plan import plan_of
-from tensoropt.units import counted, format_bytes, format_seconds
+from tensoropt.units import counted, format_bytes, format_seconds, limit_bytes, limit_seconds
 
 _WIDTH = 110
 """The most characters of a line of words in a ``repr``."""
@@ -155,8 +155,21 @@ class Exploration(Findings):
 
     @property
     def frontier(self) -> tuple[Point, ...]:
-        """The points, ascending in memory, strictly descending in time; shown as a table."""
+        """The points, ascending in memory, strictly descending in time; shown as a table. As in any sequence
+        of Python, an *index* counts from 0: ``frontier[0]`` is the point that the table, the command line,
+        the CSV and every argument ``point=`` number 1.
+        """
         return _PointSequence.of(self)
+
+    @property
+    def leanest(self) -> Point:
+        """The point that needs the least memory."""
+        return self.points[0]
+
+    @property
+    def fastest(self) -> Point:
+        """The point that takes the least time."""
+        return self.points[-1]
 
     def __repr__(self) -> str:
         return _overview(self)
@@ -181,14 +194,26 @@ class Exploration(Findings):
         return max((i for i, p in enumerate(self.points) if p.memory_bytes <= memory_bytes), default=None)
 
     def index(
-        self, *, memory_bytes: float | None = None, time_s: float | None = None, knee_point: bool = False
+        self,
+        *,
+        memory_bytes: float | None = None,
+        time_s: float | None = None,
+        knee_point: bool = False,
+        point: int | None = None,
     ) -> int:
-        """Return the index of the point that fits: fastest within a memory budget, leanest within a time, or
-        the knee.
+        """Return the index in :attr:`all_points` of the point that is asked for: fastest within a memory
+        budget, leanest within a time, the knee, or the one with this number.
 
         Raises:
+            TensorOptError: there is no point with this number, or a limit is given with it.
             InfeasibleError: nothing fits; says what would.
         """
+        if point is not None:
+            if knee_point or memory_bytes is not None or time_s is not None:
+                raise TensorOptError(
+                    f"point {point} is asked for, and a limit or the knee as well; give one of them"
+                )
+            return self._index_of(point)
         if knee_point:
             return self.knee
         if memory_bytes is not None:
@@ -211,19 +236,54 @@ class Exploration(Findings):
             )
         return len(self.points) - 1
 
+    def _index_of(self, number: int) -> int:
+        """Return the index in :attr:`all_points` of a point, given its number, which counts from 1."""
+        count, whole = len(self.points), len(self.all_points)
+        if not 1 <= number <= whole:
+            others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
+            raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")
+        return number - 1
+
     def choose(
-        self, *, memory_bytes: float | None = None, time_s: float | None = None, knee: bool = False
+        self,
+        *,
+        memory: float | str | None = None,
+        time: float | str | None = None,
+        knee: bool = False,
+        point: int | None = None,
+        memory_bytes: float | None = None,
+        time_s: float | None = None,
     ) -> Plan:
-        """Return a plan: the fastest one, or the one that the arguments ask for (see :meth:`index`)."""
-        return self.plan(self.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee))
+        """Return a plan: the fastest one, or the one that the arguments ask for.
 
-    def plan(self, index: int) -> Plan:
-        """Return point ``index`` of :attr:`all_points` as a plan."""
-        return plan_of(self, self.all_points[index])
+        Args:
+            memory: the fastest within this much per device: ``24GiB``, or bytes.
+            time: the leanest within this time per step, if no memory is given: ``300ms``, or seconds.
+            knee: the point from which both directions cost most.
+            point: the point with this number, from 1, as the table, the command line and the page count;
+                plans of other planners follow the frontier's.
+            memory_bytes, time_s: the same limits as numbers alone.
 
-    def plan_of(self, point: Point) -> Plan:
-        """Return a point of one of the spaces as a plan."""
-        return plan_of(self, point)
+        Raises:
+            TensorOptError: there is no such point, a text is no size or time, or one thing is given twice.
+            InfeasibleError: nothing fits; says what would.
+        """
+        index = self.index(
+            memory_bytes=limit_bytes(memory_bytes, memory),
+            time_s=limit_seconds(time_s, time),
+            knee_point=knee,
+            point=point,
+        )
+        return self.plan(index)
+
+    def plan(self, which: int | Point) -> Plan:
+        """Return a point as a plan.
+
+        Args:
+            which: the point, such as :attr:`fastest`, or its index in :attr:`all_points`, from 0;
+                ``choose(point=1)`` takes its number.
+        """
+        return plan_of(self, which if isinstance(which, Point) else self.all_points[which])
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write ``exploration.json``, ``points.npz``, ``strategies.json.gz``, ``frontier.csv``

@@ -16,9 +16,10 @@ from typing import Any
 
 import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError, import_extra
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration_files import read_files, write_files
+from tensoropt.exploration.export import frontier_data
 from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
 from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import device_words, made_for
@@ -170,6 +171,33 @@ class Exploration(Findings):
     def fastest(self) -> Point:
         """The point that takes the least time."""
         return self.points[-1]
+
+    def plot(self) -> Any:
+        """Return the frontier as a figure of Plotly, that of the dashboard's page with the answer's plan
+        selected; ``plot().update_layout(...)`` and ``.write_html("frontier.html")`` are Plotly's.
+
+        Raises:
+            MissingExtraError: the dashboard's packages (the extra ``app``) are not installed.
+        """
+        # The figure is the dashboard's, which is above this package in the import order.
+        made = import_extra("tensoropt_app.standalone", "app", "plot()").figure(self)
+        return import_extra("plotly.graph_objects", "app", "plot()").Figure(made)
+
+    def to_pandas(self) -> Any:
+        """Return the frontier as a ``pandas.DataFrame``: a row per point, the columns of ``frontier.csv`` in
+        bytes and seconds, NaN or None for what is unknown.
+
+        Raises:
+            MissingExtraError: pandas, which TensorOpt itself does not need, is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ModuleNotFoundError as missing:
+            raise MissingExtraError(
+                "to_pandas() needs the package pandas, which is not installed; pip install pandas, or read "
+                "the frontier.csv that save() writes"
+            ) from missing
+        return pandas.DataFrame(frontier_data(self))
 
     def __repr__(self) -> str:
         return _overview(self)

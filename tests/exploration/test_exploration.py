@@ -9,6 +9,7 @@ import csv
 import json
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 import tensoropt
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.exploration.notable import NOTABLE
@@ -36,6 +37,27 @@ def long_exploration(count: int = 5000) -> Exploration:
 def in_a_notebook(found: Exploration) -> str:
     """What a notebook shows of it, without Plotly, which one output of a notebook carries."""
     return re.sub(r'<script type="text/plain".*?</script>', "", found._repr_html_())
+
+
+def test_pandas_has_the_columns_of_the_csv(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = tensoropt.load(READY_MADE[0])
+    write_frontier_csv(found, tmp_path / "frontier.csv")
+    table, read = found.to_pandas(), pandas.read_csv(tmp_path / "frontier.csv")
+    assert list(table.columns) == list(read.columns)
+    assert list(table.point) == list(range(1, len(found.points) + 1))
+    for column in ("memory_bytes", "time_s", "exact", "name", "samples_per_s"):
+        assert list(table[column]) == list(read[column])
+    assert table.price_per_hour.isna().all()
+
+
+def test_without_pandas_or_plotly_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("pandas", "plotly.graph_objects", "tensoropt_app.standalone"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"needs the package pandas.*pip install pandas"):
+        small_exploration().to_pandas()
+    with pytest.raises(MissingExtraError, match=r"plot\(\) needs .*pip install 'tensoropt\[app\]'"):
+        small_exploration().plot()
 
 
 def table_of(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensoropt.cluster import Cluster
+from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.batch import ExplorationBatch, load_batch
 from tensoropt.exploration.batch_sweep import at_batch, fastest_batch
@@ -31,7 +32,7 @@ from tensoropt.report.why import Why, why_point
 from tensoropt.session.launched import job_prices
 from tensoropt.session.told import ToldJob
 from tensoropt.session.told import nearest as nearest_job
-from tensoropt.types import Progress, silent
+from tensoropt.types import ProgressChoice, heard
 from tensoropt.units import limit_bytes, limit_seconds
 
 _Saved = Exploration | str | os.PathLike[str]
@@ -300,8 +301,9 @@ def export_sheet(
     return index + 1
 
 
+@shows_progress
 def export_job(
-    saved: _Saved, launcher: str, point: int, *, nearest: bool = False, progress: Progress = silent
+    saved: _Saved, launcher: str, point: int, *, nearest: bool = False, progress: ProgressChoice = None
 ) -> ToldJob:
     """Return a point as a launcher is told of it: its config, or a script, with its price.
 
@@ -309,6 +311,7 @@ def export_job(
         launcher: ``torchtitan``, ``megatron``, ``deepspeed`` or ``fsdp2``.
         point: its number, from 1.
         nearest: whether another plan may be written, the nearest that the launcher can be told.
+        progress: as in :func:`tensoropt.explore`.
 
     Raises:
         JobError: the launcher cannot be told the plan; the message has the nearest that it can, priced.
@@ -316,7 +319,7 @@ def export_job(
     """
     exploration = opened(saved)
     index = exploration.index(point=point)
-    with job_prices(exploration, progress=progress) as prices:
+    with job_prices(exploration, progress=heard(progress)) as prices:
         told = nearest_job(prices, index, launcher)
         if not told.is_the_point and not nearest:
             raise JobError(

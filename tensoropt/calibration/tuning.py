@@ -22,6 +22,7 @@ from tensoropt.calibration.fit import Run, fit_terms
 from tensoropt.calibration.runs import described, priced, run_plan
 from tensoropt.calibration.steps import seconds_of
 from tensoropt.cluster import Cluster, Mesh
+from tensoropt.console import shows_progress
 from tensoropt.costs.residuals import NO_RESIDUALS, load_residuals, save_residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
@@ -37,7 +38,7 @@ from tensoropt.profiling.store import KINDS, ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores, local_pool
 from tensoropt.ranks.pool import RankPool
-from tensoropt.types import Progress, silent
+from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.units import format_seconds
 from tensoropt.verify.timed_work import keep_seconds
 
@@ -103,6 +104,7 @@ class Tuning:
         return abs(self.predicted_s / self.measured_s - 1.0)
 
 
+@shows_progress
 def tune(
     target: str | os.PathLike[str],
     *,
@@ -112,7 +114,7 @@ def tune(
     unknown: str = UNKNOWN[0],
     job: Sequence[str] = (),
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
     """Run a plan on this machine and improve it by what its steps show; the fastest plan as measured is kept.
@@ -131,7 +133,7 @@ def tune(
         job: the words of a command that trains with the plan in the file ``{plan}`` for some steps, in which
             ``parallelize(..., tune=True)`` times them; by default steps of the model alone are run.
         store: the store of measurements; by default the user's own.
-        progress: called with (stage, done, total, what).
+        progress: as in :func:`tensoropt.explore`.
         say: called with each decision in words.
 
     Raises:
@@ -157,7 +159,7 @@ def tune(
         _own_store(folder, users) as own,
         ranks as pool,
     ):
-        tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, job, progress or silent, say)
+        tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, job, heard(progress), say)
         found = tuner.run(plan, memory_bytes, rounds)
         _give_back(own, users, tuner.costs.prefix)
     return found

@@ -20,7 +20,7 @@ from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError,
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration_files import read_files, write_files
 from tensoropt.exploration.export import frontier_data
-from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
+from tensoropt.exploration.frontier_table import draw_frontier, left_of, shown_points, table_rows
 from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.plan.facts_table import table_html
@@ -34,10 +34,8 @@ _WIDTH = 110
 """The most characters of a line of words in a ``repr``."""
 _DRAWN = 400
 """Points in a notebook's picture, which is 720 units wide: more of them fall on each other."""
-_LEFT = (1, 8)
-"""Columns of words."""
-_LEFT_OUT = ("parameters/{size}", "figures", "gap")
-"""Columns of a printed frontier that would not fit into a terminal's width."""
+_LEFT_OUT = ("compute/", "parameters/", "figures", "gap")
+"""Columns of a printed frontier that would not fit into a terminal's width, by how their names begin."""
 
 
 class _PointSequence(tuple[Point, ...]):
@@ -80,7 +78,7 @@ def _frontier_words(findings: Findings) -> str:
     if not findings.points:
         return "no points"
     rows = _rows(findings)
-    return f"{columns(rows, left=_LEFT)}\n{_counted(findings, len(rows) - 1)}"
+    return f"{columns(rows, left=left_of(rows[0]))}\n{_counted(findings, len(rows) - 1)}"
 
 
 def _frontier_html(findings: Findings) -> str:
@@ -88,7 +86,9 @@ def _frontier_html(findings: Findings) -> str:
     if not findings.points:
         return "<p>no points</p>"
     rows = _rows(findings)
-    return f"<div>{table_html(rows, _LEFT)}<p>{escape(_counted(findings, len(rows) - 1))}</p></div>"
+    return (
+        f"<div>{table_html(rows, left_of(rows[0]))}<p>{escape(_counted(findings, len(rows) - 1))}</p></div>"
+    )
 
 
 def _overview(findings: Findings) -> str:
@@ -126,11 +126,10 @@ def _rows(findings: Findings) -> list[list[str]]:
     """Return a header and rows; what is special about a point stands beside its number, the longest words
     last.
     """
-    columns_kept = [i for i, name in enumerate(HEADER[:-1]) if name not in _LEFT_OUT]
     rows = table_rows(findings, list(notable(findings)))
+    kept = [i for i, name in enumerate(rows[0][:-1]) if not name.startswith(_LEFT_OUT)]
     return [
-        [row[0], row[-1].removeprefix("<- ").partition(", ")[0], *(row[i] for i in columns_kept[1:])]
-        for row in rows
+        [row[0], row[-1].removeprefix("<- ").partition(", ")[0], *(row[i] for i in kept[1:])] for row in rows
     ]
 
 

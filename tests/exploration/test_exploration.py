@@ -21,9 +21,12 @@ import tensoropt
 from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.frontier_table import frontier_text, table_rows
 from tensoropt.exploration.notable import NOTABLE
+from tensoropt.exploration.rates import RatesOf
 from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
+from tensoropt.units import format_number, share_words
 from tests.plan.explorations import MIB, point, small_exploration
 
 READY_MADE = sorted((Path(__file__).parents[2] / "app" / "data").iterdir())
@@ -37,6 +40,19 @@ def long_exploration(count: int = 5000) -> Exploration:
 def in_a_notebook(found: Exploration) -> str:
     """What a notebook shows of it, without Plotly, which one output of a notebook carries."""
     return re.sub(r'<script type="text/plain".*?</script>', "", found._repr_html_())
+
+
+def test_throughput_and_mfu_stand_beside_the_time_where_they_are_known() -> None:
+    (gpus,) = (folder for folder in READY_MADE if folder.name == "gpt2-dgx-h100")
+    found = tensoropt.load(gpus)
+    header, first, *_ = table_rows(found, [0])
+    at = header.index("tokens/s")
+    assert header[at - 1 : at + 2] == ["time/ms", "tokens/s", "MFU"]
+    rates = RatesOf(found).of(0)
+    assert first[at : at + 2] == [format_number(rates.tokens_per_s), share_words(rates.mfu)]
+    for shown in (repr(found), frontier_text(found), found._repr_html_()):
+        assert {"tokens/s", "MFU"} <= set(re.split(r"[\s<>]+", shown))
+    assert not {"tokens/s", "samples/s", "MFU"} & set(table_rows(small_exploration(), [0])[0])
 
 
 def test_pandas_has_the_columns_of_the_csv(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.exploration.batch import REFUSED, refused_in
 from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch, throughput_frontier
 from tensoropt.exploration.cluster_offers import (
+    HEADROOM,
     ClusterCurve,
     ClusterQuestion,
     Offers,
@@ -210,8 +211,8 @@ def explore_batches(
         model: the result of :func:`tensoropt.load_model`, without a batch, for a model whose batch is a
             choice.
         batches: global batches in samples, or ``auto``: the model's own, doubled until the leanest plan does
-            not fit the devices (or ``memory_bytes``), and one between the last that fits and the first that
-            does not. If not even its own fits, it is halved instead.
+            not fit the devices with 5 % free (or ``memory_bytes``), and one between the last that fits and
+            the first that does not. If not even its own fits, it is halved instead.
         cluster, progress: as in :func:`tensoropt.explore`.
         out: a folder, in which each exploration gets a folder like that of ``explore --out``; beside them
             ``frontier.csv`` has the points that none at any batch beats in memory and time per sample.
@@ -363,7 +364,7 @@ def shop(
     time_s: float | None = None,
     cost: float | None = None,
     memory_bytes: float | None = None,
-    headroom: float = 0.0,
+    headroom: float = HEADROOM,
     amount: Amount = THOUSAND_STEPS,
     tariff: Tariff = CLUSTERS_OWN,
 ) -> Offers:

@@ -59,6 +59,11 @@ class ClusterOffer:
     reason: str = ""
 
 
+HEADROOM = 0.05
+"""The share of a device's memory that stays free where clusters, device counts and batches are compared,
+unless another is asked for; an assumption."""
+
+
 @dataclass(frozen=True)
 class ClusterQuestion:
     """The limits that offers have to meet.
@@ -73,7 +78,7 @@ class ClusterQuestion:
     time_s: float | None = None
     cost: float | None = None
     memory_bytes: float | None = None
-    headroom: float = 0.0
+    headroom: float = HEADROOM
     amount: Amount = THOUSAND_STEPS
     tariff: Tariff = CLUSTERS_OWN
 

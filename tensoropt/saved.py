@@ -100,7 +100,7 @@ def chosen_point(
         for name, given in (("devices", devices), ("batch", batch)):
             if given is not None:
                 raise TensorOptError(
-                    f"a point is of one exploration; name its folder instead of giving {name}"
+                    f"a point is of one exploration; name its folder instead of giving --{name}"
                 )
     exploration = _exploration_meant(saved, limits, devices, batch)
     return exploration, exploration.index(**limits, point=point)

@@ -214,7 +214,7 @@ def on_share(view: View, data: FrontierData, value: Any) -> View:
     """
     share = _typed_number(str(value or "").strip().removesuffix("%"), "headroom")
     if share is None:
-        return replace(view, headroom=state.DEFAULT_HEADROOM)
+        return replace(view, headroom=View.headroom)
     if not 0 <= share <= 90:
         raise NotUnderstoodError("between 0 and 90 %")
     return replace(view, headroom=round(share / 100, 4))

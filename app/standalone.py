@@ -65,10 +65,17 @@ def notebook_plot(exploration: Exploration, picture: str) -> Html:
     Args:
         picture: HTML that is shown where scripts do not run.
     """
-    data = FrontierData.of(exploration)
-    row = answer(exploration).row
-    view = View("notebook", point=row, budget_bytes=data.asked_bytes, headroom=0.0)
-    return _plot(data, view, Html(picture), thinned=True, carries=_carries())
+    return _plot(*_answered(exploration), Html(picture), thinned=True, carries=_carries())
+
+
+def figure(exploration: Exploration) -> Json:
+    """Return the same plot as data of a Plotly figure."""
+    return _drawn(*_answered(exploration), thinned=False)
+
+
+def _answered(exploration: Exploration) -> tuple[FrontierData, View]:
+    data, row = FrontierData.of(exploration), answer(exploration).row
+    return data, View("notebook", point=row, budget_bytes=data.asked_bytes, headroom=0.0)
 
 
 def _carries() -> bool:
@@ -84,13 +91,7 @@ def _carries() -> bool:
 
 
 def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carries: bool) -> Html:
-    wide, narrow = (
-        frontier_figure(data, view, "light", thinned=thinned, narrow=narrow) for narrow in (False, True)
-    )
-    for drawn in (wide, narrow) if view.budget_bytes is None else ():
-        # Here is no budget that could be dragged into the plot.
-        kept = [words for words in drawn["layout"]["annotations"] if not words.get("captureevents")]
-        drawn["layout"]["annotations"] = kept
+    wide, narrow = (_drawn(data, view, thinned=thinned, narrow=narrow) for narrow in (False, True))
     told = {
         "wide": wide,
         "narrow": {
@@ -105,6 +106,15 @@ def _plot(data: FrontierData, view: View, picture: Html, *, thinned: bool, carri
     # In an attribute between single quotes; escaped so that it is well-formed as XML too.
     figure = Html(text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&#39;"))
     return Html(filled(_PLOT, title=data.model, figure=figure, picture=picture, carried=Html(carried)))
+
+
+def _drawn(data: FrontierData, view: View, *, thinned: bool, narrow: bool = False) -> Json:
+    drawn = frontier_figure(data, view, "light", thinned=thinned, narrow=narrow)
+    if view.budget_bytes is None:
+        # Here is no budget that could be dragged into the plot.
+        kept = [words for words in drawn["layout"]["annotations"] if not words.get("captureevents")]
+        drawn["layout"]["annotations"] = kept
+    return drawn
 
 
 def _other(wide: Json, narrow: Json) -> Json:

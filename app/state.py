@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from tensoropt.errors import TensorOptError
+from tensoropt.exploration.cluster_offers import HEADROOM
 from tensoropt.exploration.rates import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 
@@ -19,7 +20,6 @@ FRAME = (
     "price", "across", "up", "amount", "currency", "prices",
 )  # fmt: skip
 """The fields from which the plot is drawn; everything else in a view only moves the selection."""
-DEFAULT_HEADROOM = 0.05
 ACROSS, UP = ("memory", "hours", "cost"), ("time", "rate", "mfu", "cost")
 USUAL_ACROSS, USUAL_UP = ACROSS[0], UP[0]
 
@@ -59,7 +59,7 @@ class View:
     other: int | None = None
     budget_bytes: float | None = None
     target_s: float | None = None
-    headroom: float = DEFAULT_HEADROOM
+    headroom: float = HEADROOM
     price: float | None = None
     log_x: bool = False
     log_y: bool = False

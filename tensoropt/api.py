@@ -16,6 +16,7 @@ import torch
 
 from tensoropt.capture import Capture, capture
 from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
 from tensoropt.exploration.exploration import Exploration
@@ -41,9 +42,10 @@ from tensoropt.session.quick_plans import check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
-from tensoropt.types import Progress, silent
+from tensoropt.types import Progress, ProgressChoice, heard
 
 
+@shows_progress
 def explore(
     model: torch.nn.Module | LoadedModel,
     args: tuple[Any, ...] = (),
@@ -53,7 +55,7 @@ def explore(
     loss: Callable[[Any], torch.Tensor] | None = None,
     settings: Settings | None = None,
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
     source: str = "",
     seed: int = 0,
     planners: str | Sequence[str] = (),
@@ -73,7 +75,8 @@ def explore(
         loss: maps the output to a scalar, if the model does not return one.
         settings: all other choices, see :class:`Settings`.
         store: the profile store; by default the user's own.
-        progress: called with (stage, done, total, what).
+        progress: True for a bar, False for none, or a function called with (stage, done, total, what); by
+            default a bar in a terminal or a notebook.
         source, seed: the origin of the model, for plans that are run without a script.
         planners: published methods to run on the same tables, by name, or ``all``; their points are in
             ``others``, and ``comparison`` has a row for each.
@@ -95,7 +98,7 @@ def explore(
     )
     settings, where = _settings_of(settings, chosen), load_cluster(cluster)
     settings = with_dtype(settings, loaded.source, [where])
-    session = Session(where, settings, store, progress or silent, keep=keep)
+    session = Session(where, settings, store, heard(progress), keep=keep)
     # An unknown name is refused before anything is computed.
     entries = requested_planners(planners, planner_options)
     name = type(loaded.model).__name__
@@ -113,7 +116,7 @@ def explore_captured(
     cluster: str | Cluster,
     settings: Settings | None = None,
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
     keep: bool = False,
     **chosen: Any,
 ) -> Exploration:
@@ -132,7 +135,7 @@ def explore_captured(
     settings = _settings_of(settings, chosen)
     if settings.dtype == AUTO:
         settings = replace(settings, dtype=captured.graph.compute_dtype)
-    session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
+    session = Session(load_cluster(cluster), settings, store, heard(progress), keep=keep)
 
     def prepared() -> Problem:
         with session.clock.stage("capture"), session.open_store() as kept:
@@ -218,12 +221,13 @@ def compare(
     return explore(model, args, kwargs, planners=planners, limits=limits, **more)
 
 
+@shows_progress
 def recost(
     exploration: Exploration,
     *,
     cluster: str | Cluster | None = None,
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
     planners: str | Sequence[str] = (),
     keep: bool = False,
     old_points: bool = True,
@@ -251,7 +255,7 @@ def recost(
     recorded = recorded_of(exploration)
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     settings = Settings.from_dict(exploration.settings)
-    session = Session(where, settings, store, progress or silent, keep=keep)
+    session = Session(where, settings, store, heard(progress), keep=keep)
     entries = requested_planners(planners)
     searched = search(session, prepare_graph(recorded.graph, kept=recorded))
     imported = exploration.report.get("imported", ())
@@ -264,12 +268,13 @@ def recost(
     return updated, recosted(session, searched, exploration, old) if old_points else ()
 
 
+@shows_progress
 def with_jobs(
     exploration: Exploration,
     jobs: Sequence[LaunchedJob | str],
     *,
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
 ) -> Exploration:
     """Return the exploration with the jobs that somebody runs today among its other points.
 
@@ -285,15 +290,16 @@ def with_jobs(
     read = [read_job(job) if isinstance(job, str) else job for job in jobs]
     for job in read:
         job.on(len(exploration.cluster["devices"]))
-    return launched.with_jobs(exploration, read, store, progress or silent)
+    return launched.with_jobs(exploration, read, store, heard(progress))
 
 
+@shows_progress
 def explore_changed(
     exploration: Exploration,
     change: str,
     *,
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
     keep: bool = False,
 ) -> Exploration:
     """Explore a saved operator graph again with one change and the same settings otherwise.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import math
@@ -13,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, ParamSpec, TextIO, TypeVar
 
 from tensoropt.errors import TensorOptError
 from tensoropt.units import read_number, read_whole
@@ -62,11 +63,15 @@ LEAST_LEFT = 0.3
 
 def with_eta(left_s: float, report: str, why: str = "") -> str:
     """Return a report with the remaining time in front: ``about 20 s left (now with tables), mesh 8``."""
-    if left_s < 90:
-        shown = f"{max(1, round(left_s))} s"
-    else:
-        shown = f"{left_s / 60:.0f} min" if left_s < 5400 else f"{left_s / 3600:.1f} h"
+    shown = about(left_s)
     return ", ".join(filter(None, (f"about {shown} left{f' ({why})' if why else ''}", report)))
+
+
+def about(seconds: float) -> str:
+    """Return an estimated duration as words: ``20 s``, ``3 min``, ``1.5 h``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def eta_of(report: str) -> float | None:
@@ -118,8 +123,9 @@ class ProgressDisplay:
     """A display of named stages' progress; a :class:`~tensoropt.types.Progress`, called with (stage, done,
     total, what).
 
-    On a terminal one line is redrawn, whose bar is of everything once its duration is estimated, before that
-    of the stage; elsewhere a stage writes a line when it begins, every few seconds, and when it ends.
+    On a terminal, or in a notebook, one line is redrawn, whose bar is of everything once its duration is
+    estimated, before that of the stage; elsewhere a stage writes a line when it begins, every few seconds,
+    and when it ends.
 
     Args:
         stream: the stream for progress; by default standard error.
@@ -129,15 +135,16 @@ class ProgressDisplay:
     def __init__(self, stream: TextIO | None = None, answers: TextIO | None = None):
         self.stream = stream if stream is not None else sys.stderr
         self.answers = answers if answers is not None else sys.stdout
-        self.live = self.stream.isatty()
+        self.live = self.stream.isatty() or in_notebook()
         self._stage = ""
-        self._began = self._shown = 0.0
-        self._drawn = False
+        self._first = self._began = self._shown = 0.0
+        self._drawn = 0
         self._share = _Share()
 
     def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
         now = time.monotonic()
         begins, ends = stage != self._stage, done >= total
+        self._first = self._first or now
         whole = self._share.after(stage, done, total, what, now)
         if begins:
             if not self._share.estimated:
@@ -167,11 +174,12 @@ class ProgressDisplay:
         filled = int(_BAR_CELLS * share)
         text = f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {tail}"
         width = shutil.get_terminal_size((100, 20)).columns
-        # Carriage return and "erase to the end of the line"; one column is left free, as terminals wrap at
-        # the last.
-        self.stream.write("\r\x1b[K" + text[: width - 1])
+        # One column is left free, as terminals wrap at the last. What was longer is overwritten with blanks,
+        # as notebooks know the carriage return and no other control of a terminal.
+        text = text[: width - 1]
+        self.stream.write("\r" + text.ljust(self._drawn))
         self.stream.flush()
-        self._drawn = True
+        self._drawn = len(text)
 
     def _line(self, text: str) -> None:
         self.stream.write(text + "\n")
@@ -192,7 +200,65 @@ class ProgressDisplay:
         if self._drawn:
             self.stream.write("\n")
             self.stream.flush()
-            self._drawn = False
+            self._drawn = 0
+
+    def end(self) -> None:
+        """Say in the line that is being redrawn that everything is done, and end it."""
+        if self._drawn:
+            self._draw(1.0, f"done in {time.monotonic() - self._first:.0f} s")
+            self.close()
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def is_watched() -> bool:
+    """Return whether a person watches: standard error is a terminal, or this is a notebook."""
+    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Return a public function whose ``progress`` is a :data:`~tensoropt.types.ProgressChoice`; where a bar
+    is shown, it gets a :class:`ProgressDisplay`, which ends when it does.
+
+    The bar is the command line's, whose remaining time counts everything that is still to be done; a bar that
+    counts the parts of one stage would not know it.
+
+    Raises:
+        TensorOptError: ``progress`` is none of these.
+    """
+
+    @functools.wraps(function)
+    def shown(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        choice: Any = kwargs.get("progress")
+        if callable(choice):
+            return function(*args, **kwargs)
+        if choice not in (None, True, False):
+            raise TensorOptError(
+                f"progress={choice!r} is neither True, False nor None, nor a function that is called with "
+                "(stage, done, total, what)"
+            )
+        if not (is_watched() if choice is None else choice):
+            kwargs["progress"] = False
+            return function(*args, **kwargs)
+        display = ProgressDisplay()
+        kwargs["progress"] = display
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            display.close()
+            raise
+        display.end()
+        return result
+
+    return shown
 
 
 def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:

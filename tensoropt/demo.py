@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tensoropt import verify
 from tensoropt.api import explore
 from tensoropt.cluster import load_cluster
-from tensoropt.console import columns
+from tensoropt.console import columns, shows_progress
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.exploration.exploration import Exploration
@@ -25,7 +25,7 @@ from tensoropt.question.model_source import load_model
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.beside import busy_words
 from tensoropt.report.table import point_lines, run_line, summary_lines
-from tensoropt.types import Progress, silent
+from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.units import format_bytes, format_seconds
 
 _RUN_TIMEOUT_S = 300.0
@@ -48,14 +48,15 @@ class DemoResult(NamedTuple):
     ok: bool
 
 
+@shows_progress
 def run_demo(
     source: str = "zoo:gpt2-demo",
     cluster: str = "cpu",
     folder: str | os.PathLike[str] = "out/demo",
     *,
     steps: int = 4,
-    progress: Progress = silent,
-    say: _Say = print,
+    progress: ProgressChoice = None,
+    say: _Say | None = None,
 ) -> DemoResult:
     """Explore a model, choose and run plans, and return the measurements next to the predictions.
 
@@ -65,14 +66,15 @@ def run_demo(
         source: the model's source.
         cluster: ``cpu`` or ``cpu:N``; the plans are run here.
         steps: the number of training steps under torchrun.
-        progress: called with (stage, done, total, what).
-        say: prints parts of the answer while the rest is still being computed.
+        progress: as in :func:`tensoropt.explore`.
+        say: prints parts of the answer while the rest is still being computed; by default on standard output.
 
     Raises:
         TensorOptError: the cluster is not this machine's CPU ranks, or the model cannot be explored.
         MeasurementError: a run failed.
     """
-    folder = Path(folder)
+    folder, report = Path(folder), heard(progress)
+    tell: _Say = getattr(report, "say", print) if say is None else say
     where = load_cluster(cluster)
     if not has_local_cores(where):
         raise TensorOptError(
@@ -81,11 +83,11 @@ def run_demo(
         )
     loaded = load_model(source)
     exploration = explore(
-        loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=progress
+        loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=report
     )
     exploration.save(folder)
     frontier_svg(exploration, folder / "frontier.svg", title=f"{source} on {where.device_count} CPU ranks")
-    say("\n".join([frontier_text(exploration), "", *summary_lines(exploration)]))
+    tell("\n".join([frontier_text(exploration), "", *summary_lines(exploration)]))
     budget = (exploration.points[0].memory_bytes + exploration.points[-1].memory_bytes) / 2
     chosen = exploration.index(memory_bytes=budget)
     plans = {
@@ -95,7 +97,7 @@ def run_demo(
     }
     for name, plan in plans.items():
         plan.save(folder / f"plan-{name}.json")
-    say(
+    tell(
         "\n".join(
             [
                 f"\na budget of {format_bytes(budget)} per device, half way between both ends, gives",
@@ -106,7 +108,7 @@ def run_demo(
     )
     # Saved for the user; only the ends are run, which differ most.
     del plans["chosen"]
-    data = _run_beside_unsplit(plans, folder, steps, progress)
+    data = _run_beside_unsplit(plans, folder, steps, report)
     data |= {"out": str(folder), "points": len(exploration.points), "budget_bytes": budget, "chosen": chosen}
     text = "\n".join([_result_text(data["runs"]), "", *_file_lines(exploration, folder)])
     return DemoResult(data, text, bool(data["ok"]))

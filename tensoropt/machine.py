@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.console import shows_progress
 from tensoropt.costs.compute import MOST_SAMPLES, fit_errors
 from tensoropt.errors import TensorOptError, import_extra
 from tensoropt.profiling.links import LinkFits
@@ -17,15 +18,16 @@ from tensoropt.profiling.links import measure_links as measure_links_of_mesh
 from tensoropt.profiling.store import KINDS, ProfileStore
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.session.refining import MAX_AXES
-from tensoropt.types import Progress, silent
+from tensoropt.types import ProgressChoice, heard
 
 
+@shows_progress
 def measure_links(
     cluster: str | Cluster = "local",
     *,
     refresh: bool = False,
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
 ) -> dict[str, LinkFits]:
     """Return the fits of this machine's collectives and point-to-point messages, by the label of the mesh.
 
@@ -33,7 +35,7 @@ def measure_links(
         cluster: ``local``, ``local:N`` or ``cpu:N``.
         refresh: repeat measurements that are already in the store.
         store: the store for fits; by default the user's own.
-        progress: called with (stage, done, total, what).
+        progress: as in :func:`tensoropt.explore`.
 
     Raises:
         TensorOptError: the cluster is not this machine, or has a single device.
@@ -56,7 +58,7 @@ def measure_links(
                 pool,
                 profile,
                 refresh=refresh,
-                progress=progress or silent,
+                progress=heard(progress),
                 stage=f"links {mesh.label}",
             )
     return fits

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensoropt.cluster import Cluster
+from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.batch import ExplorationBatch, load_batch
 from tensoropt.exploration.batch_sweep import at_batch, fastest_batch
@@ -31,7 +32,8 @@ from tensoropt.report.why import Why, why_point
 from tensoropt.session.launched import job_prices
 from tensoropt.session.told import ToldJob
 from tensoropt.session.told import nearest as nearest_job
-from tensoropt.types import Progress, silent
+from tensoropt.types import ProgressChoice, heard
+from tensoropt.units import limit_bytes, limit_seconds
 
 _Saved = Exploration | str | os.PathLike[str]
 """An exploration, or the folder that it was saved in."""
@@ -40,11 +42,14 @@ _Saved = Exploration | str | os.PathLike[str]
 def choose(
     saved: _Saved,
     *,
-    memory_bytes: float | None = None,
-    time_s: float | None = None,
+    memory: float | str | None = None,
+    time: float | str | None = None,
     knee: bool = False,
+    point: int | None = None,
     devices: int | str | None = None,
     batch: int | str | None = None,
+    memory_bytes: float | None = None,
+    time_s: float | None = None,
 ) -> Plan:
     """Return the fastest plan within a memory budget, the leanest within a time, or the knee.
 
@@ -53,19 +58,28 @@ def choose(
     Args:
         saved: an exploration, its folder, or a folder of explorations on several numbers of devices or at
             several batches.
-        memory_bytes: the budget per device.
-        time_s: the longest step.
+        memory: the budget per device: ``24GiB``, or bytes.
+        time: the longest step: ``300ms``, or seconds.
+        knee: the point from which both directions cost most.
+        point: the point's number, from 1, instead of a limit.
         devices: the number of devices in such a folder; ``auto`` for the fewest that will do.
         batch: the batch in a folder of explorations at several batches; ``auto`` for the one with most
             samples per second.
+        memory_bytes, time_s: the same limits as numbers alone.
 
     Raises:
         TensorOptError: the folder holds no exploration, or several and neither ``devices`` nor ``batch`` says
-            which.
+            which; there is no such point; a text is no size or time, or one thing is given twice.
         InfeasibleError: nothing fits; the message says what would.
     """
     exploration, index = chosen_point(
-        saved, memory_bytes=memory_bytes, time_s=time_s, knee=knee, devices=devices, batch=batch
+        saved,
+        memory_bytes=limit_bytes(memory_bytes, memory),
+        time_s=limit_seconds(time_s, time),
+        knee=knee,
+        point=point,
+        devices=devices,
+        batch=batch,
     )
     return exploration.plan(index)
 
@@ -76,36 +90,51 @@ def chosen_point(
     memory_bytes: float | None = None,
     time_s: float | None = None,
     knee: bool = False,
+    point: int | None = None,
     devices: int | str | None = None,
     batch: int | str | None = None,
 ) -> tuple[Exploration, int]:
     """Return the exploration, and the index in it, of the point of which :func:`choose` makes a plan."""
-    limits = {"memory_bytes": memory_bytes, "time_s": time_s, "knee_point": knee}
+    limits: dict[str, Any] = {"memory_bytes": memory_bytes, "time_s": time_s, "knee_point": knee}
+    if point is not None:
+        for name, given in (("devices", devices), ("batch", batch)):
+            if given is not None:
+                raise TensorOptError(
+                    f"a point is of one exploration; name its folder instead of giving --{name}"
+                )
     exploration = _exploration_meant(saved, limits, devices, batch)
-    return exploration, exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    return exploration, exploration.index(**limits, point=point)
 
 
 def show(
     saved: _Saved,
     point: int | None = None,
     *,
+    memory: float | str | None = None,
+    time: float | str | None = None,
+    knee: bool = False,
     memory_bytes: float | None = None,
     time_s: float | None = None,
-    knee: bool = False,
 ) -> Detail:
     """Return the detail of a point's costs: its operators, reshardings, timeline and memory curve.
 
     Args:
-        point: its index in ``all_points``, from 0; by default the point that :func:`choose` would select.
+        point: its number, from 1; by default the point that :func:`choose` would select.
+        memory, time, knee, memory_bytes, time_s: as in :func:`choose`.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.
         InfeasibleError: nothing fits; the message says what would.
     """
     exploration = opened(saved)
-    if point is None:
-        point = exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
-    return detail(exploration, point)
+    _, index = chosen_point(
+        exploration,
+        memory_bytes=limit_bytes(memory_bytes, memory),
+        time_s=limit_seconds(time_s, time),
+        knee=knee,
+        point=point,
+    )
+    return detail(exploration, index)
 
 
 def owners(
@@ -127,9 +156,8 @@ def owners(
         TensorOptError: as in :func:`show`, or the step has no such moment.
     """
     exploration = opened(saved)
-    if point is None:
-        point = exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
-    memory_owners = point_owners(exploration, point)
+    _, index = chosen_point(exploration, memory_bytes=memory_bytes, time_s=time_s, knee=knee, point=point)
+    memory_owners = point_owners(exploration, index)
     return memory_owners.at(None if at_s is None else memory_owners.number_at(at_s))
 
 
@@ -137,18 +165,21 @@ def why(
     saved: _Saved,
     point: int | None = None,
     *,
-    memory_bytes: float | None = None,
-    time_s: float | None = None,
+    memory: float | str | None = None,
+    time: float | str | None = None,
     knee: bool = False,
     folder: str | None = None,
+    memory_bytes: float | None = None,
+    time_s: float | None = None,
 ) -> Why:
     """Return the reasons why a point is not faster: its bottleneck, lower bounds, and the gain from each
     change.
 
     Args:
-        point: its index in ``all_points``, from 0; by default the point that :func:`choose` would select.
-        memory_bytes: the budget per device; by default what the point needs.
+        point: its number, from 1; by default the point that :func:`choose` would select.
+        memory: the budget per device; by default what the point needs.
         folder: the exploration's folder in commands; by default the given one.
+        time, knee, memory_bytes, time_s: as in :func:`choose`.
 
     Raises:
         TensorOptError: there is no such point.
@@ -157,9 +188,14 @@ def why(
     exploration = opened(saved)
     if folder is None:
         folder = "DIR" if isinstance(saved, Exploration) else os.fspath(saved)
+    budget = limit_bytes(memory_bytes, memory)
     if point is None:
-        point = exploration.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
-    return why_point(exploration, point, memory_bytes=memory_bytes, folder=folder)
+        _, index = chosen_point(
+            exploration, memory_bytes=budget, time_s=limit_seconds(time_s, time), knee=knee
+        )
+    else:
+        index = exploration.index(point=point)
+    return why_point(exploration, index, memory_bytes=budget, folder=folder)
 
 
 def export_csv(
@@ -214,22 +250,24 @@ def export_sheet(
     sheet: str | os.PathLike[str],
     point: int | None = None,
     *,
-    memory_bytes: float | None = None,
+    memory: float | str | None = None,
     headroom: float = 0.0,
     tariff: Tariff = CLUSTERS_OWN,
     amount: Amount | None = None,
     folder: str | None = None,
+    memory_bytes: float | None = None,
 ) -> int:
-    """Write the decision sheet of a point, one HTML page for printing; return the point's index.
+    """Write the decision sheet of a point, one HTML page for printing; return the point's number.
 
     Args:
         sheet: the file.
-        point: its index in ``all_points``, from 0; by default the fastest within the budget.
-        memory_bytes: the budget per device; by default the devices' memory.
+        point: its number, from 1; by default the fastest within the budget.
+        memory: the budget per device, ``24GiB`` or bytes; by default the devices' memory.
         headroom: the share of a device's memory that must stay free.
         tariff: prices that replace those of the cluster, and the currency.
         amount: the training to which hours and money refer; by default 1,000 steps.
         folder: the exploration's folder in commands; by default the given one.
+        memory_bytes: the same budget as a number alone.
 
     Raises:
         TensorOptError: there is no such point, a price is for a kind that the cluster lacks, the amount's
@@ -239,12 +277,15 @@ def export_sheet(
     exploration = opened(saved)
     tariff.check(kinds_of(exploration))
     on_disk = None if isinstance(saved, Exploration) else os.fspath(saved)
+    memory_bytes = limit_bytes(memory_bytes, memory)
     if point is None:
         usable = Cluster.from_dict(exploration.cluster).memory_bytes * (1 - headroom)
-        point = exploration.index(memory_bytes=min(usable, memory_bytes or usable))
+        index = exploration.index(memory_bytes=min(usable, memory_bytes or usable))
+    else:
+        index = exploration.index(point=point)
     place = folder or on_disk
     try:
-        point_detail = detail(exploration, point)
+        point_detail = detail(exploration, index)
     except TensorOptError:
         point_detail = None  # the sheet leaves out what only the saved costs say
     options = SheetOptions(
@@ -256,30 +297,33 @@ def export_sheet(
         verified=load_verified(place) if place else (),
         detail=point_detail,
     )
-    write_sheet(exploration, point, sheet, options)
-    return point
+    write_sheet(exploration, index, sheet, options)
+    return index + 1
 
 
+@shows_progress
 def export_job(
-    saved: _Saved, launcher: str, point: int, *, nearest: bool = False, progress: Progress = silent
+    saved: _Saved, launcher: str, point: int, *, nearest: bool = False, progress: ProgressChoice = None
 ) -> ToldJob:
     """Return a point as a launcher is told of it: its config, or a script, with its price.
 
     Args:
         launcher: ``torchtitan``, ``megatron``, ``deepspeed`` or ``fsdp2``.
-        point: its index in ``all_points``.
+        point: its number, from 1.
         nearest: whether another plan may be written, the nearest that the launcher can be told.
+        progress: as in :func:`tensoropt.explore`.
 
     Raises:
         JobError: the launcher cannot be told the plan; the message has the nearest that it can, priced.
         TensorOptError: there is no such point, or the exploration was saved without its operator graph.
     """
     exploration = opened(saved)
-    with job_prices(exploration, progress=progress) as prices:
-        told = nearest_job(prices, point, launcher)
+    index = exploration.index(point=point)
+    with job_prices(exploration, progress=heard(progress)) as prices:
+        told = nearest_job(prices, index, launcher)
         if not told.is_the_point and not nearest:
             raise JobError(
-                f"{exploration.title(point)} ({told.name}) cannot be told to {launcher}: {told.reason}; the "
+                f"{exploration.title(index)} ({told.name}) cannot be told to {launcher}: {told.reason}; the "
                 f"nearest that can is {told.sentence()}; --nearest writes it"
             )
         return told

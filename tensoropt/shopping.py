@@ -15,10 +15,12 @@ from typing import Any
 
 from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
+from tensoropt.console import shows_progress
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
 from tensoropt.exploration.batch import REFUSED, refused_in
 from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch, throughput_frontier
 from tensoropt.exploration.cluster_offers import (
+    HEADROOM,
     ClusterCurve,
     ClusterQuestion,
     Offers,
@@ -46,7 +48,7 @@ from tensoropt.question.model_source import (
 from tensoropt.question.settings import Settings
 from tensoropt.session.kept import KeptCapture
 from tensoropt.sharding.constraints import ConstraintError, LackingDevicesError
-from tensoropt.types import Progress, silent
+from tensoropt.types import Progress, ProgressChoice, heard
 
 _logger = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ SavedOnClusters = OnClusters | str | os.PathLike[str] | Sequence[Exploration]
 """Explorations on several clusters or numbers of devices, or the folder that they were saved in."""
 
 
+@shows_progress
 def explore_clusters(
     model: Any,
     args: tuple[Any, ...] = (),
@@ -99,7 +102,7 @@ def explore_clusters(
     clusters: str | Sequence[str | Cluster],
     batch_per_device: int | None = None,
     out: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
     **more: Any,
 ) -> OnClusters:
     """Return the cost frontiers of one model on several clusters; the model is captured once for all, or for
@@ -144,7 +147,7 @@ def explore_clusters(
         captured = KeptCapture(first.model, first.recorded.graph)
         return explore_captured(captured, cluster=cluster, progress=progress, **graph_settings)
 
-    return over_clusters(named, on, out=out, progress=progress or silent)
+    return over_clusters(named, on, out=out, progress=heard(progress))
 
 
 def named_clusters(clusters: str | Sequence[str | Cluster]) -> list[str | Cluster]:
@@ -189,13 +192,14 @@ def over_clusters(
     return sweep.result()
 
 
+@shows_progress
 def explore_batches(
     model: LoadedModel,
     batches: str | Sequence[int] = "auto",
     *,
     cluster: str | Cluster = "local",
     out: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
     **more: Any,
 ) -> OnClusters:
     """Return the cost frontiers of one model at several global batches on one cluster; :func:`shop` compares
@@ -207,8 +211,8 @@ def explore_batches(
         model: the result of :func:`tensoropt.load_model`, without a batch, for a model whose batch is a
             choice.
         batches: global batches in samples, or ``auto``: the model's own, doubled until the leanest plan does
-            not fit the devices (or ``memory_bytes``), and one between the last that fits and the first that
-            does not. If not even its own fits, it is halved instead.
+            not fit the devices with 5 % free (or ``memory_bytes``), and one between the last that fits and
+            the first that does not. If not even its own fits, it is halved instead.
         cluster, progress: as in :func:`tensoropt.explore`.
         out: a folder, in which each exploration gets a folder like that of ``explore --out``; beside them
             ``frontier.csv`` has the points that none at any batch beats in memory and time per sample.
@@ -231,7 +235,7 @@ def explore_batches(
     def at(batch: int) -> Exploration:
         return explore(model.with_batch(batch), cluster=where, progress=progress, **more)
 
-    return over_batches(batches, model.source, at, memory_bytes=limit, out=out, progress=progress or silent)
+    return over_batches(batches, model.source, at, memory_bytes=limit, out=out, progress=heard(progress))
 
 
 MOST_BATCHES = 12
@@ -360,7 +364,7 @@ def shop(
     time_s: float | None = None,
     cost: float | None = None,
     memory_bytes: float | None = None,
-    headroom: float = 0.0,
+    headroom: float = HEADROOM,
     amount: Amount = THOUSAND_STEPS,
     tariff: Tariff = CLUSTERS_OWN,
 ) -> Offers:

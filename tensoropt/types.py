@@ -49,3 +49,13 @@ class Progress(Protocol):
 
 def silent(stage: str, done: int, total: int, what: str, /) -> None:
     """Show nothing; a :class:`Progress` for callers without an audience."""
+
+
+ProgressChoice = Progress | bool | None
+"""How a caller of a long function wants to hear of its progress: by a function of its own; True for a bar,
+False for nothing, None for a bar where a person watches (:func:`tensoropt.console.shows_progress`)."""
+
+
+def heard(progress: ProgressChoice) -> Progress:
+    """Return the function that is called with progress; :func:`silent` if there is none."""
+    return progress if callable(progress) else silent

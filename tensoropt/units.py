@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensoropt.errors import TensorOptError
@@ -119,6 +119,32 @@ def parse_bytes(text: str) -> float:
 def parse_seconds(text: str) -> float:
     """Return the seconds in a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``."""
     return _parse(text, _TIME)
+
+
+def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
+    """Return a limit that a caller may give as ``memory_bytes`` or as ``memory``: bytes, or a text such as
+    ``24GiB``; None for no limit.
+
+    Raises:
+        TensorOptError: both are given, or the text is no size.
+    """
+    return _limit("memory_bytes", exact, "memory", said, parse_bytes)
+
+
+def limit_seconds(exact: float | None, said: float | str | None) -> float | None:
+    """Return a limit given as ``time_s`` or as ``time``, seconds or a text such as ``300ms``, in the same
+    way."""
+    return _limit("time_s", exact, "time", said, parse_seconds)
+
+
+def _limit(
+    exact_name: str, exact: float | None, name: str, said: float | str | None, parse: Callable[[str], float]
+) -> float | None:
+    if exact is not None and said is not None:
+        raise TensorOptError(
+            f"{exact_name}={exact:g} and {name}={said!r} are both the limit; give one of them"
+        )
+    return parse(said) if isinstance(said, str) else exact if said is None else float(said)
 
 
 def parse_bandwidth(text: str) -> float:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import math
 import os
+import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import tensoropt
 from tensoropt import console
 from tensoropt.console import (
     ProgressDisplay,
@@ -21,6 +25,8 @@ from tensoropt.console import (
     with_eta,
     without_eta,
 )
+from tensoropt.errors import TensorOptError
+from tensoropt.types import heard
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, np.float64("nan")])
@@ -111,6 +117,77 @@ def test_without_an_estimate_the_bar_is_the_stages(drawn):
     assert report(100.0, "check", 1, 2, "links") == 0.5
     assert report(101.0, "check", 2, 2, "links") == 1.0
     assert stream.getvalue().endswith("\n")
+
+
+def test_a_shorter_line_leaves_nothing_of_a_longer_one(drawn):
+    display, report, stream = drawn
+    report(100.0, "facts", 0, 2, "about 30 s left, many words")
+    report(110.0, "facts", 1, 2, "about 9 s left")
+    _, longer, shorter = stream.getvalue().split("\r")
+    assert len(shorter) == len(longer)
+    assert "\x1b" not in stream.getvalue()  # notebooks know no other control than the carriage return
+    display.end()
+    assert re.search(r"\r\[#+\] done in 10 s +\n$", stream.getvalue())
+
+
+@console.shows_progress
+def long_function(*, progress=None):
+    """What a public function does with its progress."""
+    heard(progress)("search", 0, 2, "about 10 s left")
+    return progress
+
+
+def kernel():
+    return SimpleNamespace(kernel=None)
+
+
+def test_a_bar_is_shown_where_a_person_watches(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    for stream, bars in ((Terminal(), 1), (io.StringIO(), 0)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        long_function()
+        assert stream.getvalue().count("done in 0 s") == bars
+        before = stream.getvalue()
+        assert long_function(progress=False) is False
+        assert stream.getvalue() == before
+        long_function(progress=True)
+        assert stream.getvalue() != before
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=kernel))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # as a notebook's is no terminal
+    long_function()
+    assert "\r[#" in sys.stderr.getvalue()
+
+
+def test_a_function_of_ones_own_hears_of_progress_instead(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    told = []
+    long_function(progress=lambda *report: told.append(report))
+    assert told == [("search", 0, 2, "about 10 s left")]
+    with pytest.raises(TensorOptError, match=r"progress='yes' is neither True, False nor None"):
+        long_function(progress="yes")
+    assert sys.stderr.getvalue() == ""
+
+
+def test_a_failure_ends_the_line_without_calling_it_done(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+    @console.shows_progress
+    def failing(*, progress=None):
+        progress("search", 0, 2, "about 10 s left")
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        failing()
+    assert sys.stderr.getvalue().endswith("\n")
+    assert "done" not in sys.stderr.getvalue()
+
+
+def test_every_public_function_that_takes_progress_takes_a_choice():
+    for name in tensoropt.__all__:
+        function = getattr(tensoropt, name)
+        if inspect.isfunction(function) and "progress" in inspect.signature(function).parameters:
+            assert inspect.signature(function).parameters["progress"].annotation == "ProgressChoice", name
+            assert function.__wrapped__, name
 
 
 def test_each_part_of_a_sweep_has_its_share(drawn):

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,8 +75,40 @@ def test_choosing_from_an_exploration_or_its_folder(tmp_path: Path) -> None:
         assert tensoropt.choose(saved, memory_bytes=12 * MIB) == found.plan(1)
         assert tensoropt.choose(saved, time_s=0.15) == found.plan(2)
         assert tensoropt.choose(saved, knee=True) == found.plan(found.knee)
+        assert tensoropt.choose(saved, memory="12MiB") == found.choose(memory=12 * MIB) == found.plan(1)
+        assert tensoropt.choose(saved, time="150ms") == found.choose(time=0.15) == found.plan(2)
+        assert tensoropt.choose(saved, point=3) == found.choose(point=3) == found.plan(2)
     with pytest.raises(InfeasibleError, match="no plan fits 1 MiB"):
         tensoropt.choose(found, memory_bytes=MIB)
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal"),
+    [
+        ({"point": 0}, "no point 0; the frontier has points 1 to 4"),
+        ({"point": 5}, "no point 5; the frontier has points 1 to 4"),
+        ({"point": 2, "knee": True}, "point 2 is asked for, and a limit or the knee as well"),
+        ({"point": 2, "memory": 1.0}, "point 2 is asked for"),
+        ({"point": 2, "devices": "auto"}, "a point is of one exploration; .* instead of giving --devices"),
+        ({"memory": "12MiB", "memory_bytes": 1.0}, "memory_bytes=1 and memory='12MiB' are both the limit"),
+        ({"time": 1, "time_s": 2.0}, "time_s=2 and time=1 are both the limit"),
+        ({"memory": "12 apples"}, "12 apples"),
+    ],
+)
+def test_what_cannot_be_chosen_says_why(asked: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(TensorOptError, match=refusal):
+        tensoropt.choose(small_exploration(), **asked)
+
+
+def test_points_are_numbered_from_1_and_sequences_indexed_from_0() -> None:
+    folder = ROOT / "app" / "data" / "gpt2-dgx-h100"
+    found = tensoropt.load(folder)
+    assert (found.leanest, found.fastest) == (found.frontier[0], found.frontier[-1])
+    assert found.choose(point=1) == found.plan(found.leanest) == found.plan(0)
+    assert found.choose(point=len(found.points)) == found.choose() == found.plan(found.fastest)
+    for told in (tensoropt.show(folder, 2), tensoropt.why(folder, 2)):
+        assert (told.index, told.to_dict()["point"]) == (1, 2)
+        assert "point 2 " in repr(told)
 
 
 def test_the_csv_files_of_a_folder(tmp_path: Path) -> None:
@@ -88,9 +121,9 @@ def test_the_csv_files_of_a_folder(tmp_path: Path) -> None:
 def test_why_a_point_costs_what_it_costs() -> None:
     folder = ROOT / "app" / "data" / "gpt2-dgx-h100"
     told = tensoropt.show(folder, knee=True)
-    assert told.point == tensoropt.load(folder).knee
+    assert told.index == tensoropt.load(folder).knee
     assert len(repr(told).splitlines()) < 25
-    with pytest.raises(TensorOptError, match="there is no point 10000"):
+    with pytest.raises(TensorOptError, match="there is no point 9999"):
         tensoropt.show(folder, 9999)
 
 

@@ -45,7 +45,7 @@ def _time(data: ClustersData, row: OnCluster) -> float:
 
 def _cluster(data: ClustersData, place: int, row: OnCluster, colours: Palette) -> Json:
     number, _, symbol = run_style(place)
-    colour = run_colours(colours)[number] if row.offer.point is not None else colours.faded
+    colour = run_colours(colours)[number] if row.offer.index is not None else colours.faded
     return scatter(
         "markers", [_time(data, row)], [row.money], name=row.label, showlegend=True,
         customdata=[[place, row.point, row.label, "<br>".join(row.words)]],

@@ -161,8 +161,8 @@ def table(data: ClustersData, view: View) -> Any:
         offer, rates = on.offer, on.offer.rates
         per_hour = None if rates is None else rates.per_hour
         name: Any = on.label
-        if offer.point is not None:
-            name = dcc.Link(on.label, href=f"/frontier?{point_view(view, on, offer.point).to_query()}")
+        if offer.index is not None:
+            name = dcc.Link(on.label, href=f"/frontier?{point_view(view, on, offer.index).to_query()}")
         marks = [w for w, at in (("cheapest", data.cheapest), ("fastest", data.fastest)) if at == place]
         unknown = rates.whys["per_hour"] if rates is not None and per_hour is None else ""
         figures = (

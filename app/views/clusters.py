@@ -301,7 +301,7 @@ def _row(
     label = curve.cluster if alone else f"{curve.cluster} ({entry.key.removeprefix('opened-')})"
     named = replace(curve, cluster=label)
     offer = offer_of(named, work, question)
-    point = 0 if offer.point is None else offer.point
+    point = 0 if offer.index is None else offer.index
     per_hour = curve.per_hour(question.tariff) if priced else float(sum(s.count for s in curve.devices))
     hours = question.amount.steps(work) * float(curve.time[point]) / HOUR_S
     cost = None if per_hour is None else hours * per_hour

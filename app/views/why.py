@@ -98,13 +98,13 @@ def _row(why: Why, lever: Lever, units: Units, view: View, exploration: str = ""
     share = lever.time_s / why.time_s - 1 if why.time_s else 0.0
     none = abs(share) < _NOTHING
     link = None
-    if lever.point is not None and (exploration or lever.point != why.point):
-        there = replace(view, point=lever.point, other=None)
+    if lever.index is not None and (exploration or lever.index != why.index):
+        there = replace(view, point=lever.index, other=None)
         if exploration:
             # Bytes, seconds and meshes of one exploration mean nothing in another.
-            there = View(exploration=exploration, point=lever.point, headroom=view.headroom, price=view.price)
+            there = View(exploration=exploration, point=lever.index, headroom=view.headroom, price=view.price)
         needs = "" if lever.memory_bytes is None else f", {units.memory.text(lever.memory_bytes)}"
-        link = Link(f"point {lever.point + 1}{needs}", f"/plan?{there.to_query()}")
+        link = Link(f"point {lever.index + 1}{needs}", f"/plan?{there.to_query()}")
     return WhyRow(
         lever.key,
         lever.title,

@@ -13,6 +13,7 @@ from tensoropt.calibration.fit import Run, fit_residuals
 from tensoropt.calibration.runs import described, run_plan
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.cluster.local import BUSY, cores_in_use
+from tensoropt.console import shows_progress
 from tensoropt.costs.residuals import NO_RESIDUALS, Residuals, save_residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
@@ -22,7 +23,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores, local_pool
 from tensoropt.ranks.pool import RankPool
-from tensoropt.types import Progress, silent
+from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.verify.predict import predict
 from tensoropt.verify.random_plans import draw_strategies, problem_of
 
@@ -60,13 +61,14 @@ class Calibration:
     usual_pace_s: float | None
 
 
+@shows_progress
 def calibrate(
     cluster: str | Cluster = "local",
     *,
     plans: int = PLANS,
     again: bool = False,
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
 ) -> Calibration:
     """Run short real steps on this machine and fit what they say of its prices; every exploration of the same
     machine counts with it from then on.
@@ -79,14 +81,14 @@ def calibrate(
         plans: random strategies of each of :data:`MODELS`.
         again: run also what is known.
         store: the store of measurements; by default the user's own.
-        progress: called with (stage, done, total, what).
+        progress: as in :func:`tensoropt.explore`.
 
     Raises:
         TensorOptError: the cluster is not CPU ranks of this machine, or no plan is asked for.
     """
     if plans < 1:
         raise TensorOptError(f"{plans} plans of each model say nothing; give at least 1")
-    where, report = load_cluster(cluster), progress or silent
+    where, report = load_cluster(cluster), heard(progress)
     if not has_local_cores(where) or (ranks := local_pool(where)) is None:
         raise TensorOptError(
             f"{where.name} is not CPU ranks of this machine, so its steps cannot be timed here; give local, "

@@ -22,6 +22,7 @@ from tensoropt.calibration.fit import Run, fit_terms
 from tensoropt.calibration.runs import described, priced, run_plan
 from tensoropt.calibration.steps import seconds_of
 from tensoropt.cluster import Cluster, Mesh
+from tensoropt.console import shows_progress
 from tensoropt.costs.residuals import NO_RESIDUALS, load_residuals, save_residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
@@ -37,7 +38,7 @@ from tensoropt.profiling.store import KINDS, ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores, local_pool
 from tensoropt.ranks.pool import RankPool
-from tensoropt.types import Progress, silent
+from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.units import format_seconds
 from tensoropt.verify.timed_work import keep_seconds
 
@@ -103,6 +104,7 @@ class Tuning:
         return abs(self.predicted_s / self.measured_s - 1.0)
 
 
+@shows_progress
 def tune(
     target: str | os.PathLike[str],
     *,
@@ -112,7 +114,7 @@ def tune(
     unknown: str = UNKNOWN[0],
     job: Sequence[str] = (),
     store: ProfileStore | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
     """Run a plan on this machine and improve it by what its steps show; the fastest plan as measured is kept.
@@ -123,7 +125,7 @@ def tune(
 
     Args:
         target: an exploration's folder, or a plan file beside one (``choose DIR --out DIR/plan.json``).
-        point: the index, from 0, of the point to begin with; by default the fastest within ``memory_bytes``.
+        point: the number, from 1, of the point to begin with; by default the fastest within ``memory_bytes``.
         memory_bytes: the most memory per device that a plan may take; by default a device's, or for a plan
             file what that plan takes.
         rounds: how many candidates are tried at most.
@@ -131,7 +133,7 @@ def tune(
         job: the words of a command that trains with the plan in the file ``{plan}`` for some steps, in which
             ``parallelize(..., tune=True)`` times them; by default steps of the model alone are run.
         store: the store of measurements; by default the user's own.
-        progress: called with (stage, done, total, what).
+        progress: as in :func:`tensoropt.explore`.
         say: called with each decision in words.
 
     Raises:
@@ -157,7 +159,7 @@ def tune(
         _own_store(folder, users) as own,
         ranks as pool,
     ):
-        tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, job, progress or silent, say)
+        tuner = _Tuner(folder, exploration, cluster, own, pool, unknown, job, heard(progress), say)
         found = tuner.run(plan, memory_bytes, rounds)
         _give_back(own, users, tuner.costs.prefix)
     return found
@@ -175,9 +177,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
         return folder, load_exploration(folder), plan
     exploration = load_exploration(target)
     if point is not None:
-        if not 0 <= point < len(exploration.all_points):
-            raise TensorOptError(f"there is no point {point + 1}; give 1 to {len(exploration.all_points)}")
-        return target, exploration, exploration.plan(point)
+        return target, exploration, exploration.choose(point=point)
     return target, exploration, exploration.choose(memory_bytes=memory_bytes)
 
 

@@ -233,25 +233,6 @@ def add_point(which: Any, default: str = "; default: the fastest", *, memory: bo
     which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
 
 
-def point_index(number: int, exploration: Any) -> int:
-    """Return the index in ``all_points`` of a point, given its number for people, which starts from 1.
-
-    Raises:
-        TensorOptError: there is no such number; the message says which there are.
-    """
-    count, whole = len(exploration.points), len(exploration.all_points)
-    if not 1 <= number <= whole:
-        others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
-        raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")
-    return number - 1
-
-
-def point_option(options: argparse.Namespace, exploration: Any) -> int | None:
-    """Return the index of the point given by ``--point`` (see :func:`point_index`); None if it is not
-    given."""
-    return None if options.point is None else point_index(options.point, exploration)
-
-
 def limits(options: argparse.Namespace) -> dict[str, Any]:
     """Return ``--memory``, ``--time`` and ``--knee`` as arguments of the functions that choose a point."""
     return {

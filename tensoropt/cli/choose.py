@@ -14,7 +14,6 @@ from tensoropt.cli.arguments import (
     amount_option,
     budget,
     limits,
-    point_index,
     tariff_option,
     told_point,
 )
@@ -61,19 +60,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.rates import for_gpus
     from tensoropt.report.table import run_line
-    from tensoropt.saved import chosen_point, opened
+    from tensoropt.saved import chosen_point
 
-    if options.point is not None:
-        for flag, given in (("--devices", options.devices), ("--batch", options.batch)):
-            if given is not None:
-                raise TensorOptError(
-                    f"--point is of one exploration; name its folder instead of giving {flag}"
-                )
-        exploration = opened(options.dir)
-        index = point_index(options.point, exploration)
-    else:
-        sweep = {"devices": options.devices, "batch": options.batch}
-        exploration, index = chosen_point(options.dir, **sweep, **wanted)
+    exploration, index = chosen_point(
+        options.dir, point=options.point, devices=options.devices, batch=options.batch, **wanted
+    )
     plan = exploration.plan(index)
     lines, told = told_point(options, exploration, index)
     within = answer_within(exploration, wanted["memory_bytes"])

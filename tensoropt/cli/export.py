@@ -13,7 +13,6 @@ from tensoropt.cli.arguments import (
     add_amount,
     add_headroom,
     amount_option,
-    point_option,
     tariff_option,
 )
 from tensoropt.console import WHOLE, ProgressDisplay
@@ -97,14 +96,13 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         from tensoropt.saved import export_sheet
 
         point = export_sheet(exploration, options.sheet, **sheet)
-        data["point"] = point + 1
-        lines.append(f"the decision sheet of {exploration.title(point)} written to {options.sheet}")
+        data["point"] = point
+        lines.append(f"the decision sheet of {exploration.title(point - 1)} written to {options.sheet}")
     return Answer(data, "\n".join(lines))
 
 
 def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Write a point as a launcher is told of it, or return the text."""
-    from tensoropt.cli.arguments import point_index
     from tensoropt.files import write_text
     from tensoropt.saved import export_job, opened
 
@@ -115,9 +113,11 @@ def _told(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
             f"--as {options.launcher} is about a point of one exploration; give one DIR, and --point N"
         )
     exploration = opened(options.dirs[0])
-    index = point_index(options.point, exploration)
-    told = export_job(exploration, options.launcher, index, nearest=options.nearest, progress=progress)
-    notes = [f"{exploration.title(index)} as {options.launcher} is told of it: {told.sentence()}"]
+    title = exploration.title(exploration.index(point=options.point))
+    told = export_job(
+        exploration, options.launcher, options.point, nearest=options.nearest, progress=progress
+    )
+    notes = [f"{title} as {options.launcher} is told of it: {told.sentence()}"]
     notes += [f"not the point itself: {told.reason}"] if not told.is_the_point else []
     notes += [*told.priced.notes, *told.otherwise]
     data = {
@@ -173,10 +173,11 @@ def _sheet(options: argparse.Namespace, exploration: Any) -> dict[str, Any]:
     from tensoropt.cluster import Cluster
     from tensoropt.question.question import headroom_bytes
 
-    point = point_option(options, exploration)
+    if options.point is not None:
+        exploration.index(point=options.point)
     whole = Cluster.from_dict(exploration.cluster).memory_bytes if options.headroom else 0
     return {
-        "point": point,
+        "point": options.point,
         "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
         "headroom": headroom_bytes(options.headroom, whole) / whole if options.headroom else 0.0,
         "tariff": tariff_option(options),

@@ -64,7 +64,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         "out": str(folder),
         "points": points_data(after),
         "report": dict(after.report),
-        "same_strategies": [vars(point) for point in recosted],
+        "same_strategies": [one.to_dict() for one in recosted],
     }
     old = recosted_lines(before, after, recosted) if recosted else []
     text = "\n".join(

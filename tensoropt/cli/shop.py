@@ -33,7 +33,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--time", metavar="300ms", help="the cheapest cluster within this time per step")
     verb.add_argument("--cost", metavar="5", help="the fastest within this cost of the training below")
     verb.add_argument("--memory", metavar="24GiB", help="use at most this much of every device")
-    verb.add_argument("--headroom", default="5%", metavar="5%", help="share of devices' memory to keep free")
+    verb.add_argument("--headroom", metavar="5%", help="share of devices' memory to keep free; default: 5%")
     verb.add_argument("--csv", metavar="FILE", help="write the table")
     add_amount(verb)
 
@@ -125,7 +125,11 @@ def _money(text: str) -> float:
     return amount
 
 
-def _share(text: str) -> float:
+def _share(text: str | None) -> float:
+    from tensoropt.exploration.cluster_offers import HEADROOM
+
+    if text is None:
+        return HEADROOM
     try:
         share = read_number(text) if "%" in text else -1.0
     except TensorOptError:

@@ -11,7 +11,6 @@ from tensoropt.cli.arguments import (
     add_folder,
     add_point,
     limits,
-    point_option,
     told_point,
 )
 from tensoropt.console import WHOLE, ProgressDisplay
@@ -76,8 +75,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     exploration = opened(options.dir)
     if options.all:
         return Answer({"points": points_data(exploration)}, frontier_text(exploration, every=True))
-    detail = show(exploration, point_option(options, exploration), **wanted)
-    rated_lines, told = told_point(options, exploration, detail.point)
+    detail = show(exploration, options.point, **wanted)
+    rated_lines, told = told_point(options, exploration, detail.index)
     lines = [
         *rated_lines,
         "",
@@ -90,12 +89,12 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         )
     owned = None
     if options.owners is not None:
-        of_point = point_owners(exploration, detail.point)
+        of_point = point_owners(exploration, detail.index)
         owned = of_point.at(None if at_s is None else of_point.number_at(at_s))
         lines += ["", *owned.lines(options.top), *([of_point.note] if of_point.note else [])]
     unordered = None
     if options.unordered:
-        unordered = point_unordered(exploration, detail.point)
+        unordered = point_unordered(exploration, detail.index)
         lines += ["", *unordered.lines()]
     measured = None
     if options.beside is not None:
@@ -103,7 +102,6 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         lines += ["", *measured.lines()]
     data = {
         **detail.to_dict(),
-        "point": detail.point + 1,
         "headline": detail.headline(),
         "trace": options.trace,
     }

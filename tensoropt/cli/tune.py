@@ -33,7 +33,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
     found = tune(
         options.target,
-        point=None if options.point is None else options.point - 1,
+        point=options.point,
         memory_bytes=None if options.memory is None else parse_bytes(options.memory),
         rounds=options.rounds,
         unknown=options.unknown,

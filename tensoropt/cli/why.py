@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tensoropt.cli.arguments import Answer, Verb, add_folder, add_point, limits, point_option, writable_folder
+from tensoropt.cli.arguments import Answer, Verb, add_folder, add_point, limits, writable_folder
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 
@@ -38,7 +38,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.saved import opened, why
 
     exploration = opened(options.dir)
-    reasons = why(exploration, point_option(options, exploration), folder=str(options.dir), **wanted)
+    reasons = why(exploration, options.point, folder=str(options.dir), **wanted)
     out = None
     if options.deep:
         reasons, out = explored(options, exploration, reasons, progress)

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from tensoropt.cluster import Cluster, Mesh, host_seconds
+from tensoropt.console import about
 from tensoropt.costs.compute import (
     MOST_SAMPLES,
     Efficiencies,
@@ -42,6 +43,7 @@ from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
+from tensoropt.units import counted
 
 
 class CostSettings(Protocol):
@@ -76,6 +78,7 @@ class CostContext:
     Args:
         pool: ranks of this cluster if it is this machine and may be measured, otherwise None.
         expect: called with a part of the work and its remaining seconds.
+        note: called with what a person should know before a long part begins, in words.
     """
 
     cluster: Cluster
@@ -84,6 +87,7 @@ class CostContext:
     pool: RankPool | None = None
     progress: Progress = silent
     expect: Callable[[str, float], None] = lambda part, seconds: None
+    note: Callable[[str], None] = lambda words: None
 
     @property
     def training(self) -> bool:
@@ -247,6 +251,8 @@ class WorkloadFacts:
 
 _MOST_FAILURES = 5
 """The most failures that a report names."""
+LONG_S = 20.0
+"""The estimated seconds of timing before which a person hears how to do without it; an assumption."""
 
 
 class Timings:
@@ -270,6 +276,7 @@ class Timings:
         self.lost: dict[str, Workload] = {} if whole is None else whole.lost
         self.failed: dict[str, str] = {} if whole is None else whole.failed
         self.dtypes: set[str] = set() if whole is None else whole.dtypes
+        self._hinted = False
 
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Time on the ranks what is not known yet; without ranks, look up what is known."""
@@ -294,11 +301,23 @@ class Timings:
             expected_s=lambda work: sum(estimate.seconds(work, facts_of(work))),
             progress=on.progress,
             expect=on.expect,
+            begins=self._hint,
         )
         self.records.update(at_usual_pace(found, on.store, on.prefix))
         self.failed.update(
             (works[key].describe(), record["error"]) for key, record in found.items() if "error" in record
         )
+
+    def _hint(self, count: int, seconds: float) -> None:
+        """Say before a long timing begins how to do without it; once."""
+        if seconds >= LONG_S and not self._hinted:
+            self._hinted = True
+            self.context.note(
+                f"{counted(count, 'operator')} of this model, in the shapes that plans give them, must be "
+                f"timed on this machine first: about {about(seconds)}, kept for the next exploration; "
+                '--measure never, in Python measure="never", takes seconds: it counts with what was timed '
+                "before, and a fit to it"
+            )
 
     def require_one(self, works: Sequence[Workload]) -> None:
         """Require that one of these workloads can run. A failed workload counts as impossible as long as

@@ -38,7 +38,7 @@ class ClusterOffer:
         cluster: its name.
         devices: the kinds of its devices, in words.
         batch: the samples of a step; None if unknown.
-        point: the index of the fastest point that fits; None if none does.
+        index: the place of the fastest point that fits; None if none does.
         rates: the rates of that point.
         memory_bytes: the memory that it needs per device.
         hours, device_hours, cost: those of the requested amount; None if unknown.
@@ -49,7 +49,7 @@ class ClusterOffer:
     cluster: str
     devices: str = ""
     batch: int | None = None
-    point: int | None = None
+    index: int | None = None
     rates: Rates | None = None
     memory_bytes: float | None = None
     hours: float | None = None
@@ -57,6 +57,11 @@ class ClusterOffer:
     cost: float | None = None
     name: str = ""
     reason: str = ""
+
+
+HEADROOM = 0.05
+"""The share of a device's memory that stays free where clusters, device counts and batches are compared,
+unless another is asked for; an assumption."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class ClusterQuestion:
     time_s: float | None = None
     cost: float | None = None
     memory_bytes: float | None = None
-    headroom: float = 0.0
+    headroom: float = HEADROOM
     amount: Amount = THOUSAND_STEPS
     tariff: Tariff = CLUSTERS_OWN
 
@@ -166,11 +171,11 @@ class Offers:
 
     def _largest(self) -> Iterator[str]:
         """Say which is the largest batch that fits, and the least that does not and is larger."""
-        fitting = [row.batch for row in self.rows if row.point is not None and row.batch is not None]
+        fitting = [row.batch for row in self.rows if row.index is not None and row.batch is not None]
         if not fitting:
             return
         largest = max(fitting)
-        above = [row for row in self.rows if row.point is None and (row.batch or 0) > largest]
+        above = [row for row in self.rows if row.index is None and (row.batch or 0) > largest]
         if not above:
             yield f"Largest batch that was explored: {largest}, and it fits; larger ones may, too."
             return
@@ -215,7 +220,7 @@ def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
             str(found.cluster["name"]), reason="the cluster was not saved with it; explore again"
         )
     row = offer_of(ClusterCurve.of(found), table.work, question, table.of)
-    return row if row.point is None else replace(row, name=found.names[row.point])
+    return row if row.index is None else replace(row, name=found.names[row.index])
 
 
 @dataclass(frozen=True)
@@ -317,7 +322,7 @@ def offer_of(
         reason = f"too dear: {question.tariff.words(cost)}"
     return replace(
         row,
-        point=best,
+        index=best,
         rates=rates,
         memory_bytes=float(curve.memory[best]),
         hours=rates.hours(steps),
@@ -340,7 +345,7 @@ def _rates(curve: ClusterCurve, point: int, work: StepWork, tariff: Tariff) -> R
 _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
     "cluster": lambda row: row.cluster,
     "devices": lambda row: row.devices,
-    "point": lambda row: None if row.point is None else row.point + 1,
+    "point": lambda row: None if row.index is None else row.index + 1,
     "time_s": lambda row: row.rates and row.rates.step_s,
     "memory_bytes": lambda row: None if row.memory_bytes is None else round(row.memory_bytes),
     "price_per_hour": lambda row: row.rates and row.rates.per_hour,

@@ -16,10 +16,11 @@ from typing import Any
 
 import tensoropt.exploration.facts  # noqa: F401  by which points, plans and spaces are shown
 from tensoropt.console import columns
-from tensoropt.errors import InfeasibleError
+from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError, import_extra
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration_files import read_files, write_files
-from tensoropt.exploration.frontier_table import HEADER, draw_frontier, shown_points, table_rows
+from tensoropt.exploration.export import frontier_data
+from tensoropt.exploration.frontier_table import draw_frontier, left_of, shown_points, table_rows
 from tensoropt.exploration.notable import notable
 from tensoropt.exploration.rates import device_words, made_for
 from tensoropt.plan.facts_table import table_html
@@ -27,16 +28,14 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point, check_budget
 from tensoropt.plan.point_plan import plan_of
-from tensoropt.units import counted, format_bytes, format_seconds
+from tensoropt.units import counted, format_bytes, format_seconds, limit_bytes, limit_seconds
 
 _WIDTH = 110
 """The most characters of a line of words in a ``repr``."""
 _DRAWN = 400
 """Points in a notebook's picture, which is 720 units wide: more of them fall on each other."""
-_LEFT = (1, 8)
-"""Columns of words."""
-_LEFT_OUT = ("parameters/{size}", "figures", "gap")
-"""Columns of a printed frontier that would not fit into a terminal's width."""
+_LEFT_OUT = ("compute/", "parameters/", "figures", "gap")
+"""Columns of a printed frontier that would not fit into a terminal's width, by how their names begin."""
 
 
 class _PointSequence(tuple[Point, ...]):
@@ -79,7 +78,7 @@ def _frontier_words(findings: Findings) -> str:
     if not findings.points:
         return "no points"
     rows = _rows(findings)
-    return f"{columns(rows, left=_LEFT)}\n{_counted(findings, len(rows) - 1)}"
+    return f"{columns(rows, left=left_of(rows[0]))}\n{_counted(findings, len(rows) - 1)}"
 
 
 def _frontier_html(findings: Findings) -> str:
@@ -87,7 +86,9 @@ def _frontier_html(findings: Findings) -> str:
     if not findings.points:
         return "<p>no points</p>"
     rows = _rows(findings)
-    return f"<div>{table_html(rows, _LEFT)}<p>{escape(_counted(findings, len(rows) - 1))}</p></div>"
+    return (
+        f"<div>{table_html(rows, left_of(rows[0]))}<p>{escape(_counted(findings, len(rows) - 1))}</p></div>"
+    )
 
 
 def _overview(findings: Findings) -> str:
@@ -125,11 +126,10 @@ def _rows(findings: Findings) -> list[list[str]]:
     """Return a header and rows; what is special about a point stands beside its number, the longest words
     last.
     """
-    columns_kept = [i for i, name in enumerate(HEADER[:-1]) if name not in _LEFT_OUT]
     rows = table_rows(findings, list(notable(findings)))
+    kept = [i for i, name in enumerate(rows[0][:-1]) if not name.startswith(_LEFT_OUT)]
     return [
-        [row[0], row[-1].removeprefix("<- ").partition(", ")[0], *(row[i] for i in columns_kept[1:])]
-        for row in rows
+        [row[0], row[-1].removeprefix("<- ").partition(", ")[0], *(row[i] for i in kept[1:])] for row in rows
     ]
 
 
@@ -155,8 +155,48 @@ class Exploration(Findings):
 
     @property
     def frontier(self) -> tuple[Point, ...]:
-        """The points, ascending in memory, strictly descending in time; shown as a table."""
+        """The points, ascending in memory, strictly descending in time; shown as a table. As in any sequence
+        of Python, an *index* counts from 0: ``frontier[0]`` is the point that the table, the command line,
+        the CSV and every argument ``point=`` number 1.
+        """
         return _PointSequence.of(self)
+
+    @property
+    def leanest(self) -> Point:
+        """The point that needs the least memory."""
+        return self.points[0]
+
+    @property
+    def fastest(self) -> Point:
+        """The point that takes the least time."""
+        return self.points[-1]
+
+    def plot(self) -> Any:
+        """Return the frontier as a figure of Plotly, that of the dashboard's page with the answer's plan
+        selected; ``plot().update_layout(...)`` and ``.write_html("frontier.html")`` are Plotly's.
+
+        Raises:
+            MissingExtraError: the dashboard's packages (the extra ``app``) are not installed.
+        """
+        # The figure is the dashboard's, which is above this package in the import order.
+        made = import_extra("tensoropt_app.standalone", "app", "plot()").figure(self)
+        return import_extra("plotly.graph_objects", "app", "plot()").Figure(made)
+
+    def to_pandas(self) -> Any:
+        """Return the frontier as a ``pandas.DataFrame``: a row per point, the columns of ``frontier.csv`` in
+        bytes and seconds, NaN or None for what is unknown.
+
+        Raises:
+            MissingExtraError: pandas, which TensorOpt itself does not need, is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ModuleNotFoundError as missing:
+            raise MissingExtraError(
+                "to_pandas() needs the package pandas, which is not installed; pip install pandas, or read "
+                "the frontier.csv that save() writes"
+            ) from missing
+        return pandas.DataFrame(frontier_data(self))
 
     def __repr__(self) -> str:
         return _overview(self)
@@ -181,14 +221,26 @@ class Exploration(Findings):
         return max((i for i, p in enumerate(self.points) if p.memory_bytes <= memory_bytes), default=None)
 
     def index(
-        self, *, memory_bytes: float | None = None, time_s: float | None = None, knee_point: bool = False
+        self,
+        *,
+        memory_bytes: float | None = None,
+        time_s: float | None = None,
+        knee_point: bool = False,
+        point: int | None = None,
     ) -> int:
-        """Return the index of the point that fits: fastest within a memory budget, leanest within a time, or
-        the knee.
+        """Return the index in :attr:`all_points` of the point that is asked for: fastest within a memory
+        budget, leanest within a time, the knee, or the one with this number.
 
         Raises:
+            TensorOptError: there is no point with this number, or a limit is given with it.
             InfeasibleError: nothing fits; says what would.
         """
+        if point is not None:
+            if knee_point or memory_bytes is not None or time_s is not None:
+                raise TensorOptError(
+                    f"point {point} is asked for, and a limit or the knee as well; give one of them"
+                )
+            return self._index_of(point)
         if knee_point:
             return self.knee
         if memory_bytes is not None:
@@ -211,19 +263,54 @@ class Exploration(Findings):
             )
         return len(self.points) - 1
 
+    def _index_of(self, number: int) -> int:
+        """Return the index in :attr:`all_points` of a point, given its number, which counts from 1."""
+        count, whole = len(self.points), len(self.all_points)
+        if not 1 <= number <= whole:
+            others = f", plans of other planners are {count + 1} to {whole}" if whole > count else ""
+            raise TensorOptError(f"there is no point {number}; the frontier has points 1 to {count}{others}")
+        return number - 1
+
     def choose(
-        self, *, memory_bytes: float | None = None, time_s: float | None = None, knee: bool = False
+        self,
+        *,
+        memory: float | str | None = None,
+        time: float | str | None = None,
+        knee: bool = False,
+        point: int | None = None,
+        memory_bytes: float | None = None,
+        time_s: float | None = None,
     ) -> Plan:
-        """Return a plan: the fastest one, or the one that the arguments ask for (see :meth:`index`)."""
-        return self.plan(self.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee))
+        """Return a plan: the fastest one, or the one that the arguments ask for.
 
-    def plan(self, index: int) -> Plan:
-        """Return point ``index`` of :attr:`all_points` as a plan."""
-        return plan_of(self, self.all_points[index])
+        Args:
+            memory: the fastest within this much per device: ``24GiB``, or bytes.
+            time: the leanest within this time per step, if no memory is given: ``300ms``, or seconds.
+            knee: the point from which both directions cost most.
+            point: the point with this number, from 1, as the table, the command line and the page count;
+                plans of other planners follow the frontier's.
+            memory_bytes, time_s: the same limits as numbers alone.
 
-    def plan_of(self, point: Point) -> Plan:
-        """Return a point of one of the spaces as a plan."""
-        return plan_of(self, point)
+        Raises:
+            TensorOptError: there is no such point, a text is no size or time, or one thing is given twice.
+            InfeasibleError: nothing fits; says what would.
+        """
+        index = self.index(
+            memory_bytes=limit_bytes(memory_bytes, memory),
+            time_s=limit_seconds(time_s, time),
+            knee_point=knee,
+            point=point,
+        )
+        return self.plan(index)
+
+    def plan(self, which: int | Point) -> Plan:
+        """Return a point as a plan.
+
+        Args:
+            which: the point, such as :attr:`fastest`, or its index in :attr:`all_points`, from 0;
+                ``choose(point=1)`` takes its number.
+        """
+        return plan_of(self, which if isinstance(which, Point) else self.all_points[which])
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write ``exploration.json``, ``points.npz``, ``strategies.json.gz``, ``frontier.csv``

@@ -15,19 +15,30 @@ import numpy as np
 
 from tensoropt.console import columns
 from tensoropt.exploration.notable import notable
+from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.files import write_text
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import UNSPLIT, brief_name
 from tensoropt.plan.point_table import PointTable
-from tensoropt.units import counted, counted_if_any, format_bytes, format_seconds
+from tensoropt.units import (
+    counted,
+    counted_if_any,
+    format_bytes,
+    format_number,
+    format_seconds,
+    share_words,
+)
 
-HEADER = [
-    "point", "memory/{size}", "time/{time}", "compute/{time}", "comm./{time}", "mesh", "micro",
-    "parameters/{size}", "plan", "figures", "gap", "",
+_HEADER = [
+    "point", "memory/{size}", "time/{time}", "{rate}", "MFU", "compute/{time}", "comm./{time}", "mesh",
+    "micro", "parameters/{size}", "plan", "figures", "gap", "",
 ]  # fmt: skip
-_LEFT = (8, 9, 11)
+_IF_KNOWN = (3, 4)
+"""Columns that are left out if no point has them."""
+_WORDS = ("plan", "figures", "")
 """Columns that hold words."""
+_UNKNOWN = "-"
 
 
 def shown_points(findings: Findings, most: int) -> list[int]:
@@ -94,21 +105,33 @@ def source_words(sources: dict[str, float]) -> str:
     return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
 
 
+def left_of(header: Sequence[str]) -> tuple[int, ...]:
+    """Return the columns of a table of points that are words, which are aligned to the left."""
+    return tuple(i for i, name in enumerate(header) if name in _WORDS)
+
+
 def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
-    """Return a header and one row of words per point, with what it is last."""
+    """Return a header and one row of words per point, with what it is last; tokens (or else samples) per
+    second of all devices and MFU stand beside the time where they are known.
+    """
     marks = notable(findings) | {
         job.row: [f"you are here ({job.launcher})"] for job in your_jobs(findings) if job.row is not None
     }
     (size, size_bytes), (time, time_s) = units_of(findings)
-    rows = [[cell.format(size=size, time=time) for cell in HEADER]]
+    rated = RatesOf(findings)
+    rate = "samples" if rated.work.tokens is None else "tokens"
+    rows = [[cell.format(size=size, time=time, rate=f"{rate}/s") for cell in _HEADER]]
     for i in indices:
-        p = findings.all_points[i]
+        p, rates = findings.all_points[i], rated.of(i)
+        per_s = getattr(rates, f"{rate}_per_s")
         space = findings.spaces[p.space]
         rows.append(
             [
                 str(i + 1),
                 f"{p.memory_bytes / size_bytes:.2f}",
                 f"{p.time_s / time_s:.2f}",
+                _UNKNOWN if per_s is None else format_number(per_s),
+                _UNKNOWN if rates.mfu is None else share_words(rates.mfu),
                 f"{p.compute_s / time_s:.2f}",
                 f"{p.communication_s / time_s:.2f}",
                 space.mesh.label,
@@ -120,7 +143,8 @@ def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
                 "<- " + ", ".join(marks[i]) if marks.get(i) else "",
             ]
         )
-    return rows
+    unknown = [i for i in _IF_KNOWN if all(row[i] == _UNKNOWN for row in rows[1:])]
+    return [[cell for i, cell in enumerate(row) if i not in unknown] for row in rows]
 
 
 def frontier_text(findings: Findings, *, every: bool = False) -> str:
@@ -128,7 +152,8 @@ def frontier_text(findings: Findings, *, every: bool = False) -> str:
     today."""
     indices = range(len(findings.points)) if every else list(notable(findings))
     jobs = [job.row for job in your_jobs(findings) if job.row is not None]
-    text = columns(table_rows(findings, [*indices, *jobs]), left=_LEFT)
+    rows = table_rows(findings, [*indices, *jobs])
+    text = columns(rows, left=left_of(rows[0]))
     if len(indices) < len(findings.points):
         text += f"\n{len(indices)} of {counted(len(findings.points), 'point')}; all: tensoropt show DIR --all"
     return text

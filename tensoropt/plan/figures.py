@@ -44,7 +44,7 @@ _WORDS = _FigureUnit("words", str, str, str)
 
 
 @dataclass(frozen=True)
-class _Figure:
+class Figure:
     """One figure of a point.
 
     Attributes:
@@ -97,12 +97,12 @@ def _parts(
     *,
     default: float = 0.0,
     sparse: bool = False,
-) -> list[_Figure]:
+) -> list[Figure]:
     """Return the figures of a breakdown; ``{}`` in their names and descriptions stands for the name of a
     part.
     """
     return [
-        _Figure(
+        Figure(
             name.format(part.replace(" ", "_")),
             unit,
             part.replace("_", " "),
@@ -116,63 +116,63 @@ def _parts(
 
 
 FIXED = (
-    _Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
-    _Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
-    _Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
-    _Figure("devices", COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
-    _Figure("mesh", _WORDS, "mesh", "The mesh of the devices.", lambda row: row.space.mesh.label),
-    _Figure("micro_batches", COUNT, "micro-batches", "How often the batch is cut.",
+    Figure("point", COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
+    Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
+    Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
+    Figure("devices", COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
+    Figure("mesh", _WORDS, "mesh", "The mesh of the devices.", lambda row: row.space.mesh.label),
+    Figure("micro_batches", COUNT, "micro-batches", "How often the batch is cut.",
            lambda row: row.space.micro_batches),
-    _Figure("compute_s", SECONDS, "compute", "How long a device works in a step."),
-    _Figure("communication_s", SECONDS, "network", "How long all communication takes, hidden or not."),
-    _Figure("exact", FLAG, "exact", "Whether no strategy that was searched is better in the additive model.",
+    Figure("compute_s", SECONDS, "compute", "How long a device works in a step."),
+    Figure("communication_s", SECONDS, "network", "How long all communication takes, hidden or not."),
+    Figure("exact", FLAG, "exact", "Whether no strategy that was searched is better in the additive model.",
            default=0.0),
-    _Figure("gap", SHARE, "gap", "By how much at most a strategy of no more memory could be faster."),
-    _Figure("planner", _WORDS, "planner", "Who found it.", lambda row: row.point.planner),
+    Figure("gap", SHARE, "gap", "By how much at most a strategy of no more memory could be faster."),
+    Figure("planner", _WORDS, "planner", "Who found it.", lambda row: row.point.planner),
 )  # fmt: skip
 """The first columns of a frontier's file, which other people's programs read by name and place."""
 
 FURTHER = (
-    _Figure("additive_memory_bytes", BYTES, "memory added up", "The memory that the search added up."),
-    _Figure("additive_time_s", SECONDS, "time added up", "The time that the search added up."),
-    _Figure("exposed_s", SECONDS, "waited for", "Communication that a device waits for."),
-    _Figure("hidden_s", SECONDS, "hidden", "Communication beside something else."),
-    _Figure("idle_s", SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
+    Figure("additive_memory_bytes", BYTES, "memory added up", "The memory that the search added up."),
+    Figure("additive_time_s", SECONDS, "time added up", "The time that the search added up."),
+    Figure("exposed_s", SECONDS, "waited for", "Communication that a device waits for."),
+    Figure("hidden_s", SECONDS, "hidden", "Communication beside something else."),
+    Figure("idle_s", SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
     *_parts("memory", MEMORY_KINDS, "{}_bytes", BYTES, "What {} take at the memory's peak."),
     *_parts("sources", SOURCES, "{}_share", SHARE, "How much of all seconds is {}."),
     *_parts("terms", TERMS, "{}_bytes", BYTES, "What {} take of a device beside the step's tensors."),
-    _Figure("host_s", SECONDS, "host", "How long the host issues a step, where it is not the device.",
+    Figure("host_s", SECONDS, "host", "How long the host issues a step, where it is not the device.",
            default=0.0),
-    _Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
+    Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
            lambda row: row.point.host_bound),
-    _Figure("stages", COUNT, "stages", "How many stages its pipeline has.",
+    Figure("stages", COUNT, "stages", "How many stages its pipeline has.",
            lambda row: len(row.point.stages.stages) or None),
-    _Figure("schedule", _WORDS, "schedule", "The order in which micro-batches pass the stages.",
+    Figure("schedule", _WORDS, "schedule", "The order in which micro-batches pass the stages.",
            lambda row: row.point.stages.schedule or None),
-    _Figure("cuts", _WORDS, "cuts", "The operators with which further stages begin.",
+    Figure("cuts", _WORDS, "cuts", "The operators with which further stages begin.",
            lambda row: " ".join(row.point.stages.begins) or None),
-    _Figure("name", _WORDS, "plan", "What people call such a plan.", lambda row: row.name),
+    Figure("name", _WORDS, "plan", "What people call such a plan.", lambda row: row.name),
     *_parts("allocator", ALLOCATOR, "allocator_{}_bytes", BYTES,
             "Peak of what is {} by PyTorch's allocator, replayed.", default=math.nan, sparse=True),
-    _Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
+    Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
 )  # fmt: skip
 """Columns behind the fixed ones; new ones go to the end."""
 
 RATES = (
-    _Figure("samples_per_s", _NUMBER, "samples/s", "Samples per second of all devices.",
+    Figure("samples_per_s", _NUMBER, "samples/s", "Samples per second of all devices.",
            lambda row: row.rates.samples_per_s),
-    _Figure("tokens_per_s", _NUMBER, "tokens/s", "Tokens per second of all devices.",
+    Figure("tokens_per_s", _NUMBER, "tokens/s", "Tokens per second of all devices.",
            lambda row: row.rates.tokens_per_s),
-    _Figure("mfu", SHARE, "MFU", "Model FLOPs utilisation.", lambda row: row.rates.mfu),
-    _Figure("device_hours_per_1000_steps", _NUMBER, "device-hours", "Device-hours of 1,000 steps.",
+    Figure("mfu", SHARE, "MFU", "Model FLOPs utilisation.", lambda row: row.rates.mfu),
+    Figure("device_hours_per_1000_steps", _NUMBER, "device-hours", "Device-hours of 1,000 steps.",
            lambda row: row.rates.device_hours(1000.0)),
-    _Figure("price_per_hour", _NUMBER, "price", "Money for an hour of all devices.",
+    Figure("price_per_hour", _NUMBER, "price", "Money for an hour of all devices.",
            lambda row: row.rates.per_hour),
 )  # fmt: skip
 """The last columns, always (:mod:`tensoropt.exploration.rates`)."""
 
 FIGURES = (*FIXED, *FURTHER, *RATES)
-KEPT: Mapping[str, _Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}
+KEPT: Mapping[str, Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}
 """What a simulation finds, by name: the figures that a point keeps."""
 LISTED = tuple(figure for figure in KEPT.values() if figure.listed)
 BREAKDOWNS: Mapping[str, Mapping[str, str]] = {

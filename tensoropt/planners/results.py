@@ -68,7 +68,7 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
 
 def plan_of(task: PlanningTask, point: Point, notes: Iterable[str] = ()) -> Plan:
     """Return a simulated point as a plan, with its planner's notes among the settings."""
-    plan = task.base.plan_of(point)
+    plan = task.base.plan(point)
     settings = {"notes": list(notes)} if notes else {}
     return plan.model_copy(update={"settings": {**plan.settings, **settings}})
 

@@ -196,6 +196,7 @@ def measure_workloads(
     expected_s: Callable[[Workload], float] = lambda work: 0.0,
     progress: Progress = silent,
     expect: Callable[[str, float], None] | None = None,
+    begins: Callable[[int, float], None] = lambda count, seconds: None,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
     """Time the workloads that the store lacks, and return all records; the store is written after every few
@@ -210,6 +211,8 @@ def measure_workloads(
             take.
         expect: called with a part of the work and its remaining seconds, if the caller's progress says how
             long everything will take.
+        begins: called before anything is timed, with how many workloads will be, and the estimated seconds of
+            that.
 
     Returns:
         records by workload key; a record with ``error`` marks a workload that could not run, one with
@@ -230,6 +233,8 @@ def measure_workloads(
     seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
     progress, expect = with_estimate(progress, expect)
     expect("timing", sum(seconds.values()))
+    if missing:
+        begins(len(missing), sum(seconds.values()))
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
         assert others is not None

@@ -307,11 +307,11 @@ def _verified(
     exploration: Exploration, detail: Detail, observation: Observation, ways: tuple[str, ...]
 ) -> Beside:
     run: Verified | None = next(
-        (candidate for candidate in observation.verified if candidate.is_of(exploration, detail.point)), None
+        (candidate for candidate in observation.verified if candidate.is_of(exploration, detail.index)), None
     )
     if run is None:
         raise TensorOptError(
-            f"none of the {len(observation.verified)} verified plans in the file is point {detail.point + 1} "
+            f"none of the {len(observation.verified)} verified plans in the file is point {detail.index + 1} "
             "of this exploration; verify this point's plan"
         )
     notes = [f"checked on {run.checked_on}", *([f"it did not run: {run.error}"] if run.error else [])]

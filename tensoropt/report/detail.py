@@ -95,7 +95,7 @@ class _SimulatedStep:
     def detail(self) -> Detail:
         computed, beside = self.computed()
         return Detail(
-            point=self.index,
+            index=self.index,
             operators=self.operators(),
             edges=self.edges(),
             timeline=self.timeline,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from tensoropt.console import columns
 from tensoropt.exploration.exploration import Exploration
@@ -121,12 +122,18 @@ def _edges(rows: Sequence[EdgeRow]) -> str:
 
 @dataclass(frozen=True)
 class Recosted:
-    """A point of a saved frontier at current costs; ``reason`` says why it could not be costed."""
+    """The point at an index of a saved frontier at current costs; ``reason`` says why it could not be
+    costed."""
 
-    point: int
+    index: int
     memory_bytes: float | None
     time_s: float | None
     reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data, the point by its number."""
+        fields = asdict(self)
+        return {"point": fields.pop("index") + 1, **fields}
 
 
 def recosted_lines(before: Exploration, after: Exploration, recosted: Sequence[Recosted]) -> list[str]:
@@ -134,7 +141,7 @@ def recosted_lines(before: Exploration, after: Exploration, recosted: Sequence[R
     costed = [r for r in recosted if r.time_s is not None]
     lines = [f"{len(costed)} of {len(recosted)} old strategies at the new costs:"]
     if costed:
-        changes = sorted((r.time_s or 0.0) / before.points[r.point].time_s - 1 for r in costed)
+        changes = sorted((r.time_s or 0.0) / before.points[r.index].time_s - 1 for r in costed)
         middle = changes[len(changes) // 2]
         lines[0] += (
             f" time changes by {100 * changes[0]:+.1f} % to {100 * changes[-1]:+.1f} %, median "

@@ -43,7 +43,7 @@ class Lever:
         how: where the answer comes from: one of ``looked up``, ``simulated``, ``bound``, ``explored``, ``to
             explore``, ``not possible``.
         time_s, memory_bytes: those of the plan that answers; None if there is none.
-        point: that plan's index in ``points`` of the exploration that has it (another exploration if ``how``
+        index: that plan's place in ``points`` of the exploration that has it (another exploration if ``how``
             is ``explored``); None if it is this very plan, or a bound.
         words: what was kept fixed, what was computed, or why there is no answer.
         command: the command that explores it, if that is still to be done.
@@ -54,13 +54,15 @@ class Lever:
     how: str
     time_s: float | None = None
     memory_bytes: float | None = None
-    point: int | None = None
+    index: int | None = None
     words: str = ""
     command: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data; the point is counted from 1, as people do."""
-        return {**asdict(self), "point": None if self.point is None else self.point + 1}
+        """Return the fields as plain data, the plan by its point's number."""
+        fields = asdict(self)
+        index = fields.pop("index")
+        return {**fields, "point": None if index is None else index + 1}
 
 
 # -- looked up ------------------------------------------------------------------------------------------

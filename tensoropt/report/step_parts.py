@@ -413,7 +413,7 @@ class Detail:
     """Everything about one point of a frontier.
 
     Attributes:
-        point: the point's index in ``all_points``; people count from 1.
+        index: the point's place in ``all_points``; its number is one more.
         operators, edges: what each group of operators, and each resharding, takes; for a pipeline, each
             stage, whose seconds are those of its schedule, including its waits.
         timeline, memory_curve: one rank's step over time.
@@ -426,7 +426,7 @@ class Detail:
             each place of a pipeline.
     """
 
-    point: int
+    index: int
     operators: tuple[OperatorRow, ...]
     edges: tuple[EdgeRow, ...]
     timeline: tuple[TimelineEvent, ...]
@@ -441,7 +441,7 @@ class Detail:
         counts = (
             f"{len(self.operators)} operators, {len(self.edges)} reshardings, {len(self.timeline)} events"
         )
-        return f"Detail of point {self.point + 1} ({counts})\n{self.headline()}"
+        return f"Detail of point {self.index + 1} ({counts})\n{self.headline()}"
 
     @property
     def peak(self) -> MemoryAt:
@@ -487,13 +487,14 @@ class Detail:
 
     def trace(self) -> dict[str, Any]:
         """Return the step in Chrome's trace format, which Perfetto opens too."""
-        return _chrome_trace(self.timeline, self.memory_curve, f"point {self.point + 1}", self.overlap)
+        return _chrome_trace(self.timeline, self.memory_curve, f"point {self.index + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data; of the step its seconds alone."""
+        """Return all fields as plain data: the point by its number, of the step its seconds alone."""
         names = ("compute_s", "exposed_s", "hidden_s", "idle_s", "host_s")
         step = {"total_s": self.step.time_s, **{name: getattr(self.step, name) for name in names}}
-        return {**asdict(replace(self, step=None)), "step": step}  # type: ignore[arg-type]
+        fields = asdict(replace(self, step=None))  # type: ignore[arg-type]
+        return {"point": fields.pop("index") + 1, **fields, "step": step}
 
     def headline(self) -> str:
         """Say what dominates, in two sentences."""

@@ -160,7 +160,7 @@ class Why:
     """The bottleneck of a point, and what would make it faster.
 
     Attributes:
-        point: the point's index in ``all_points``; people count from 1.
+        index: the point's place in ``all_points``; its number is one more.
         memory_bytes: the budget: the one given, otherwise what the point itself needs.
         within: the frontier's fastest point that fits the budget.
         unchanged_s: that point's seconds, if it is faster than this one; otherwise None.
@@ -170,7 +170,7 @@ class Why:
         notes: what could not be answered, and why.
     """
 
-    point: int
+    index: int
     title: str
     name: str
     time_s: float
@@ -200,7 +200,7 @@ class Why:
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain data; points are counted from 1."""
         return {
-            "point": self.point + 1,
+            "point": self.index + 1,
             "title": self.title,
             "name": self.name,
             "time_s": self.time_s,
@@ -273,7 +273,7 @@ def looked_up(
         except TensorOptError as error:
             notes.append(f"operators and links are not distinguished: {error}")
     return Why(
-        point=index,
+        index=index,
         title=exploration.title(index),
         name=exploration.names[index],
         time_s=point.time_s,
@@ -294,7 +294,7 @@ def looked_up(
 def with_simulated(exploration: Exploration, why: Why) -> Why:
     """Return what was looked up, with the answers of simulating the plan under changed costs."""
     try:
-        bounds, levers = simulated_levers(exploration, why.point)
+        bounds, levers = simulated_levers(exploration, why.index)
     except TensorOptError as error:
         return replace(why, notes=(*why.notes, str(error)))
     return replace(why, bounds=(*why.bounds, *bounds), levers=(*why.levers, *levers))
@@ -372,7 +372,7 @@ def _levers(why: Why, levers: Sequence[Lever]) -> str:
                 "-" if lever.time_s is None else format_seconds(lever.time_s),
                 gain.partition(",")[0] or "-",
                 "-" if lever.memory_bytes is None else format_bytes(lever.memory_bytes),
-                "-" if lever.point is None else str(lever.point + 1),
+                "-" if lever.index is None else str(lever.index + 1),
                 lever.how,
                 lever.words,
             ]

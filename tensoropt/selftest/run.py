@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
 from tensoropt.selftest.checks import Check, checks_of
 from tensoropt.selftest.outcome import RESULT, Outcome
 from tensoropt.selftest.report import CheckResult, SelftestReport
-from tensoropt.types import Progress, silent
+from tensoropt.types import ProgressChoice, heard
 
 MINUTES = 10.0
 HUNG_FACTOR, HUNG_S = 4.0, 60.0
@@ -29,13 +30,14 @@ _TAIL = 400
 _Device = Literal["auto", "gpu", "cpu"]
 
 
+@shows_progress
 def run_selftest(
     device: _Device = "auto",
     *,
     only: Sequence[str] | None = None,
     minutes: float = MINUTES,
     out: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressChoice = None,
 ) -> SelftestReport:
     """Check on this machine that what is computed, kept and predicted is right, and return the report.
 
@@ -48,13 +50,13 @@ def run_selftest(
         only: names of checks (:data:`tensoropt.selftest.checks.CHECKS`); all of them by default.
         minutes: the minutes that all checks together may take.
         out: where to write the report, ``OUT.json`` and ``OUT.txt``; nowhere by default.
-        progress: called with (stage, done, total, what).
+        progress: as in :func:`tensoropt.explore`.
 
     Raises:
         TensorOptError: there is no GPU, no check with one of the names, too little time for any check, or the
             report cannot be written.
     """
-    checks, tell = checks_of(None if only is None else list(only)), progress or silent
+    checks, tell = checks_of(None if only is None else list(only)), heard(progress)
     if not minutes > 0:
         raise TensorOptError(f"{minutes:g} minutes leave no time for a check; give more than 0")
     target = _device(device)

@@ -151,7 +151,7 @@ def record_used(session: Session, searched: Searched, exploration: Exploration) 
             for row in of_space:
                 recorder.add_tables(tables, dict(zip(names, points[row].choice, strict=True)))
         for row in records:
-            strategy_on(exploration.plan_of(points[row]), graph, session.cluster).record(recorder)
+            strategy_on(exploration.plan(points[row]), graph, session.cluster).record(recorder)
         return recorder.recorded()
 
 

@@ -78,7 +78,7 @@ class JobPrices:
             keys, sequence = problem.parameter_keys, problem.sequence
             space = pipelined_space(staged.mesh, pinned.micro_batches, keys, (), sequence)
             point, notes = staged.point.changed(space=space_number, planner=planner), staged.notes
-            plan = replace(self.exploration, spaces=(*self.exploration.spaces, space)).plan_of(point)
+            plan = replace(self.exploration, spaces=(*self.exploration.spaces, space)).plan(point)
             strategy_on(plan, problem.graph, cluster).record(recorder)
         said = (*job.notes, *_other_settings(job, self.exploration, problem), *notes)
         return PricedJob(job.on(cluster.device_count), point, space, recorder.recorded(), said)

@@ -94,6 +94,7 @@ def search(session: Session, problem: Problem) -> Searched:
             session.report,
             expect=partial(_expect, session, quick_plans_s(len(problem.graph.groups))),
             keep=code() if session.keep else None,
+            note=session.note,
         )
         spaces, refined = None, tuple[str, ...]()
         if not refusal:

@@ -111,6 +111,12 @@ class Session:
         ``points``, which does."""
         return getattr(self.progress, "points", None)
 
+    def note(self, words: str, /) -> None:
+        """Show a line that a person should read before a long part begins, if the progress shows notes."""
+        show = getattr(self.progress, "note", None)
+        if show is not None:
+            show(words)
+
     def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:
         """Return the seconds per stage of a report, with those of a stage that has ended since."""
         return {**report["seconds"], stage: round(self.clock.seconds[stage], 3)}

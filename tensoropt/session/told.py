@@ -146,7 +146,7 @@ def parts_of(prices: JobPrices, priced: PricedJob) -> ModelParts:
     problem, exploration = prices.problem, prices.exploration
     graph, source = problem.graph, exploration.model
     blocks = tuple(region.name for region in find_regions(graph))
-    plan = replace(exploration, spaces=(*exploration.spaces, priced.space)).plan_of(priced.point)
+    plan = replace(exploration, spaces=(*exploration.spaces, priced.space)).plan(priced.point)
     found: dict[str, list[str]] = {"columns": [], "gathered": [], "rows": [], "lookups": []}
     refusal = "tied weights, which parallelize_module splits by themselves" if graph.shared else ""
     if "tensor" in plan.mesh.names:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensoropt.cluster import Cluster, Mesh, load_cluster
+from tensoropt.console import shows_progress
 from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.errors import TensorOptError
@@ -19,7 +20,7 @@ from tensoropt.question.settings import Settings
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.types import Progress, silent
+from tensoropt.types import ProgressChoice, heard
 from tensoropt.verify.predict import Wanted, place_for, predict, predict_placed
 from tensoropt.verify.random_strategies import (
     draw_pipelines,
@@ -42,6 +43,7 @@ _PIPELINED = 3
 """One in this many random strategies is a pipeline, unless pipelines are requested: an assumption."""
 
 
+@shows_progress
 def verify_random(
     source: str,
     cluster: str | Cluster,
@@ -55,7 +57,7 @@ def verify_random(
     placed: bool = False,
     pipeline: int | None = None,
     store: ProfileStore | None = None,
-    progress: Progress = silent,
+    progress: ProgressChoice = None,
 ) -> dict[str, Any]:
     """Check whether random legal strategies of a model do what they should; returns what
     :func:`tensoropt.verify.verify_plans` does.
@@ -76,6 +78,7 @@ def verify_random(
         pipeline: draw only pipelines, with so many places; by default a third of the strategies are pipelines
             of any degree, if the model can be cut.
         store: the store of measurements that predictions need; by default this machine's.
+        progress: as in :func:`tensoropt.explore`.
 
     Raises:
         TensorOptError: no strategies are requested, or the place is not available.
@@ -86,18 +89,19 @@ def verify_random(
     place = place_for(target.device_count, target.device_type, target.name, where)
     sizes = () if batch is None else (("batch", batch),)
     spec = ModelSpec(source, seed, settings=sizes, compute_dtype=dtype, onnx=onnx, device=place.device)
+    report = heard(progress)
     with ranks_with(spec, place, target.device_count) as pool:
-        progress("capture", 0, 1, source)
+        report("capture", 0, 1, source)
         loaded = load_model(spec)
         problem = problem_of(loaded)
-        progress("capture", 1, 1, source)
+        report("capture", 1, 1, source)
         if placed:
             drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
                 _placements, loaded, problem, target, count, seed
             )
         else:
             drawn = functools.partial(_strategies, loaded, problem, target, count, seed, pipeline)
-        return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, progress)
+        return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, report)
 
 
 def draw_strategies(

@@ -13,6 +13,7 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.cluster.local import BUSY
+from tensoropt.console import shows_progress
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MeasurementError, PlanError
@@ -27,7 +28,7 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import ParallelStrategy
-from tensoropt.types import Progress, silent
+from tensoropt.types import Progress, ProgressChoice, heard, silent
 from tensoropt.verify.answer import answer_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.findings import RunFindings
@@ -189,9 +190,12 @@ def _on_fake_ranks(
     return findings
 
 
-def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: Progress = silent) -> dict[str, Any]:
-    """Check whether a plan does what it should; :func:`verify_plans` for one plan."""
-    return verify_plans([plan], where=where, progress=progress)
+@shows_progress
+def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: ProgressChoice = None) -> dict[str, Any]:
+    """Check whether a plan does what it should; :func:`verify_plans` for one plan, with ``progress`` as in
+    :func:`tensoropt.explore`.
+    """
+    return verify_plans([plan], where=where, progress=heard(progress))
 
 
 def verify_plans(

@@ -101,6 +101,14 @@ def test_a_notebook_selects_the_answer_within_the_budget_of_the_search() -> None
     assert selected["x"] == [40.0]
 
 
+def test_a_plot_in_python_is_the_notebooks() -> None:
+    shown = told(standalone.notebook_plot(exploration(), "<svg/>"))["wide"]
+    plotted = exploration().plot()
+    assert [trace.name for trace in plotted.data] == [trace.get("name") for trace in shown["data"]]
+    assert plotted.layout.xaxis.title.text == shown["layout"]["xaxis"]["title"]["text"]
+    assert len(plotted.layout.annotations) == len(shown["layout"]["annotations"])
+
+
 def test_the_page_tells_the_answer_the_chosen_point_and_the_baselines(data: FrontierData) -> None:
     page = standalone.frontier_page(data, CHOSEN)
     words = re.sub(r"<[^>]+>", " ", page.split("<script", 1)[0])

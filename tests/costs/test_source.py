@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.cluster import load_cluster
+from tensoropt.costs import timings
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.timings import Timings
+from tensoropt.costs.timings import LONG_S, Timings
 from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import data_sheet_overheads
@@ -44,6 +45,26 @@ class Gpus:
 
 def source(store: ProfileStore, cluster: str = "dgx-h100", pool=None) -> CostSource:
     return CostSource(load_cluster(cluster), store, Settings(), pool)
+
+
+def test_how_to_do_without_long_timing_is_said_once_before_it_begins(store, monkeypatch):
+    lengths = [LONG_S / 2, 119.0, 300.0]
+
+    def measure(*args, begins, **how):
+        begins(412, lengths.pop(0))
+        return {}
+
+    monkeypatch.setattr(timings, "measure_workloads", measure)
+    said = []
+    costs = CostSource(load_cluster("local:2"), store, Settings(), Gpus(), note=said.append)
+    costs.timings.measure({})
+    assert said == []
+    costs.timings.measure({})
+    costs.timings.measure({})
+    (words,) = said
+    assert words.startswith("412 operators of this model")
+    assert "about 2 min" in words
+    assert '--measure never, in Python measure="never"' in words
 
 
 def test_a_gpu_is_asked_what_it_keeps_once_and_others_of_its_kind_know(store):

@@ -135,7 +135,7 @@ def sentences(
 def test_the_answer_names_the_largest_that_fits_and_the_fastest_by_sample() -> None:
     largest, _, fastest = sentences(SWEEP)
     assert largest == (
-        "Largest batch that fits: 32; 64 does not (does not fit: 120 GiB at least, 80 GiB a device may use)."
+        "Largest batch that fits: 32; 64 does not (does not fit: 120 GiB at least, 76 GiB a device may use)."
     )
     assert fastest.startswith("Fastest without limits: dgx-h100 at batch 32, 2 s a step (16")
     assert "explored: 32, and it fits; larger ones may, too" in sentences(SWEEP[:3])[0]

@@ -52,8 +52,8 @@ def names(found: Offers) -> tuple[str | None, str | None]:
 
 def test_every_cluster_offers_its_fastest_plan_that_fits() -> None:
     rows = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES))).rows
-    assert [row.point for row in rows] == [0, 1, None]
-    assert "does not fit: 30 GiB at least, 24 GiB a device may use" in rows[2].reason
+    assert [row.index for row in rows] == [0, 1, None]
+    assert "does not fit: 30 GiB at least, 22.8 GiB a device may use" in rows[2].reason
     # 1,000 steps of 0.4 s on two devices at 3 an hour.
     assert rows[0].cost == pytest.approx(1000 * 0.4 / 3600 * 2 * 3.0)
     assert rows[0].device_hours == pytest.approx(2 * (rows[0].hours or 0))

@@ -9,6 +9,7 @@ import csv
 import json
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,15 @@ from xml.etree import ElementTree
 import pytest
 
 import tensoropt
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.frontier_table import frontier_text, table_rows
 from tensoropt.exploration.notable import NOTABLE
+from tensoropt.exploration.rates import RatesOf
 from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
+from tensoropt.units import format_number, share_words
 from tests.plan.explorations import MIB, point, small_exploration
 
 READY_MADE = sorted((Path(__file__).parents[2] / "app" / "data").iterdir())
@@ -36,6 +40,40 @@ def long_exploration(count: int = 5000) -> Exploration:
 def in_a_notebook(found: Exploration) -> str:
     """What a notebook shows of it, without Plotly, which one output of a notebook carries."""
     return re.sub(r'<script type="text/plain".*?</script>', "", found._repr_html_())
+
+
+def test_throughput_and_mfu_stand_beside_the_time_where_they_are_known() -> None:
+    (gpus,) = (folder for folder in READY_MADE if folder.name == "gpt2-dgx-h100")
+    found = tensoropt.load(gpus)
+    header, first, *_ = table_rows(found, [0])
+    at = header.index("tokens/s")
+    assert header[at - 1 : at + 2] == ["time/ms", "tokens/s", "MFU"]
+    rates = RatesOf(found).of(0)
+    assert first[at : at + 2] == [format_number(rates.tokens_per_s), share_words(rates.mfu)]
+    for shown in (repr(found), frontier_text(found), found._repr_html_()):
+        assert {"tokens/s", "MFU"} <= set(re.split(r"[\s<>]+", shown))
+    assert not {"tokens/s", "samples/s", "MFU"} & set(table_rows(small_exploration(), [0])[0])
+
+
+def test_pandas_has_the_columns_of_the_csv(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = tensoropt.load(READY_MADE[0])
+    write_frontier_csv(found, tmp_path / "frontier.csv")
+    table, read = found.to_pandas(), pandas.read_csv(tmp_path / "frontier.csv")
+    assert list(table.columns) == list(read.columns)
+    assert list(table.point) == list(range(1, len(found.points) + 1))
+    for column in ("memory_bytes", "time_s", "exact", "name", "samples_per_s"):
+        assert list(table[column]) == list(read[column])
+    assert table.price_per_hour.isna().all()
+
+
+def test_without_pandas_or_plotly_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("pandas", "plotly.graph_objects", "tensoropt_app.standalone"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"needs the package pandas.*pip install pandas"):
+        small_exploration().to_pandas()
+    with pytest.raises(MissingExtraError, match=r"plot\(\) needs .*pip install 'tensoropt\[app\]'"):
+        small_exploration().plot()
 
 
 def table_of(text: str) -> list[str]:

@@ -150,7 +150,7 @@ def test_it_survives_saving(explored, tmp_path):
 
 def test_its_figures_are_the_simulators(explored):
     point, question = explored.others[0], small("gpt2")
-    strategy = placed_strategy(explored.plan_of(point), question.prepared.graph)
+    strategy = placed_strategy(explored.plan(point), question.prepared.graph)
     simulated = simulate_placement(question.placing().problem, strategy.placement)
     assert point.time_s == simulated.time_s
     # Beside what the simulator follows every device has the model's constants.
@@ -174,7 +174,7 @@ def test_its_figures_are_those_of_all_micro_batches():
         size = graph.problem.size
         half = Placement.in_order([2 * i // size for i in range(size)], 2)
         points[count] = simulated_answer(question, "by hand", graph, PlacedAnswer(half)).point
-        plan = question.base.plan_of(points[count])
+        plan = question.base.plan(points[count])
         assert plan.micro_batches == count
         strategy = placed_strategy(Plan.model_validate_json(plan.to_json()), question.prepared.graph)
         assert (strategy.micro_batches, strategy.placement.device) == (count, half.device)

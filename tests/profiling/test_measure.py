@@ -230,9 +230,14 @@ class Refusing:
 
 
 def test_what_is_known_is_not_measured_again(pool, store):
-    works = [linear(16, 64, 64), BROKEN["shapes that do not fit"]]
-    first = measure_workloads(works, pool, store, "here", training=True)
-    assert measure_workloads(works, Refusing(), store, "here", training=True) == first
+    works, begun = [linear(16, 64, 64), BROKEN["shapes that do not fit"]], []
+    how = {"training": True, "begins": lambda *told: begun.append(told)}
+    first = measure_workloads(works, pool, store, "here", **how)
+    ((count, seconds),) = begun
+    assert count == 2
+    assert seconds > 0
+    assert measure_workloads(works, Refusing(), store, "here", **how) == first
+    assert len(begun) == 1
     with pytest.raises(AssertionError, match="measured again"):
         measure_workloads(works, Refusing(), store, "elsewhere", training=True)
 

@@ -114,7 +114,7 @@ def test_words_say_what_dominates(details):
         assert "Its tensors peak at" in told.headline()
         assert "(3 of " in text
         assert told.overlap in text
-        assert json.loads(json.dumps(told.to_dict()))["point"] == told.point
+        assert json.loads(json.dumps(told.to_dict()))["point"] == told.index + 1
 
 
 def test_a_point_that_is_not_there(loaded):

@@ -49,13 +49,13 @@ def test_memory_is_looked_up_on_the_frontier() -> None:
     levers = by_key(memory_levers(found, 5 * GIB))
     assert len(levers) == 2
     more, less = levers[f"memory:{GIB:+.0f}"], levers[f"memory:{-GIB:+.0f}"]
-    assert (more.point, more.time_s, more.memory_bytes) == (2, 1 / 6, 6 * GIB)
-    assert (less.point, less.time_s) == (0, 0.25)
+    assert (more.index, more.time_s, more.memory_bytes) == (2, 1 / 6, 6 * GIB)
+    assert (less.index, less.time_s) == (0, 0.25)
     beyond = memory_levers(found, 29.5 * GIB)[0]
-    assert beyond.point == 3
+    assert beyond.index == 3
     assert "more than the 24 GiB of a device" in beyond.words
     none = memory_levers(found, 4 * GIB)[1]
-    assert (none.point, none.time_s) == (None, None)
+    assert (none.index, none.time_s) == (None, None)
     assert "the leanest takes 4 GiB" in none.words
     assert "no faster plan needs only that much more" in memory_levers(found, 6 * GIB)[0].words
     assert "whatever its memory" in memory_levers(found, 31 * GIB)[0].words
@@ -65,19 +65,19 @@ def test_small_plans_are_told_of_a_tenth_too() -> None:
     titles = [lever.title for lever in memory_levers(on_gpus(), 20 * MIB)]
     assert titles == ["+10 % of memory", "−10 % of memory", "+1 GiB of memory", "−1 GiB of memory"]
     tenth = memory_levers(on_gpus(), 11 * MIB)[0]
-    assert tenth.point == 1  # 12 MiB, within 12.1
+    assert tenth.index == 1  # 12 MiB, within 12.1
 
 
 def test_unlimited_memory_is_the_fastest() -> None:
     lever = unlimited_memory(on_gpus())
-    assert (lever.point, lever.time_s) == (3, 0.14)
+    assert (lever.index, lever.time_s) == (3, 0.14)
 
 
 def test_micro_batches_that_were_searched_are_looked_up() -> None:
     found = on_gpus()  # space 0 has 4 micro-batches, space 1 has 1
-    assert searched_micro_batches(found, 4, 25 * MIB, "4").point == 2
-    assert searched_micro_batches(found, 4, 15 * MIB, "4").point == 0
-    assert searched_micro_batches(found, 1, 25 * MIB, "1").point == 1
+    assert searched_micro_batches(found, 4, 25 * MIB, "4").index == 2
+    assert searched_micro_batches(found, 4, 15 * MIB, "4").index == 0
+    assert searched_micro_batches(found, 1, 25 * MIB, "1").index == 1
     none = searched_micro_batches(found, 1, 11 * MIB, "1")
     assert none.time_s is None
     assert "none of the frontier's plans" in none.words
@@ -202,7 +202,7 @@ def test_without_saved_costs_nothing_is_simulated(staged: Any) -> None:
 def test_an_exploration_answers_within_the_budget() -> None:
     found = on_gpus()
     lever = explored_lever("bfloat16", "t", found, 15 * MIB)
-    assert (lever.how, lever.point, lever.time_s) == ("explored", 1, 0.2)
+    assert (lever.how, lever.index, lever.time_s) == ("explored", 1, 0.2)
     assert "without the change" not in lever.words
     assert "another plan takes 300 ms" in explored_lever("k", "t", found, 15 * MIB, 0.3).words
     none = explored_lever("bfloat16", "t", found, 5 * MIB)

@@ -51,7 +51,7 @@ def test_at_the_peak_by_default(shipped, of_shipped):
     assert at.at.total == shipped.points[0].tensor_bytes
     assert at.rows[0].operator == "cross_entropy_loss"
     # The same by the function that people call.
-    assert owners(SHIPPED, 0) == at
+    assert owners(SHIPPED, 1) == at
 
 
 def test_of_a_placed_plan_too(staged):

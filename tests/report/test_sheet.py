@@ -244,8 +244,8 @@ def test_a_point_that_there_is_not() -> None:
 
 
 def test_it_is_written_of_a_folder(gpus: Any, tmp_path: Path) -> None:
-    index = tensoropt.export_sheet(gpus.folder, tmp_path / "s.html", memory_bytes=2**34, headroom=0.1)
-    assert index == len(gpus.found.points) - 1
+    number = tensoropt.export_sheet(gpus.folder, tmp_path / "s.html", memory_bytes=2**34, headroom=0.1)
+    assert number == len(gpus.found.points)
     assert f"tensoropt verify plan.json --save {gpus.folder}" in (tmp_path / "s.html").read_text()
-    assert tensoropt.export_sheet(small(), tmp_path / "t.html", 0) == 0
+    assert tensoropt.export_sheet(small(), tmp_path / "t.html", 1) == 1
     assert "tensoropt choose DIR" in (tmp_path / "t.html").read_text()

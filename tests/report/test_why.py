@@ -127,7 +127,7 @@ def unrecorded() -> Any:
 def test_a_point_is_told_all_of_it(gpus: Any) -> None:
     found, last = gpus.found, len(gpus.found.points) - 1
     told = tensoropt.why(gpus.folder)
-    assert told.point == last
+    assert told.index == last
     assert told.memory_bytes == found.points[last].memory_bytes
     assert [lever.key for lever in told.bounds] == ["memory:unlimited", "communication:free", "compute:peak"]
     assert {lever.how for lever in told.levers} == {"looked up", "simulated"}
@@ -169,8 +169,8 @@ def test_the_budget_is_the_points_own_unless_one_is_given(gpus: Any) -> None:
 def test_the_same_point_by_its_limits(gpus: Any) -> None:
     found = gpus.found
     budget = found.points[1].memory_bytes * (1 + 1e-9)
-    assert tensoropt.why(found, memory_bytes=budget).point == 1
-    assert tensoropt.why(found, knee=True).point == found.knee
+    assert tensoropt.why(found, memory_bytes=budget).index == 1
+    assert tensoropt.why(found, knee=True).index == found.knee
 
 
 def test_an_answer_takes_the_place_of_its_question(gpus: Any) -> None:
@@ -183,7 +183,7 @@ def test_an_answer_takes_the_place_of_its_question(gpus: Any) -> None:
     other = replace(answer, key="bandwidth:all")
     assert again.with_explored(other).deeper == (*again.deeper, other)
     made = told.answered("k", "t", gpus.found)
-    assert (made.point, made.how) == (told.within, "explored")
+    assert (made.index, made.how) == (told.within, "explored")
 
 
 def test_without_saved_costs_it_says_what_is_missing() -> None:

@@ -84,7 +84,7 @@ def test_jobs_are_saved_and_explained(beside, tmp_path):
     again = tensoropt.load(tmp_path)
     assert your_jobs(again)[1].to_data() == your_jobs(beside)[1].to_data()
     for job in your_jobs(again):
-        shown = tensoropt.show(again, job.row)
+        shown = tensoropt.show(again, job.row + 1)
         assert shown.step.time_s == pytest.approx(again.all_points[job.row].time_s)
 
 

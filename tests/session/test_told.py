@@ -69,8 +69,8 @@ def test_a_plan_that_a_launcher_can_be_told_is_told_as_it_is(prices, exploration
 def test_what_cannot_be_told_is_refused_with_the_nearest_and_its_price(exploration):
     row = row_of(exploration, SPLIT)
     with pytest.raises(JobError, match=r"told to deepspeed: tensor parallelism.*; --nearest writes it"):
-        tensoropt.export_job(exploration, "deepspeed", row)
-    told = tensoropt.export_job(exploration, "deepspeed", row, nearest=True)
+        tensoropt.export_job(exploration, "deepspeed", row + 1)
+    told = tensoropt.export_job(exploration, "deepspeed", row + 1, nearest=True)
     assert not told.is_the_point
     assert '"stage"' in told.text
 
@@ -85,12 +85,12 @@ def test_a_script_says_what_it_does_otherwise_than_its_figures_count(prices):
 def test_a_placed_plan_is_told_to_nobody(exploration):
     placed = [i for i, point in enumerate(exploration.all_points) if point.kind.placed]
     with pytest.raises(JobError, match="placed plan"):
-        tensoropt.export_job(exploration, "torchtitan", placed[0])
+        tensoropt.export_job(exploration, "torchtitan", placed[0] + 1)
 
 
 def test_an_unknown_launcher_is_refused(exploration):
     with pytest.raises(JobError, match="give one of torchtitan, megatron, deepspeed, fsdp2"):
-        tensoropt.export_job(exploration, "accelerate", 0)
+        tensoropt.export_job(exploration, "accelerate", 1)
 
 
 def unsplit_losses(steps: int) -> list[float]:

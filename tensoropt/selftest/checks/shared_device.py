@@ -26,7 +26,7 @@ def run(context: CheckContext) -> Outcome:
     with ProfileStore(context.folder / "profiles.sqlite") as store:
         for source, dtype, placed, count in STRATEGIES:
             answer = verify_random(
-                source, _CLUSTER, count, dtype=dtype, placed=placed, store=store,
+                source, _CLUSTER, count, dtype=dtype, placed=placed, store=store, progress=False,
                 where="share-gpu" if context.on_gpu else "ranks",
             )  # fmt: skip
             kind = "placements" if placed else "strategies"

@@ -111,8 +111,8 @@ def test_the_page_answers_as_the_engine_does(library: Library) -> None:
     )
     assert tuple(told.sentences()) == found.answer
     for mine, theirs in zip(found.rows, told.rows, strict=True):
-        assert (mine.offer.point, mine.offer.cost, mine.offer.hours, mine.offer.reason) == (
-            theirs.point, theirs.cost, theirs.hours, theirs.reason,
+        assert (mine.offer.index, mine.offer.cost, mine.offer.hours, mine.offer.reason) == (
+            theirs.index, theirs.cost, theirs.hours, theirs.reason,
         )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
+from tensoropt.processes import garbage_sought_seldom
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import LoadedModel
@@ -345,10 +346,11 @@ def _explored(
             kept = KeptExplorations(store).find(question, cluster, settings)
         if kept is not None:
             return kept
-    searched = search(session, prepared())
-    exploration = _evaluated(session, searched, captured.model, captured.notes)
-    if entries:
-        exploration = with_planners(session, searched, exploration, entries, limits)
+    with garbage_sought_seldom():
+        searched = search(session, prepared())
+        exploration = _evaluated(session, searched, captured.model, captured.notes)
+        if entries:
+            exploration = with_planners(session, searched, exploration, entries, limits)
     check_found(searched, exploration)
     if keep:
         with session.open_store() as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt import processes
-from tensoropt.processes import can_fork, in_forks
+from tensoropt.processes import can_fork, garbage_sought_seldom, in_forks
 
 ROOT = Path(__file__).parents[1]
 
@@ -133,6 +134,19 @@ processes.in_forks(lambda _: (os.write(1, b"forked\\n"), time.sleep(60)), range(
             return
         time.sleep(0.1)
     pytest.fail("a process is left")
+
+
+def test_garbage_is_sought_seldom_only_during_the_block() -> None:
+    before = gc.get_threshold()
+    with garbage_sought_seldom():
+        assert gc.get_threshold()[0] >= 100_000
+    assert gc.get_threshold() == before
+    try:
+        gc.set_threshold(0)  # off, which stays so
+        with garbage_sought_seldom():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_garbage_is_not_searched_for_in_what_is_in_memory() -> None:

@@ -60,15 +60,17 @@ class StepStamps:
 
     def begin_backward(self, owner: str) -> None:
         """Note that autograd comes to another node."""
-        now = time.perf_counter()
-        self.end_backward(now)
-        self._running = owner, now
+        if self._running is None:
+            # The last node ends with its backward: what follows is the next micro-batch's forward.
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+        self.end_backward()
+        self._running = owner, time.perf_counter()
 
-    def end_backward(self, now: float) -> None:
+    def end_backward(self) -> None:
         """Note that the running node of autograd is done."""
         if self._running is not None:
             owner, since = self._running
-            self.backward_s[owner] += now - since
+            self.backward_s[owner] += time.perf_counter() - since
         self._running = None
 
 
@@ -154,7 +156,6 @@ def stamped(engine: ShardedEngine) -> Iterator[StepStamps]:
         yield stamps
     finally:
         del module.forward
-        stamps.end_backward(time.perf_counter())
         # Nodes of leaves outlive the step.
         for hook in stamps.hooks:
             hook.remove()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
 import torch
+from torch import fx
 
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.engine.stamps import stamped
 from tensoropt.verify.fake_ranks import RunStep
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,19 @@ def test_operators_have_both_directions_and_add_up(step):
     assert stamps.forward_s.keys() >= {op.name for op in operators}
     assert "" in stamps.backward_s  # the leaves
     assert 0 < sum(stamps.forward_s.values()) + sum(stamps.backward_s.values()) <= took_s
+
+
+def test_the_next_micro_batchs_forward_is_not_counted_to_the_leaves_of_the_one_before(monkeypatch):
+    loaded = load_model(ModelSpec("zoo:gpt-mini"))
+    micro = micro_strategies(loaded.graph, 2)
+    strategy = random_strategy(loaded.graph, (2, 1), micro, random.Random(0))
+    step = RunStep(ShardedEngine(strategy, loaded.values), loaded.inputs, "adam")
+    step()
+    run = fx.Interpreter.run
+    monkeypatch.setattr(fx.Interpreter, "run", lambda *args: time.sleep(1.0) or run(*args))
+    with stamped(step.engine) as stamps:
+        step.model()
+    assert stamps.backward_s[""] < 1.0
 
 
 def test_results_are_those_of_the_plain_step_and_no_hook_stays(step):

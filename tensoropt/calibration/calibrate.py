@@ -39,7 +39,7 @@ PLANS = 6
 """Random strategies of each model: together about as many as there are terms, times two."""
 _SEED = 20
 _OPTIMIZER = "adam"
-_KIND, _VERSION = "calibration", "2"
+_KIND, _VERSION = "calibration", "3"
 _LONGEST_WAIT_S = 20.0
 """The longest wait for an idle machine before a plan is run anyway: an assumption."""
 

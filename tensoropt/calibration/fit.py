@@ -3,7 +3,9 @@
 A predicted time is close to linear in the terms, so each is described by its derivatives, found by changing
 one term after another and pricing the same strategy again. The fit minimises relative errors, robustly (a
 step that another program disturbed counts little), and holds each term near "nothing changes" unless steps
-say otherwise: with a dozen terms and a few dozen steps that is what keeps it from following noise.
+say otherwise: with a dozen terms and a few dozen steps that is what keeps it from following noise. Classes of
+operators deviate in common, as do kinds of collectives: what a step adds (cold caches, waiting) it adds to
+all. So each is held near the mean of its family, which also stands for those that no run had.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from tensoropt.cluster.local import BUSY
-from tensoropt.costs.residuals import COLLECTIVE, COPIES, GRADIENTS, GROUP, SECONDS, Residuals, neutral
+from tensoropt.costs.residuals import (
+    COLLECTIVE,
+    COPIES,
+    FAMILIES,
+    GRADIENTS,
+    GROUP,
+    SECONDS,
+    Residuals,
+    neutral,
+)
 from tensoropt.profiling.pace import pace_share
 from tensoropt.types import Floats
 
@@ -25,6 +36,8 @@ _USUAL = 0.25
 """The usual deviation of a factor from 1; an assumption. Copies and gradients were timed on memory of which
 another part lies in caches than in a step."""
 _USUAL_FACTOR = {COPIES: 0.5, GRADIENTS: 0.5}
+_USUAL_IN_FAMILY = 0.1
+"""The usual deviation of a factor from the mean of its family; an assumption."""
 _USUAL_S = {GROUP: 5e-5, COLLECTIVE: 2e-4}
 """The usual seconds of the other terms; assumptions, of the size of an edge's own seconds on CPU ranks."""
 _NOISE = 0.05
@@ -112,38 +125,46 @@ def fit_terms(
     start: Mapping[str, float] | None = None,
     tightness: float = 1.0,
 ) -> dict[str, float]:
-    """Return the terms that describe runs best, of those that any of them depends on.
+    """Return the terms that describe runs best, of those that any of them depends on, and the others of their
+    families (:data:`~tensoropt.costs.residuals.FAMILIES`) at the family's mean.
 
     Args:
         usual_s: the usual seconds of the reference work.
-        start: what terms are held near; by default to what changes nothing.
+        start: what terms are held near; by default families near their means, which are found with them, and
+            others near what changes nothing.
         tightness: how strongly, as a multiple of the usual.
     """
-    start = start or {}
     equations = [one for run in runs for one in run.equations(usual_s)]
     terms = sorted({term for one in equations for term, value in one.by.items() if value})
     if not terms:
         return {}
-    usual_of = _USUAL_FACTOR | _USUAL_S
-    begin = np.array([start.get(term, neutral(term)) for term in terms])
-    usual = np.array([usual_of.get(term, _USUAL) for term in terms]) / tightness
-    low = np.array([0.0 if term in SECONDS else _BOUNDS[0] for term in terms])
-    high = np.array([_MOST_S if term in SECONDS else _BOUNDS[1] for term in terms])
+    families = [] if start else [of for of in FAMILIES if not of.isdisjoint(terms)]
+    family_of = {term: len(terms) + i for i, of in enumerate(families) for term in of}
+    usual_of = _USUAL_FACTOR | _USUAL_S | dict.fromkeys(family_of, _USUAL_IN_FAMILY)
+    begin = np.array([(start or {}).get(term, neutral(term)) for term in terms] + [1.0] * len(families))
+    usual = np.array([usual_of.get(t, _USUAL) for t in terms] + [_USUAL] * len(families)) / tightness
+    low = np.array([0.0 if term in SECONDS else _BOUNDS[0] for term in terms] + [_BOUNDS[0]] * len(families))
+    high = np.array(
+        [_MOST_S if term in SECONDS else _BOUNDS[1] for term in terms] + [_BOUNDS[1]] * len(families)
+    )
+    # Where the value that a term is held near stands: with the family's, or with what it begins at.
+    held = np.array([family_of.get(term, -1) for term in terms] + [-1] * len(families))
     measured = np.array([one.measured_s for one in equations])
     weights = np.array([one.weight for one in equations])
     design = np.array([[one.by.get(term, 0.0) for term in terms] for one in equations])
     constant = np.array([one.predicted_s for one in equations]) - design @ np.array(list(map(neutral, terms)))
 
     def errors(values: Floats) -> Floats:
-        predicted = np.maximum(constant + design @ values, 1e-9)
+        predicted = np.maximum(constant + design @ values[: len(terms)], 1e-9)
         # Soft beyond the noise: sqrt of the pseudo-Huber loss, so that only steps are treated robustly.
         relative = weights * np.log(predicted / measured) / _NOISE
         soft = np.sign(relative) * np.sqrt(2.0 * (np.sqrt(1.0 + relative**2) - 1.0))
-        return np.concatenate([soft, (values - begin) / usual])
+        return np.concatenate([soft, (values - np.where(held < 0, begin, values[held])) / usual])
 
     # In units of what is usual, as factors and seconds differ by orders of magnitude.
     found = least_squares(errors, np.clip(begin, low, high), bounds=(low, high), x_scale=usual)
-    return {term: float(value) for term, value in zip(terms, found.x, strict=True)}
+    means = {term: float(found.x[place]) for term, place in family_of.items()}
+    return means | {term: float(value) for term, value in zip(terms, found.x[: len(terms)], strict=True)}
 
 
 def fit_residuals(runs: Sequence[Run], usual_s: float | None = None) -> Residuals:

@@ -54,6 +54,12 @@ TERMS: tuple[str, ...] = (
 copies, of adding gradients up and of the optimizer's step; and seconds that each execution of a group takes
 in each direction besides, and each collective, for which ranks wait."""
 
+FAMILIES: tuple[frozenset[str], ...] = (
+    frozenset(factor_of_class(cls.value) for cls in CostClass),
+    frozenset(map(factor_of_kind, COLLECTIVES)),
+)
+"""Factors that deviate in common: of operators, and of collectives."""
+
 
 def neutral(term: str) -> float:
     """Return the value of a term that changes nothing."""

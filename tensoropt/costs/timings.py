@@ -35,6 +35,7 @@ from tensoropt.profiling.links import LinkFits, load_links, measure_links
 from tensoropt.profiling.measure import CORES_BUSY, at_usual_pace, measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.overheads import Overheads, known_overheads, measure_overheads
+from tensoropt.profiling.pace import usual_pace_s
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY, WAITS
@@ -383,11 +384,17 @@ class Timings:
         # The links of a cluster file have the file's figures, even if its devices are this machine's.
         if mesh.size == 1 or not has_local_links(on.cluster):
             return None
+        usual_s = usual_pace_s(on.store, on.prefix)
         if on.pool is None:
-            return load_links(on.cluster, mesh, on.store) if has_local_cores(on.cluster) else None
+            return (
+                load_links(on.cluster, mesh, on.store, usual_s=usual_s)
+                if has_local_cores(on.cluster)
+                else None
+            )
         fits = measure_links(
-            on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=on.progress, expect=on.expect
-        )
+            on.cluster, mesh, on.pool, on.store, pairs=pairs, progress=on.progress, expect=on.expect,
+            usual_s=usual_s,
+        )  # fmt: skip
         self.failed.update(fits.failed)
         return fits
 

@@ -45,6 +45,7 @@ from tensoropt.profiling.link_timing import (
     time_transitions,
 )
 from tensoropt.profiling.measure import with_estimate
+from tensoropt.profiling.pace import PACE_S, pace_share, paced
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
@@ -186,6 +187,7 @@ def measure_links(
     progress: Progress = silent,
     expect: Callable[[str, float], None] | None = None,
     stage: str = "links",
+    usual_s: float | None = None,
 ) -> LinkFits:
     """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
     fits.
@@ -202,6 +204,8 @@ def measure_links(
         progress: called before each measurement and at the end, with the estimated remaining time.
         expect: as in :func:`~tensoropt.profiling.measure.measure_workloads`.
         stage: the name of this stage in progress reports.
+        usual_s: the usual seconds of the reference work (:mod:`tensoropt.profiling.pace`), to which fits are
+            scaled; by default they are as measured.
 
     Raises:
         MeasurementError: the pool does not fit the mesh. A measurement that fails or hangs is recorded in
@@ -234,7 +238,7 @@ def measure_links(
         if job in records:
             continue
         try:
-            record = left_alone(partial(_measure, pool, kind, groups, plans[job]))
+            record = left_alone(partial(paced, pool, partial(_measure, pool, kind, groups, plans[job])))
             records[job] = record
         except (RankError, _NotAheadError) as error:
             failed[title] = str(error).split("\n", 1)[0]
@@ -246,16 +250,23 @@ def measure_links(
             # At once, job by job: an interrupted call resumes where it stopped.
             store.put(keys[job], record, "collective")
     progress(stage, len(jobs), len(jobs), "links")
-    return _fits(mesh, records, failed)
+    return _fits(mesh, records, failed, usual_s)
 
 
-def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
+def load_links(
+    cluster: Cluster,
+    mesh: Mesh,
+    store: ProfileStore,
+    backend: str | None = None,
+    usual_s: float | None = None,
+) -> LinkFits:
     """Return the fits that the store has for a mesh; missing ones are left out, and nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
     stored = store.get_many(keys.values(), "collective")
-    return _fits(mesh, {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}, {})
+    known = {job: stored[key] for job, key in keys.items() if "fits" in stored.get(key, {})}
+    return _fits(mesh, known, {}, usual_s)
 
 
 class _Job(NamedTuple):
@@ -389,7 +400,12 @@ def _fits(
     mesh: Mesh,
     records: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
+    usual_s: float | None,
 ) -> LinkFits:
+    def fit_of(kind: str, data: Mapping[str, Any], record: Mapping[str, Any]) -> LinkFit:
+        share = pace_share(usual_s, record.get(PACE_S))
+        return LinkFit.from_dict(kind, data).slowed(share, 0.0)
+
     collectives, transitions, from_idle = {}, {}, {}
     for axes in mesh.axis_subsets():
         if (record := records.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
@@ -397,11 +413,11 @@ def _fits(
         for kind in COLLECTIVES:
             record = records.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
-                collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
+                collectives[kind, axes] = tuple(fit_of(kind, fit, record) for fit in record["fits"])
                 if idle := record.get("from_idle"):
-                    from_idle[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in idle)
+                    from_idle[kind, axes] = tuple(fit_of(kind, fit, record) for fit in idle)
     pairs = {
-        groups[0]: LinkFit.from_dict(kind, record["fits"][0])
+        groups[0]: fit_of(kind, record["fits"][0], record)
         for (kind, groups), record in records.items()
         if kind == _SEND
     }

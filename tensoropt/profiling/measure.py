@@ -19,7 +19,7 @@ from typing import Any
 
 from tensoropt.cluster.local import BUSY, cores_in_use
 from tensoropt.console import LEAST_LEFT, with_eta
-from tensoropt.profiling.pace import Pace, pace_share, usual_pace_s
+from tensoropt.profiling.pace import PACE_S, Pace, follows, pace_share, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import WallTimer, timer_of
 from tensoropt.profiling.workload import Workload
@@ -46,9 +46,6 @@ CORES_BUSY = "cores_busy"
 """The field of a record with the cores that other programs had in use around its timing, where they were as
 many as :data:`~tensoropt.cluster.local.BUSY`."""
 _SECONDS = ("forward_s", "backward_s")
-PACE_S = "pace_s"
-"""The field of a record of CPU ranks with the seconds of the reference work around its timing
-(:mod:`tensoropt.profiling.pace`)."""
 _LOOK_EVERY_S = 2.0
 """The seconds between two looks at what others have in use, each of which takes a fifth of one: an
 assumption."""
@@ -227,9 +224,7 @@ def measure_workloads(
         for key in disturbed:
             del records[key]
     missing = [work for key, work in wanted.items() if key not in records]
-    # A GPU's pace is its own; stand-ins of a pool have none.
-    shared = isinstance(pool, RankPool) and pool.backend == "gloo" and not pool.share_gpu
-    pace = Pace(pool, store, prefix) if shared else None
+    pace = Pace(pool, store, prefix) if follows(pool) else None
     seconds = {work.key: _timing_s(work, expected_s(work)) for work in missing}
     progress, expect = with_estimate(progress, expect)
     expect("timing", sum(seconds.values()))

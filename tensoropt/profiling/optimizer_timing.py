@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.profiling.optimizers import make_optimizer
+from tensoropt.profiling.pace import PACE_S, pace_share, paced, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import local_timer, repeated
 from tensoropt.ranks.pool import RankPool
@@ -38,12 +39,17 @@ an overhead (:mod:`tensoropt.profiling.overheads`). The larger has 16 MiB of par
 
 
 def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:
-    """Return the seconds per element of an optimizer step, from the slope between two sizes."""
+    """Return the seconds per element of an optimizer step at the machine's usual pace, from the slope between
+    two sizes."""
     key = f"{prefix}/optimizer-{name}"
     record = store.get(key)
     if record is None:
-        small, large = (max(pool.run(time_optimizer, name, n)) for n in _OPTIMIZER_SIZES)
-        slope = max(large - small, 0.0) / (_OPTIMIZER_SIZES[1] - _OPTIMIZER_SIZES[0])
-        record = {"seconds_per_element": slope}
+        record = paced(pool, lambda: {"seconds_per_element": _slope(pool, name)})
         store.put(key, record)
-    return float(record["seconds_per_element"])
+    share = pace_share(usual_pace_s(store, prefix), record.get(PACE_S))
+    return share * float(record["seconds_per_element"])
+
+
+def _slope(pool: RankPool, name: str) -> float:
+    small, large = (max(pool.run(time_optimizer, name, n)) for n in _OPTIMIZER_SIZES)
+    return max(large - small, 0.0) / (_OPTIMIZER_SIZES[1] - _OPTIMIZER_SIZES[0])

@@ -33,6 +33,7 @@ from tensoropt.cluster import DeviceKind, host_seconds
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.profiling.link_timing import collective_call
 from tensoropt.profiling.optimizers import make_optimizer
+from tensoropt.profiling.pace import PACE_S, pace_share, paced, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import DeviceTimer, Repeats, Span, counted, local_timer, repeated
 from tensoropt.ranks.pool import RankPool
@@ -441,17 +442,24 @@ def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimize
     stored = known_overheads(store, prefix, optimizer)
     if stored is not None:
         return stored
-    # Twice, using the better of both: the first may run on ranks that have just started.
-    rounds = [_slowest(pool.run(_time_overheads, optimizer)) for _ in range(2)]
-    record = _each(rounds, min)
-    store.put(f"{prefix}/{_KEY}-{optimizer}", record)
-    return Overheads.from_record(record)
+
+    def measured() -> dict[str, Any]:
+        # Twice, using the better of both: the first may run on ranks that have just started.
+        return _each([_slowest(pool.run(_time_overheads, optimizer)) for _ in range(2)], min)
+
+    store.put(f"{prefix}/{_KEY}-{optimizer}", paced(pool, measured))
+    found = known_overheads(store, prefix, optimizer)
+    assert found is not None
+    return found
 
 
 def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
-    """Return the overheads that were measured earlier, or None."""
+    """Return the overheads that were measured earlier, at the machine's usual pace, or None."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
-    return Overheads.from_record(record) if record is not None else None
+    if record is None:
+        return None
+    share = pace_share(usual_pace_s(store, prefix), record.pop(PACE_S, None))
+    return Overheads.from_record(_each([record], lambda seconds: share * seconds[0]))
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:

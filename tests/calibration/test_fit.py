@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.calibration.fit import Equation, Run, fit_residuals, fit_terms
-from tensoropt.costs.residuals import COLLECTIVE, EDGES, GROUP, factor_of_class, factor_of_kind
+from tensoropt.costs.residuals import COLLECTIVE, EDGES, FAMILIES, GROUP, factor_of_class, factor_of_kind
 
 PRODUCT, REDUCE = factor_of_class("matrix product"), factor_of_kind("all_reduce")
 TRUE = {PRODUCT: 1.3, REDUCE: 0.8, EDGES: 1.1, COLLECTIVE: 3e-4}
@@ -41,7 +41,18 @@ def test_terms_that_made_the_steps_are_found(runs):
     found = fit_terms(runs, tightness=0.1)
     for term, value in TRUE.items():
         assert found[term] == pytest.approx(value, rel=0.05), term
-    assert found.keys() == TRUE.keys()
+    of_families = {term for family in FAMILIES if not family.isdisjoint(TRUE) for term in family}
+    assert found.keys() == TRUE.keys() | of_families
+
+
+def test_a_class_that_no_run_had_takes_what_others_take():
+    seen = [Run("m", Equation(1.3, 1.0, {term: 1.0}), None, (), 0.004) for term in sorted(FAMILIES[0])[:4]]
+    found = fit_terms(seen * 5)
+    unseen = sorted(FAMILIES[0])[4]
+    assert found[unseen] == pytest.approx(1.28, abs=0.03)
+    assert found[sorted(FAMILIES[0])[0]] == pytest.approx(1.3, abs=0.03)
+    # What a model's own runs say of one class says nothing of others.
+    assert fit_terms(seen[:1], start={unseen: 1.1}).keys() == {sorted(FAMILIES[0])[0]}
 
 
 def test_a_step_that_was_disturbed_counts_little(runs):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.profiling.measure import PACE_S, at_usual_pace
-from tensoropt.profiling.pace import Pace, pace_s, pace_share, pace_words, usual_pace_s
+from tensoropt.profiling.measure import at_usual_pace
+from tensoropt.profiling.pace import PACE_S, Pace, pace_s, pace_share, pace_words, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 
 

@@ -8,6 +8,7 @@ what the plan rests on.
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -49,8 +50,11 @@ ROUNDS = 4
 DRIFT = 0.03
 """Where predictions of what was run are off by less, and no plan is predicted to be faster by more, planning
 again brings nothing that could be measured."""
-_LAPS = 3
-"""How often two plans take turns: the machine's pace changes within seconds."""
+_LAPS, _MOST_LAPS = 3, 9
+"""How often two plans take turns, at least and at most: the machine's pace changes within seconds, so turns
+go on until what tells the plans apart is clear."""
+_CLEAR, _FINE = 2.0, DRIFT / 2
+"""A difference is clear at this multiple of its standard error, and fine enough at this error."""
 LOOSE = 0.3
 """How tightly the terms are held to the machine's, as all runs are of the model itself."""
 _STDERR = 2
@@ -197,6 +201,40 @@ def _give_back(own: ProfileStore, users: ProfileStore, prefix: str) -> None:
     users.put_many(dict(own.items("calibration", f"{prefix}/step/")), kind="calibration")
 
 
+@dataclass
+class Turns:
+    """Median seconds of the steps of plans that took turns, by plan, then lap.
+
+    Attributes:
+        measured_s: as they were.
+        at_pace_s: at the machine's usual pace, by the reference work beside each.
+    """
+
+    measured_s: list[list[float]]
+    at_pace_s: list[list[float]]
+
+    @property
+    def medians_s(self) -> list[float]:
+        """The seconds of each plan's steps, as measured."""
+        return [statistics.median(laps) for laps in self.measured_s]
+
+    @property
+    def change(self) -> tuple[float, float]:
+        """By how much the second plan's steps are longer than the first's, as the logarithm of their ratio at
+        the machine's usual pace; and its standard error over laps, infinite for a single lap."""
+        ratios = [math.log(other / one) for one, other in zip(*self.at_pace_s, strict=True)]
+        error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.inf
+        return statistics.fmean(ratios), error
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more laps would not change which of two plans is taken to be faster."""
+        if len(self.at_pace_s) == 1:
+            return True
+        change, error = self.change
+        return abs(change) > _CLEAR * error or error < _FINE
+
+
 class _Tuner:
     """One tuning of one exploration on the ranks of this machine."""
 
@@ -236,7 +274,7 @@ class _Tuner:
         state = self._resumed()
         if state is None:
             self.progress("tune", 0, rounds, "running the chosen plan")
-            measured_s = self._measured([plan])[0]
+            (measured_s,) = self._measured([plan]).medians_s
             state = Tuning(
                 plan,
                 measured_s,
@@ -256,22 +294,21 @@ class _Tuner:
             if candidate is None:
                 break
             self.progress("tune", number, rounds, "running a candidate")
-            before_s, after_s = self._measured([state.plan, candidate])
+            turns = self._measured([state.plan, candidate])
             state.tried.append(plan_key(candidate))
-            predicted_s, was = candidate.predicted.time_s, format_seconds(before_s)
-            if after_s < before_s:
+            (before_s, after_s), (change, within) = turns.medians_s, turns.change
+            predicted_s, laps = candidate.predicted.time_s, len(turns.at_pace_s[0])
+            how = (
+                f"in turns with the plan before ({format_seconds(before_s)}), "
+                f"{abs(math.expm1(change)):.1%}{f' ± {within:.1%}' if laps > 1 else ''} "
+                f"{'faster' if change < 0 else 'slower'} at the same pace"
+            )
+            if change < 0:
                 state.plan, state.measured_s, state.predicted_s = candidate, after_s, predicted_s
-                self._decided(state, "keep", candidate, predicted_s, after_s, f"faster than {was}")
+                self._decided(state, "keep", candidate, predicted_s, after_s, how)
             else:
                 state.measured_s = before_s
-                self._decided(
-                    state,
-                    "roll back",
-                    candidate,
-                    predicted_s,
-                    after_s,
-                    f"slower than {was}",
-                )
+                self._decided(state, "roll back", candidate, predicted_s, after_s, how)
         state.done = state.done or f"{rounds} candidate{' was' if rounds == 1 else 's were'} tried"
         self._decided(state, "end", state.plan, state.predicted_s, state.measured_s, state.done)
         return state
@@ -305,10 +342,12 @@ class _Tuner:
 
     # -- measuring --------------------------------------------------------------------------------
 
-    def _measured(self, plans: list[Plan]) -> list[float]:
-        """Run plans in turns; return the median seconds of their steps, and learn from them."""
-        found: list[list[float]] = [[] for _ in plans]
-        for _ in range(1 if self.job else _LAPS):
+    def _measured(self, plans: list[Plan]) -> Turns:
+        """Run plans in turns, and learn from them."""
+        turns = Turns([[] for _ in plans], [[] for _ in plans])
+        for lap in range(1 if self.job else _MOST_LAPS):
+            if lap >= _LAPS and turns.is_clear:
+                break
             for number, plan in enumerate(plans):
                 self.pace.now_s()
                 strategy = strategy_of_plan(plan, self.loaded.graph)
@@ -316,10 +355,11 @@ class _Tuner:
                     ranks = self._in_job(plan)
                 else:
                     ranks = run_plan(self.spec, strategy, plan.optimizer, self.pool)
-                found[number] += seconds_of(ranks)[0]
-                self._learn(plan, strategy, ranks)
+                share = self._learn(plan, strategy, ranks)
+                turns.measured_s[number].append(statistics.median(seconds_of(ranks)[0]))
+                turns.at_pace_s[number].append(share * turns.measured_s[number][-1])
         self._fit()
-        return [statistics.median(seconds) for seconds in found]
+        return turns
 
     def _in_job(self, plan: Plan) -> list[dict[str, Any]]:
         """Return what the user's own training says of a plan's steps."""
@@ -339,13 +379,16 @@ class _Tuner:
             )
         return read_steps(file)
 
-    def _learn(self, plan: Plan, strategy: Any, ranks: list[dict[str, Any]]) -> None:
+    def _learn(self, plan: Plan, strategy: Any, ranks: list[dict[str, Any]]) -> float:
+        """Keep what a plan's steps showed; return at which share of its pace the machine ran."""
         mesh = Mesh(shape=plan.mesh.shape)
         self.runs.append(described(self.loaded, plan_key(plan), strategy, mesh, self.costs, ranks))
         pace_s = self.runs[-1].pace_s
-        if words := pace_words(pace_share(usual_pace_s(self.store, self.costs.prefix), pace_s)):
+        share = pace_share(usual_pace_s(self.store, self.costs.prefix), pace_s)
+        if words := pace_words(share):
             self.say(words)
         keep_seconds(strategy, ranks, pace_s, self.costs)
+        return share
 
     def _fit(self) -> None:
         usual_s = usual_pace_s(self.store, self.costs.prefix)

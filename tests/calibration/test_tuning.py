@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tensoropt.api import explore
 from tensoropt.calibration import tuning
 from tensoropt.calibration.calibrate import calibrate
-from tensoropt.calibration.tuning import FILE, PLAN, Tuning, tune
+from tensoropt.calibration.tuning import FILE, PLAN, Tuning, Turns, tune
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.keys import plan_key
@@ -56,7 +57,8 @@ class Machine:
 
         def measured(self, plans):
             machine.ran.append([plan_key(plan) for plan in plans])
-            return [machine.seconds[plan_key(plan)] for plan in plans]
+            laps = [[machine.seconds[plan_key(plan)]] * 3 for plan in plans]
+            return Turns(laps, laps)
 
         def best(self, memory_bytes, state):
             if machine.candidates:
@@ -82,7 +84,27 @@ def test_the_faster_is_kept_and_the_slower_rolled_back(explored, folder, store, 
     assert (found.begun_s, found.measured_s, found.done) == (0.3, 0.2, "nothing is faster")
     assert plan_key(load_plan(folder / PLAN)) == plan_key(found.plan)
     assert len(said) == len(found.decisions)
-    assert "slower than 300 ms" in found.decisions[1]["why"]
+    assert "(300 ms), 66.7% ± 0.0% slower" in found.decisions[1]["why"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "clear"),
+    [
+        ([0.3, 0.4, 0.2], [0.27, 0.36, 0.18], True),  # the same ratio in every lap
+        ([0.3, 0.3, 0.3], [0.2, 0.45, 0.3], False),
+        ([0.3, 0.301, 0.299], [0.3, 0.3, 0.3], True),  # too alike for more laps to matter
+        ([0.3], [0.2], False),
+    ],
+)
+def test_turns_go_on_until_the_difference_is_clear(first, second, clear):
+    assert Turns([first, second], [first, second]).is_clear is clear
+
+
+def test_plans_are_compared_at_the_same_pace():
+    # The second one ran in a minute that was half as fast.
+    turns = Turns([[0.3, 0.3], [0.4, 0.4]], [[0.3, 0.3], [0.2, 0.2]])
+    assert turns.medians_s == [0.3, 0.4]
+    assert turns.change[0] == pytest.approx(math.log(2 / 3))
 
 
 def test_a_tuning_that_was_killed_goes_on(explored, folder, store, monkeypatch):

@@ -16,7 +16,6 @@ import argparse
 import gc
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,8 @@ from tests.benchmarks.published.predict import open_store
 from tests.benchmarks.published.report import fitted_sources
 from tests.benchmarks.published.runs import RefusedRunError, load_models, load_runs, pinned_of
 from tests.benchmarks.published.shares import (
-    ATTENTION_3,
-    NEWER_SINCE,
-    PRIORS,
     Fit,
     Runs,
-    attention_of,
     deviation_of,
     fit,
 )
@@ -84,17 +79,6 @@ def as_priced(found: Sequence[RunParts]) -> list[Row]:
         own = Runs([run for run in found if run.source == source])
         rows += _rows(own, own.simulated_s, Fit(deviation=spread))
     return rows
-
-
-def with_newer_attention(found: Sequence[RunParts]) -> list[RunParts]:
-    """The same runs, simulated with what is assumed of newer attention kernels, for those that have them."""
-    runs = Runs(found)
-    shares = runs.simulated_at.copy()
-    shares[[attention_of(run) == ATTENTION_3 for run in found], 1] = PRIORS[ATTENTION_3].share
-    return [
-        replace(run, simulated_s=float(seconds))
-        for run, seconds in zip(found, runs.seconds(shares), strict=True)
-    ]
 
 
 def _rows(runs: Runs, predicted_s: np.ndarray, fitted: Fit) -> list[Row]:
@@ -206,10 +190,6 @@ def markdown(data: Mapping[str, Any]) -> str:
         _line("all", priced),
         _line("all but those fitted to", data["priced_held_out"]),
         _line("the same, at the shares fitted to all other sources", data["held_out_of_these"]),
-        _line(
-            f"the same, attention from {NEWER_SINCE} on as FlashAttention-3 is published",
-            data["priced_newer_attention"],
-        ),
         *(_line(source, of) for source, of in data["priced_by_source"].items()),
         "",
         "What each term beside operators is of a step, and the errors of held-out sources if it is left out",
@@ -264,7 +244,6 @@ def results_of(found: Sequence[RunParts]) -> dict[str, Any]:
         "priced": summary(priced),
         "priced_held_out": summary(others(priced)),
         "held_out_of_these": summary(others(rows)),
-        "priced_newer_attention": summary(others(as_priced(with_newer_attention(found)))),
         "priced_by_source": by_source(priced),
         "terms": terms_of(found, held),
         "fit": shares_yaml(fit(found)),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.cluster_offers import HEADROOM
+from tensoropt.exploration.answer import HEADROOM
 from tensoropt.exploration.rates import Tariff, amount_of, prices_of
 from tensoropt.units import parse_bytes, parse_seconds
 

@@ -17,10 +17,10 @@ from tensoropt.api import explore, explore_captured
 from tensoropt.cluster import Cluster, list_clusters, load_cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
+from tensoropt.exploration.answer import HEADROOM
 from tensoropt.exploration.batch import REFUSED, refused_in
 from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch, throughput_frontier
 from tensoropt.exploration.cluster_offers import (
-    HEADROOM,
     ClusterCurve,
     ClusterQuestion,
     Offers,

@@ -126,7 +126,7 @@ def _money(text: str) -> float:
 
 
 def _share(text: str | None) -> float:
-    from tensoropt.exploration.cluster_offers import HEADROOM
+    from tensoropt.exploration.answer import HEADROOM
 
     if text is None:
         return HEADROOM

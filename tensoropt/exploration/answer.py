@@ -20,6 +20,9 @@ from tensoropt.plan.plan_names import HEURISTICS, OWN, SCHEDULES, YOUR_JOB, brie
 from tensoropt.plan.point import FRONTIER, SAME, Point
 from tensoropt.units import format_bytes, format_seconds, share_words, without_zeros
 
+HEADROOM = 0.05
+"""The share of a device's memory that stays free in answers, and where clusters, counts and batches are
+compared, unless a budget or another share is asked for; an assumption."""
 _ZERO_TITLES = {"1": "ZeRO-1", "2": "ZeRO-2", "3": "FSDP (ZeRO-3)"}
 _TITLES = {"data_parallel": "DDP", "megatron": "TP (Megatron)"}
 _PLACED = "placed"
@@ -140,7 +143,9 @@ class Budgeted:
         """Return all of it: ``Within 24 GiB of each of 8 H100-80GB: DP 8 · ZeRO-2, 250 ms a step, 13.6 GiB.
         DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
         found = ", ".join(filter(None, (self.name, self.costs(memory, time))))
-        within = f"Within {without_zeros(memory(self.budget_bytes))} of {devices_words(self.findings)}"
+        usual = self.budget_bytes == (1.0 - HEADROOM) * _device_bytes(self.findings)
+        share = f" ({share_words(1.0 - HEADROOM)} of the memory)" if usual else ""
+        within = f"Within {without_zeros(memory(self.budget_bytes))}{share} of {devices_words(self.findings)}"
         return " ".join([f"{within}: {found}.", *self.beside(memory)])
 
     def to_data(self) -> dict[str, Any]:
@@ -250,9 +255,14 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def default_budget(findings: Findings) -> float:
-    """Return the budget that the exploration was made for, otherwise the memory of the smallest device."""
+    """Return the budget that the exploration was made for, otherwise what the usual headroom leaves of the
+    smallest device, as :class:`~tensoropt.exploration.cluster_offers.ClusterQuestion` does."""
     asked = findings.settings.get("memory_bytes")
-    return float(asked or min(kind["memory_bytes"] for kind in findings.cluster["kinds"]))
+    return float(asked or (1.0 - HEADROOM) * _device_bytes(findings))
+
+
+def _device_bytes(findings: Findings) -> float:
+    return float(min(kind["memory_bytes"] for kind in findings.cluster["kinds"]))
 
 
 def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.exploration.answer import HEADROOM
 from tensoropt.exploration.batch_sweep import batch_in
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED
@@ -57,11 +58,6 @@ class ClusterOffer:
     cost: float | None = None
     name: str = ""
     reason: str = ""
-
-
-HEADROOM = 0.05
-"""The share of a device's memory that stays free where clusters, device counts and batches are compared,
-unless another is asked for; an assumption."""
 
 
 @dataclass(frozen=True)

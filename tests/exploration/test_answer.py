@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.exploration.answer import answer, without_plans
+from tensoropt.exploration.answer import answer, default_budget, without_plans
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan_names import brief_name
 from tests.app.support.samples_app import GIB, exploration, point
@@ -41,7 +41,7 @@ def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest() -> N
     assert set(rows) == {"DDP", "TP (Megatron)", "placed (m-ETF)"}
     assert rows["placed (m-ETF)"].verdict() == "+100 %"
     assert rows["DDP"].verdict() == "does not fit, needs 60 GiB"
-    rows = {base.title: base for base in answer(found).baselines}
+    rows = {base.title: base for base in answer(found, 80 * GIB).baselines}
     assert rows["placed (m-SCT)"].longer == pytest.approx(0.77 / 0.1 - 1)
 
 
@@ -60,8 +60,21 @@ def test_no_plan_fits() -> None:
     assert "no plan fits; the leanest needs 10 GiB" in found.sentence()
 
 
+def test_without_a_budget_the_usual_share_of_a_device_stays_free() -> None:
+    found = with_baselines()
+    assert default_budget(found) == 76 * GIB
+    assert answer(found).sentence().startswith("Within 76 GiB (95 % of the memory) of each of 8 H100-80GB: ")
+    assert answer(found, 76 * GIB).row == answer(found).row
+    asked = replace(found, settings={**found.settings, "memory_bytes": 80 * GIB})
+    assert answer(asked).sentence().startswith("Within 80 GiB of each of 8 H100-80GB: ")
+
+
 def test_with_all_memory_nothing_more_is_promised() -> None:
-    assert answer(with_baselines()).sentence().endswith("No plan is faster, whatever memory it may use.")
+    assert (
+        answer(with_baselines(), 80 * GIB)
+        .sentence()
+        .endswith("No plan is faster, whatever memory it may use.")
+    )
 
 
 def test_only_the_points_asked_about_count() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tensoropt.capture import Capture
 from tensoropt.engine.batch_share import BatchShare
-from tensoropt.engine.short_batches import filled
+from tensoropt.engine.other_batches import filled
 from tensoropt.errors import PlanError
 from tensoropt.sharding.groups import batch_inputs
 
@@ -36,8 +36,8 @@ class CallingConvention:
         forward: the model's own forward, for its signature.
         captured: the capture, which knows the example call.
         share: the rows of the batch that a rank passes; by default all.
-        short: returns the target that is ignored of each input that has targets, or why a batch cannot have
-            fewer rows (:func:`~tensoropt.engine.short_batches.ignored_targets`).
+        ignored: returns the target that is ignored of each input that has targets, or why a batch cannot have
+            another number of rows (:func:`~tensoropt.engine.other_batches.ignored_targets`).
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class CallingConvention:
         forward: Callable[..., Any],
         captured: Capture,
         share: BatchShare | None = None,
-        short: Callable[[], Mapping[str, int] | str] = lambda: "",
+        ignored: Callable[[], Mapping[str, int] | str] = lambda: "",
     ):
         self.signature = inspect.signature(forward)
         self.example = captured.example
-        self.share, self.short = share, short
+        self.share, self.ignored = share, ignored
         self.batch = set(batch_inputs(captured.graph))
         # Position among the leaves of the example call -> the graph's input.
         tensors = [i for i, value in enumerate(self.example) if isinstance(value, torch.Tensor)]
@@ -98,8 +98,13 @@ class CallingConvention:
         """Return the graph's inputs as a person writes them, in order."""
         return [self.labels[i] for i, value in enumerate(self.example) if isinstance(value, torch.Tensor)]
 
-    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Return the graph's inputs for a call.
+    def inputs(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, more: bool = False
+    ) -> list[torch.Tensor]:
+        """Return the graph's inputs for a call; a batch with fewer rows is filled up.
+
+        Args:
+            more: allow a batch with more rows, which :meth:`pieces` cuts.
 
         Raises:
             PlanError: the call differs from the captured one in more than the values of its tensors.
@@ -114,21 +119,40 @@ class CallingConvention:
             elif not _equal(leaf, expected):
                 raise self._other_arguments(bound)
         tensors = []
-        rows = self._rows(values)
+        rows, whole = self._rows(values)
+        if rows == whole or (rows > whole and not more):
+            rows = 0
         for index, (value, example) in enumerate(zip(values, self.example, strict=True)):
             if (value is None) != (example is None):
                 raise self._other_arguments(bound)
             if self._checked(index, value, example, rows):
-                tensors.append(self._filled(index, value) if rows else value)
+                tensors.append(self._filled(index, value) if 0 < rows < whole else value)
         return tensors
+
+    def pieces(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Return the graph's inputs for each piece of a batch, of the plan's size each, the last one filled
+        up."""
+        places = list(self.name_of)  # the inputs' places among the leaves, in order
+        wanted = {self.shape(i)[0] for i in places if self.name_of[i] in self.batch}
+        found = {len(x) for i, x in zip(places, inputs, strict=True) if self.name_of[i] in self.batch}
+        if found == wanted or not wanted:
+            return [list(inputs)]
+        (rows,), (whole,) = found, wanted
+        return [
+            [
+                self._filled(i, x[start : start + whole]) if self.name_of[i] in self.batch else x
+                for i, x in zip(places, inputs, strict=True)
+            ]
+            for start in range(0, rows, whole)
+        ]
 
     def shape(self, index: int) -> torch.Size:
         """Return the shape in which a rank passes a tensor of the example call."""
         shape: torch.Size = self.example[index].shape
         return shape if self.share is None else self.share.shape(self.name_of[index], shape)
 
-    def _rows(self, values: list[Any]) -> int:
-        """Return the number of rows of a batch that has fewer than the plan's; 0 for any other."""
+    def _rows(self, values: list[Any]) -> tuple[int, int]:
+        """Return the number of rows of a batch, and of the plan's; 0 twice if tensors differ in theirs."""
         found, wanted = set(), set()
         for index, name in self.name_of.items():
             if name in self.batch:
@@ -136,15 +160,15 @@ class CallingConvention:
                 found.add(len(value) if isinstance(value, torch.Tensor) and value.dim() else 0)
                 wanted.add(self.shape(index)[0])
         if len(found) != 1 or len(wanted) != 1:
-            return 0
+            return 0, 0
         (rows,), (whole,) = found, wanted
-        return rows if rows < whole else 0
+        return rows, whole
 
     def _filled(self, index: int, value: torch.Tensor) -> torch.Tensor:
         name = self.name_of[index]
-        if name not in self.batch:
+        if name not in self.batch or len(value) == self.shape(index)[0]:
             return value
-        ignored = self.short()
+        ignored = self.ignored()
         assert not isinstance(ignored, str)
         return filled(value, self.shape(index)[0], ignored.get(name))
 
@@ -184,7 +208,8 @@ class CallingConvention:
         constants.
 
         Args:
-            rows: the number of rows of a batch that has fewer than the plan's.
+            rows: the number of rows of a batch that has fewer than the plan's, or more where that is allowed;
+                0 for any other.
         """
         name = self.labels[index]
         if not isinstance(example, torch.Tensor):
@@ -204,7 +229,7 @@ class CallingConvention:
         shape = self.shape(index)
         fits = value.shape == shape
         if rows and self.name_of[index] in self.batch:
-            fits = value.shape[1:] == shape[1:] and not isinstance(self.short(), str)
+            fits = value.shape[1:] == shape[1:] and not isinstance(self.ignored(), str)
         if not fits or value.dtype != example.dtype:
             raise PlanError(
                 f"the plan is for {self._described(index)} {example.dtype}, but this call has "
@@ -225,8 +250,17 @@ class CallingConvention:
         if value.dim() == example.dim() and value.shape[1:] == example.shape[1:]:
             if shape != example.shape and value.shape == example.shape:
                 return "use tensoropt.sampler, or pass batch='global' to parallelize"
-            reason = self.short() if len(value) < shape[0] else ""
-            rest = f"; a smaller batch cannot be filled up, because {reason}" if reason else ""
+            reason = self.ignored()
+            rest = ""
+            if isinstance(reason, str) and reason:
+                what = (
+                    "smaller batch cannot be filled up"
+                    if len(value) < shape[0]
+                    else "larger one cannot be cut"
+                )
+                rest = f"; a {what}, because {reason}"
+            elif len(value) > shape[0]:
+                rest = "; without gradients (model.eval() and torch.no_grad()) a batch may have more rows"
             if shape != example.shape:
                 return f"use tensoropt.sampler, which gives each rank its rows{rest}"
             return (

@@ -19,6 +19,7 @@ import torch
 from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.gradients import DeferredStep, defer_backward
 from tensoropt.engine.lower import Lowered, lower
+from tensoropt.engine.other_batches import shares_of_pieces
 from tensoropt.engine.parameters import LocalParameters
 from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
@@ -252,6 +253,30 @@ class Engine(ABC, Generic[S]):
         # step of its forward (`recompute.py`).
         self.runtime.step += training
         return outputs
+
+    @torch.no_grad()
+    def loss_of_pieces(
+        self, pieces: Sequence[Sequence[torch.Tensor]], *, evaluating: bool = False
+    ) -> torch.Tensor:
+        """Return the loss of a batch that is passed in pieces of the plan's size, which have unequal parts of
+        the targets that count.
+
+        Args:
+            pieces: the graph's inputs for each; ranks that pass shares pass as many pieces.
+            evaluating: as in a call.
+
+        Raises:
+            PlanError: the model adds up losses that ignore different targets.
+        """
+        counting = self.counts or TargetCounts(self.strategy.graph, self.runtime.device)
+        losses, counts = [], []
+        for inputs in pieces:
+            shared = self.share is not None and self.share.world > 1
+            whole = self.share.with_whole(inputs, counting.reads) if self.share and shared else inputs
+            counts.append(counting.count(whole, self.buffers))
+            losses.append(self(*inputs, evaluating=evaluating)[0])
+        shares = shares_of_pieces(counts)
+        return torch.stack([loss * share for loss, share in zip(losses, shares, strict=True)]).sum(0)
 
     def _run_lowered(
         self, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], *, evaluating: bool

@@ -27,9 +27,9 @@ from tensoropt.capture import Capture
 from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
+from tensoropt.engine.other_batches import ignored_targets
 from tensoropt.engine.runtime import SameCalls, mode_of
 from tensoropt.engine.script_values import JobRanks, SpreadValue, read_whole, spread, spread_value
-from tensoropt.engine.short_batches import ignored_targets
 from tensoropt.errors import PlanError
 from tensoropt.sharding.groups import batch_inputs
 
@@ -130,8 +130,8 @@ class ParallelModel:
         self.source = engine.source
         self.device = engine.runtime.device
         mesh = engine.runtime.device_mesh
-        short = functools.cache(lambda: ignored_targets(engine.strategy.graph))
-        self.convention = CallingConvention(model.forward, captured, engine.share, short)
+        ignored = functools.cache(lambda: ignored_targets(engine.strategy.graph))
+        self.convention = CallingConvention(model.forward, captured, engine.share, ignored)
         if captured.returned is not None:  # refused here, and not by the first call
             captured.returned.rebuild(torch.zeros(()))
         self.guard = Guard(model)
@@ -353,12 +353,16 @@ class ParallelModel:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns; in training its loss, with None in place of all else."""
-        inputs = self._inputs_of_call(args, kwargs)
+        pieces = self._inputs_of_call(args, kwargs)
         # A script whose model began on the meta device need not know where it went. Only then: a call of `to`
         # would be a compiled graph of its own, which does nothing.
-        if any(value.device != self.device for value in inputs):
-            inputs = [value.to(self.device) for value in inputs]
-        outputs = self.engine(*inputs, evaluating=not self.model.training)
+        if any(value.device != self.device for value in pieces[0]):
+            pieces = [[value.to(self.device) for value in inputs] for inputs in pieces]
+        evaluating = not self.model.training
+        if len(pieces) == 1:
+            outputs = self.engine(*pieces[0], evaluating=evaluating)
+        else:
+            outputs = (self.engine.loss_of_pieces(pieces, evaluating=evaluating),)
         # The engine replaces buffers instead of writing to them; the model has to show the new ones.
         if self.source.mutations:
             self._replace_buffers()
@@ -366,8 +370,9 @@ class ParallelModel:
             return self.captured.returned.rebuild(outputs[0])
         return torch.utils._pytree.tree_unflatten(list(outputs), self.captured.out_spec)
 
-    def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks."""
+    def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[torch.Tensor]]:
+        """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks; for
+        each piece, if it is an evaluation with more rows than the plan's."""
         self._stale.warn()
         if self.together is not None:
             self.together.went_on()
@@ -375,7 +380,9 @@ class ParallelModel:
         mode = mode_of(self.model.training, torch.is_grad_enabled())
         try:
             self.guard.check()
-            inputs = self.convention.inputs(args, kwargs)
+            # In training mode running statistics would change once per piece.
+            evaluates = not torch.is_grad_enabled() and not (self.model.training and self.source.mutations)
+            inputs = self.convention.inputs(args, kwargs, more=evaluates)
         except Exception:
             # The others are told before it is raised: they would wait for this rank in the call that it
             # refuses.
@@ -384,7 +391,7 @@ class ParallelModel:
             raise
         if compared is not None:
             compared.compare(inputs, mode)
-        return inputs
+        return self.convention.pieces(inputs)
 
     # -- state dicts ------------------------------------------------------------------------------
 

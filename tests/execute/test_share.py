@@ -93,3 +93,20 @@ def test_what_is_sent_of_a_batch(ranks: RankPool) -> None:
 def test_accumulated_gradients(ranks: RankPool) -> None:
     for micro in (1, 2):
         assert max(ranks.run(jobs.accumulated, micro)) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch"),
+    [
+        ((1, 2), "share"),
+        ((2, 2), "share"),
+        ((2, 2), "global"),
+        (("1f1b", 2, 2), "global"),
+        (("placed", 1), "share"),
+    ],
+    ids=str,
+)
+def test_evaluation_with_more_rows_than_the_plans(ranks: RankPool, mesh: Any, batch: str) -> None:
+    for far, rows in ranks.run(jobs.evaluated, mesh, batch, 44):
+        assert far < 1e-5
+        assert rows > 8

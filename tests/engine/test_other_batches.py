@@ -1,6 +1,9 @@
-"""Batches with fewer rows: filled up where the loss can ignore rows, refused with the reason elsewhere."""
+"""Batches with fewer or more rows: filled up, or cut where there are no gradients, if the loss can ignore
+rows; refused with the reason elsewhere."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 import torch
@@ -9,11 +12,12 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine.engine import unsplit_strategy
-from tensoropt.engine.short_batches import filled, ignored_targets
+from tensoropt.engine.other_batches import filled, ignored_targets, shares_of_pieces
 from tensoropt.errors import PlanError
 from tensoropt.execute import parallelize
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute.jobs import captured_model, spec
 
 
@@ -93,8 +97,38 @@ def test_training_and_evaluation_of_few_rows() -> None:
         with torch.no_grad():
             torch.testing.assert_close(model.eval()(ids, labels), expected.detach())
         model.train()
-    with pytest.raises(PlanError, match=r"\(8, 6\).*but this call has \(9, 6\)"):
+    with pytest.raises(PlanError, match=r"\(8, 6\).*but this call has \(9, 6\).*without gradients"):
         model(torch.cat([args[0], args[0][:1]]), torch.cat([args[1], args[1][:1]]))
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("rows", [9, 16, 21])
+def test_evaluation_of_many_rows(rows: int, micro: int) -> None:
+    """The loss of pieces with unequal numbers of targets is that of the batch."""
+    model, args, _ = spec("tokens").build()
+    plain, _, _ = spec("tokens").build()
+    graph = captured_model("tokens").graph
+    strategy = random_strategy(graph, (micro, 1), micro_strategies(graph, micro), random.Random(0))
+    parallelize(model, strategy, args, {}, as_measured=False)
+    ids, labels = (torch.cat([value] * 3)[:rows].clone() for value in args)
+    labels[0, :4] = labels[9:15] = -100
+    for each in (model, plain):
+        each.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, labels), plain(ids, labels))
+    # The plan goes on with its own batches.
+    model.train()(*args).backward()
+
+
+def test_losses_that_count_other_targets_are_not_cut() -> None:
+    alike = [
+        {"a": torch.tensor(1.0), "b": torch.tensor(2.0)},
+        {"a": torch.tensor(3.0), "b": torch.tensor(6.0)},
+    ]
+    assert [float(share) for share in shares_of_pieces(alike)] == [0.25, 0.75]
+    alike[1]["b"] = torch.tensor(1.0)
+    with pytest.raises(PlanError, match="ignore different targets"):
+        shares_of_pieces(alike)
 
 
 def test_a_model_that_cannot_ignore_rows_says_why() -> None:

@@ -1,15 +1,17 @@
-"""Batches with fewer rows than a plan is for: the last one of an epoch, or of an evaluation.
+"""Batches with other numbers of rows than a plan is for: the last one of an epoch, or those of an evaluation.
 
-The missing rows repeat the last one, with targets that the loss ignores. Its mean divides by the number of
-targets that count, so that loss and gradients are those of the rows that are there.
+*Fewer*: the missing rows repeat the last one, with targets that the loss ignores. Its mean divides by the
+number of targets that count, so that loss and gradients are those of the rows that are there. *More*, without
+gradients: the batch is run in pieces of the plan's size, whose losses count by their targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from tensoropt.errors import PlanError
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.families.losses import is_mean
 from tensoropt.ops.registry import spec_of
@@ -97,6 +99,26 @@ def _origin(source: OperatorGraph, loss: Operator, read: set[tuple[str, str]]) -
 def _argument(op: Operator, position: int, name: str, default: int) -> int:
     value: int = op.args[position] if len(op.args) > position else op.kwargs.get(name, default)
     return value
+
+
+def shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
+    """Return by how much the loss of each piece of a batch counts in the batch's own.
+
+    Args:
+        counts: of each piece, the targets that count in each loss.
+
+    Raises:
+        PlanError: the losses of the model's sum divide by targets that the pieces have unequal parts of.
+    """
+    totals = {name: sum(of[name] for of in counts) for name in counts[0]}
+    shares = [[of[name] / total for of in counts] for name, total in totals.items()]
+    first, *others = map(torch.stack, shares)
+    if any(not torch.allclose(first, other, equal_nan=True) for other in others):
+        raise PlanError(
+            "a batch with more rows than the plan's is evaluated in pieces, but the losses that this model "
+            "adds up ignore different targets of it; pass batches of the plan's size"
+        )
+    return list(first)
 
 
 def filled(value: torch.Tensor, rows: int, target: int | None) -> torch.Tensor:

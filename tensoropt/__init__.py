@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from tensoropt.exploration.exploration import Exploration
     from tensoropt.exploration.exploration import load_exploration as load
-    from tensoropt.machine import dashboard, measure_links, profiles
+    from tensoropt.machine import dashboard, detect, measure_links, profiles
     from tensoropt.plan.plan import Plan, load_plan
     from tensoropt.plan.point import Point
     from tensoropt.plan.space import Space
@@ -66,6 +66,7 @@ _MODULE_OF = {
     "choose": "tensoropt.saved",
     "compare": "tensoropt.api",
     "dashboard": "tensoropt.machine",
+    "detect": "tensoropt.machine",
     "device_profile": "tensoropt.shopping",
     "explore": "tensoropt.api",
     "explore_batches": "tensoropt.shopping",
@@ -131,6 +132,7 @@ __all__ = [
     "choose",
     "compare",
     "dashboard",
+    "detect",
     "device_profile",
     "errors",
     "explore",

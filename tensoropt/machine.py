@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.cluster.hosts import Network, host_count, together
+from tensoropt.cluster.hosts import network as network_between
 from tensoropt.console import shows_progress
 from tensoropt.costs.compute import MOST_SAMPLES, fit_errors
-from tensoropt.errors import TensorOptError, import_extra
+from tensoropt.errors import ClusterError, TensorOptError, import_extra
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.links import measure_links as measure_links_of_mesh
 from tensoropt.profiling.store import KINDS, ProfileStore
@@ -62,6 +64,64 @@ def measure_links(
                 stage=f"links {mesh.label}",
             )
     return fits
+
+
+def detect(hosts: str = "", network: str = "") -> Cluster:
+    """Return this host, or all hosts of a job, as a cluster.
+
+    In a job that torchrun started, one process of each host says what its host has. Otherwise all hosts are
+    taken to be like this one, which the cluster's ``source`` says.
+
+    Args:
+        hosts: how many there are: a number, ``slurm`` or the path of a hostfile; by default those of SLURM's
+            job, or this one.
+        network: the links between hosts, ``8xIB-400G`` or ``100Gbit/s``; by default what this host's cards
+            report.
+
+    Raises:
+        ClusterError: the hosts cannot be counted, no card says how fast it is, or hosts do not go together.
+    """
+    local = load_cluster("local")
+    if not hosts and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        found = _told(local, network)
+        return together([cluster for cluster, _ in found], min((net for _, net in found), key=_speed))
+    number, who, slots = host_count(hosts)
+    if slots is not None:
+        local = local.subset(slots)
+    if number == 1:
+        return local
+    made = together([local] * number, network_between(network))
+    return replace(made, source=f"this host, for {number} hosts ({who}) that are taken to be alike")
+
+
+def _speed(between: Network) -> float:
+    return between.link.bandwidth_bytes_per_s * between.cards
+
+
+def _told(local: Cluster, network: str) -> list[tuple[Cluster, Network]]:
+    """Return what the first process of each host has found there, in the order of ranks; all processes of a
+    job call it.
+
+    Raises:
+        ClusterError: what a host has cannot be found; on every rank.
+    """
+    import torch.distributed as dist
+
+    own: Any = None
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        try:
+            own = local.to_dict(), network_between(network)
+        except ClusterError as error:
+            own = str(error)
+    dist.init_process_group("gloo")
+    try:
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, own)
+    finally:
+        dist.destroy_process_group()
+    if refused := [f"rank {rank}: {one}" for rank, one in enumerate(told) if isinstance(one, str)]:
+        raise ClusterError(refused[0])
+    return [(Cluster.from_dict(one[0]), one[1]) for one in told if one is not None]
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def fit_terms(
         [_MOST_S if term in SECONDS else _BOUNDS[1] for term in terms] + [_BOUNDS[1]] * len(families)
     )
     # Where the value that a term is held near stands: with the family's, or with what it begins at.
-    held = np.array([family_of.get(term, -1) for term in terms] + [-1] * len(families))
+    near = np.array([family_of.get(term, -1) for term in terms] + [-1] * len(families))
     measured = np.array([one.measured_s for one in equations])
     weights = np.array([one.weight for one in equations])
     design = np.array([[one.by.get(term, 0.0) for term in terms] for one in equations])
@@ -159,7 +159,7 @@ def fit_terms(
         # Soft beyond the noise: sqrt of the pseudo-Huber loss, so that only steps are treated robustly.
         relative = weights * np.log(predicted / measured) / _NOISE
         soft = np.sign(relative) * np.sqrt(2.0 * (np.sqrt(1.0 + relative**2) - 1.0))
-        return np.concatenate([soft, (values - np.where(held < 0, begin, values[held])) / usual])
+        return np.concatenate([soft, (values - np.where(near < 0, begin, values[near])) / usual])
 
     # In units of what is usual, as factors and seconds differ by orders of magnitude.
     found = least_squares(errors, np.clip(begin, low, high), bounds=(low, high), x_scale=usual)

@@ -202,7 +202,7 @@ def _give_back(own: ProfileStore, users: ProfileStore, prefix: str) -> None:
 
 
 @dataclass
-class Turns:
+class PlanTurns:
     """Median seconds of the steps of plans that took turns, by plan, then lap.
 
     Attributes:
@@ -342,9 +342,9 @@ class _Tuner:
 
     # -- measuring --------------------------------------------------------------------------------
 
-    def _measured(self, plans: list[Plan]) -> Turns:
+    def _measured(self, plans: list[Plan]) -> PlanTurns:
         """Run plans in turns, and learn from them."""
-        turns = Turns([[] for _ in plans], [[] for _ in plans])
+        turns = PlanTurns([[] for _ in plans], [[] for _ in plans])
         for lap in range(1 if self.job else _MOST_LAPS):
             if lap >= _LAPS and turns.is_clear:
                 break

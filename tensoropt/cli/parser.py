@@ -20,6 +20,7 @@ from tensoropt.cli import (
     compare,
     dashboard,
     demo,
+    detect,
     explore,
     export,
     fit,
@@ -39,8 +40,8 @@ from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved
 from tensoropt.errors import TensorOptError
 
 _IN_ORDER = (
-    fit, explore, compare, choose, show, why, shop, recost, export, verify, tune, list_names, calibrate,
-    measure_links, profiles, dashboard, demo, selftest,
+    fit, explore, compare, choose, show, why, shop, recost, export, verify, tune, list_names, detect,
+    calibrate, measure_links, profiles, dashboard, demo, selftest,
 )  # fmt: skip
 VERBS: dict[str, Verb] = {module.VERB.name: module.VERB for module in _IN_ORDER}
 """The verbs of the command line, in the order in which ``--help`` lists them."""

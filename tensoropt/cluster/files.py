@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tensoropt.cluster.catalog import (
     LINK_FIELDS,
@@ -22,7 +25,7 @@ from tensoropt.cluster.local import available_cores, cpu_cluster, local_cluster
 from tensoropt.cluster.nvml import all_pairs, levels_from_pairs
 from tensoropt.cluster.quantities import MEMORY, count, positive
 from tensoropt.errors import ClusterError, suggest
-from tensoropt.files import read_document
+from tensoropt.files import read_document, write_text
 
 _FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
 _NODE_ENTRY_FIELDS = ("count", "devices")
@@ -78,6 +81,27 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
             " or give the path of a YAML or JSON file"
         )
     return _load_file(path)
+
+
+def save_cluster(cluster: Cluster, file: str | os.PathLike[str]) -> None:
+    """Write a cluster as a file that :func:`load_cluster` reads: JSON in ``.json``, YAML in ``.yaml``.
+
+    Raises:
+        ClusterError: the name ends in neither.
+        TensorOptError: the file cannot be written; the previous one is kept.
+    """
+    path = Path(file)
+    if path.suffix.lower() not in _FILE_ENDINGS:
+        raise ClusterError(
+            f"'{path}' is no name of a cluster file; let it end in {' or '.join(_FILE_ENDINGS)}"
+        )
+    data = cluster.to_dict()
+    text = (
+        json.dumps(data, indent=1) + "\n"
+        if path.suffix.lower() == ".json"
+        else yaml.safe_dump(data, sort_keys=False)
+    )
+    write_text(path, text)
 
 
 def _load_file(path: Path) -> Cluster:

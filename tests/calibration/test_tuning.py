@@ -12,7 +12,7 @@ import pytest
 from tensoropt.api import explore
 from tensoropt.calibration import tuning
 from tensoropt.calibration.calibrate import calibrate
-from tensoropt.calibration.tuning import FILE, PLAN, Tuning, Turns, tune
+from tensoropt.calibration.tuning import FILE, PLAN, Tuning, PlanTurns, tune
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.keys import plan_key
@@ -58,7 +58,7 @@ class Machine:
         def measured(self, plans):
             machine.ran.append([plan_key(plan) for plan in plans])
             laps = [[machine.seconds[plan_key(plan)]] * 3 for plan in plans]
-            return Turns(laps, laps)
+            return PlanTurns(laps, laps)
 
         def best(self, memory_bytes, state):
             if machine.candidates:
@@ -97,12 +97,12 @@ def test_the_faster_is_kept_and_the_slower_rolled_back(explored, folder, store, 
     ],
 )
 def test_turns_go_on_until_the_difference_is_clear(first, second, clear):
-    assert Turns([first, second], [first, second]).is_clear is clear
+    assert PlanTurns([first, second], [first, second]).is_clear is clear
 
 
 def test_plans_are_compared_at_the_same_pace():
     # The second one ran in a minute that was half as fast.
-    turns = Turns([[0.3, 0.3], [0.4, 0.4]], [[0.3, 0.3], [0.2, 0.2]])
+    turns = PlanTurns([[0.3, 0.3], [0.4, 0.4]], [[0.3, 0.3], [0.2, 0.2]])
     assert turns.medians_s == [0.3, 0.4]
     assert turns.change[0] == pytest.approx(math.log(2 / 3))
 

@@ -1,0 +1,217 @@
+"""Several hosts as one cluster: how many a job has, the network between them, and what each of them has.
+
+Hosts are counted by a hostfile or by SLURM, and are then taken to be like this one; or the processes of a job
+say what their own hosts have (:func:`tensoropt.detect` under ``torchrun``). The network is what this host's
+cards report to the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tensoropt.cluster.catalog import link, list_links
+from tensoropt.cluster.hardware import Cluster, Level, Link
+from tensoropt.cluster.quantities import BANDWIDTH
+from tensoropt.errors import ClusterError
+
+_SYSTEM = Path("/sys/class")
+_SLURM = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+_LATENCIES = {"InfiniBand": "IB-400G", "Ethernet": "Ethernet-100G", "RoCE": "IB-400G"}
+"""The links of the catalogue whose latency is that of cards: RoCE moves memory as InfiniBand does."""
+_BITS = 8
+_FORMAT = "HOST, HOST slots=8 or HOST:8, a line each"
+
+
+class Network(NamedTuple):
+    """The links of each host to the others."""
+
+    link: Link
+    cards: int
+
+
+class Hosts(NamedTuple):
+    """How many hosts a job has, who says so, and the devices to take of each; None for all."""
+
+    number: int
+    who: str
+    slots: int | None = None
+
+
+def host_count(hosts: str = "") -> Hosts:
+    """Return how many hosts a job has.
+
+    Args:
+        hosts: a number, the path of a hostfile, or ``slurm``; by default SLURM's job, or this host alone.
+
+    Raises:
+        ClusterError: it is none of them, the file is damaged, or this is no SLURM job.
+    """
+    if re.fullmatch(r"\d+", hosts):
+        if int(hosts) < 1:
+            raise ClusterError(f"--hosts {hosts} are no hosts; give at least 1")
+        return Hosts(int(hosts), "--hosts")
+    for name in _SLURM if hosts in ("", "slurm") else ():
+        if os.environ.get(name, "").isdigit():
+            return Hosts(int(os.environ[name]), name)
+    if hosts == "slurm":
+        raise ClusterError(
+            f"--hosts slurm, but {_SLURM[0]} is not set; run it inside a job (salloc, sbatch), or give the "
+            "number of hosts"
+        )
+    if not hosts:
+        return Hosts(1, "this host alone")
+    slots = _hostfile(Path(hosts))
+    return Hosts(len(slots), hosts, next(iter(slots.values())))
+
+
+def _hostfile(path: Path) -> Mapping[str, int | None]:
+    """Return the slots of each host, None where none are given; formats of Open MPI, DeepSpeed and MPICH."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(
+            f"--hosts '{path}' is no number and no readable hostfile ({error}); give the number of hosts, "
+            f"slurm, or a file with {_FORMAT}"
+        ) from None
+    found: dict[str, int | None] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = re.fullmatch(r"(?P<host>[\w.\-]+)(?::(?P<a>\d+)|\s+(?:max_)?slots\s*=\s*(?P<b>\d+).*)?", text)
+        if match is None:
+            raise ClusterError(f"line {number} of hostfile '{path}' is '{text}'; write {_FORMAT}")
+        slots = match["a"] or match["b"]
+        found[match["host"]] = int(slots) if slots else None
+    if not found:
+        raise ClusterError(f"hostfile '{path}' names no host; write {_FORMAT}")
+    if len(set(found.values())) > 1:
+        several = ", ".join(f"{host} {slots or 'without slots'}" for host, slots in found.items())
+        raise ClusterError(
+            f"the hosts of '{path}' have different slots ({several}); hosts of one cluster have equally many "
+            "devices, so leave out the others"
+        )
+    return found
+
+
+def network(text: str = "") -> Network:
+    """Return the links between hosts.
+
+    Args:
+        text: a link of the catalogue or a bandwidth, with the number of cards before it if there are several:
+            ``IB-400G``, ``8xIB-400G``, ``2x100Gbit/s``. By default what this host's active cards report:
+            those of InfiniBand or RoCE, or else the fastest of Ethernet.
+
+    Raises:
+        ClusterError: the text is no link, or no card reports a speed.
+    """
+    if text:
+        cards, _, name = text.partition("x") if re.match(r"\d+x", text) else ("1", "", text)
+        if int(cards) < 1:
+            raise ClusterError(f"--network '{text}' has no card; write for example 8xIB-400G")
+        if name in list_links():
+            return Network(link(name), int(cards))
+        try:
+            bandwidth = BANDWIDTH.read_written(name, "--network")
+        except ClusterError as error:
+            raise ClusterError(
+                f"{error}; or give a link of the catalogue, for example 8xIB-400G ({', '.join(list_links())})"
+            ) from None
+        return Network(_link("Ethernet", bandwidth, "--network"), int(cards))
+    found = list(_remote_memory_cards()) or list(_ethernet_cards())
+    if not found:
+        raise ClusterError(
+            "no network card of this host reports its speed; give --network, for example 8xIB-400G or "
+            "100Gbit/s"
+        )
+    fastest = max(bandwidth for _, bandwidth in found)
+    kinds = [kind for kind, bandwidth in found if bandwidth == fastest]
+    return Network(_link(kinds[0], fastest, "read from /sys/class on one host"), len(kinds))
+
+
+def _link(kind: str, bandwidth: float, source: str) -> Link:
+    like = link(_LATENCIES[kind])
+    return Link(
+        name=f"{kind}-{bandwidth * _BITS / 1e9:g}G",
+        latency_s=like.latency_s,
+        bandwidth_bytes_per_s=bandwidth,
+        source=f"{source}; latency: that of {like.name}",
+    )
+
+
+def _remote_memory_cards() -> Iterator[tuple[str, float]]:
+    """Yield the kind and bytes per second of active ports of InfiniBand and RoCE."""
+    for port in sorted(_SYSTEM.glob("infiniband/*/ports/*")):
+        rate = re.match(r"([\d.]+)\s*Gb/sec", _read(port / "rate"))
+        if rate and "ACTIVE" in _read(port / "state"):
+            kind = "RoCE" if _read(port / "link_layer") == "Ethernet" else "InfiniBand"
+            yield kind, float(rate[1]) * 1e9 / _BITS
+
+
+def _ethernet_cards() -> Iterator[tuple[str, float]]:
+    """Yield the kind and bytes per second of the cards that are up; bridges and the like are no devices."""
+    for card in sorted(_SYSTEM.glob("net/*")):
+        speed = _read(card / "speed")
+        if (
+            (card / "device").exists()
+            and _read(card / "operstate") == "up"
+            and speed.isdigit()
+            and int(speed)
+        ):
+            yield "Ethernet", int(speed) * 1e6 / _BITS
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):  # a card that is down refuses to tell its speed
+        return ""
+
+
+def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Cluster:
+    """Return the cluster of all devices of some hosts, in their order.
+
+    Args:
+        hosts: what each of them has.
+        between: the network; of hosts that report different ones, the slowest.
+
+    Raises:
+        ClusterError: they have different numbers of devices, or are linked otherwise inside.
+    """
+    first = hosts[0]
+    counts = [host.device_count for host in hosts]
+    if len(set(counts)) > 1:
+        raise ClusterError(
+            f"the hosts have {', '.join(map(str, counts))} devices; hosts of one cluster have equally "
+            f"many, so show {min(counts)} of each (CUDA_VISIBLE_DEVICES)"
+        )
+    shapes = {tuple((level.name, level.size) for level in host.levels) for host in hosts}
+    if len(shapes) > 1:
+        raise ClusterError(
+            "the devices of the hosts are linked in different ways inside; describe the cluster in a file, "
+            "and leave out what is faster on some"
+        )
+    inside = [
+        min(of, key=lambda level: level.link.bandwidth_bytes_per_s)
+        for of in zip(*(h.levels for h in hosts), strict=True)
+    ]
+    if len(hosts) == 1:
+        return first
+    return Cluster(
+        name=name or f"{len(hosts)} hosts",
+        devices=tuple(device for host in hosts for device in host.devices),
+        levels=(
+            Level(name="node", size=len(hosts), link=between.link, link_count=between.cards),
+            *inside,
+        ),
+        pairs={
+            (low + number * counts[0], high + number * counts[0]): value
+            for number, host in enumerate(hosts)
+            for (low, high), value in host.pairs.items()
+        },
+        source=f"detected on {len(hosts)} hosts",
+    )

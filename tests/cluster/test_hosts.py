@@ -1,0 +1,170 @@
+"""Hosts: counted by files and SLURM, joined into one cluster, with the network that their cards report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt.cluster import hosts as module
+from tensoropt.cluster import link, load_cluster
+from tensoropt.cluster.files import save_cluster
+from tensoropt.cluster.hosts import Network, host_count, network, together
+from tensoropt.errors import ClusterError
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch):
+    for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch) -> Path:
+    """A host's ``/sys/class``, which is empty at first."""
+    monkeypatch.setattr(module, "_SYSTEM", tmp_path / "class")
+    return tmp_path / "class"
+
+
+def card(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_text(content + "\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1\nnode2\n", 2),
+        ("# mine\nnode1 slots=8\nnode2 slots=8 max_slots=16  # the other\n\n", 2),
+        ("10.0.0.1:4\n10.0.0.2:4\n10.0.0.3:4", 3),
+    ],
+)
+def test_hostfiles(text: str, hosts: int, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(text)
+    assert host_count(str(tmp_path / "hosts"))[:2] == (hosts, str(tmp_path / "hosts"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("node1 8 gpus", "line 1 of hostfile .* is 'node1 8 gpus'; write HOST"),
+        ("# nothing\n", "names no host"),
+        ("a slots=8\nb slots=4", "different slots .a 8, b 4."),
+    ],
+)
+def test_damaged_hostfiles(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(ClusterError, match=says):
+        host_count(str(tmp_path / "hosts"))
+
+
+def test_hosts_of_slurm_by_number_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert host_count() == (1, "this host alone", None)
+    assert host_count("3") == (3, "--hosts", None)
+    with pytest.raises(ClusterError, match="run it inside a job"):
+        host_count("slurm")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "4")
+    assert host_count() == host_count("slurm") == (4, "SLURM_JOB_NUM_NODES", None)
+    with pytest.raises(ClusterError, match="at least 1"):
+        host_count("0")
+    with pytest.raises(ClusterError, match="no number and no readable hostfile"):
+        host_count(str(tmp_path / "absent"))
+
+
+def test_a_network_in_words() -> None:
+    assert network("8xIB-400G") == Network(link("IB-400G"), 8)
+    found = network("2x100Gbit/s")
+    assert (found.link.name, found.link.bandwidth_bytes_per_s, found.cards) == ("Ethernet-100G", 12.5e9, 2)
+    for text in ("IB-9", "0xIB-400G", "100", "x"):
+        with pytest.raises(ClusterError):
+            network(text)
+
+
+def test_the_network_of_cards(system: Path) -> None:
+    with pytest.raises(ClusterError, match="no network card"):
+        network()
+    card(system / "net" / "eth0", speed="25000", operstate="up", device="")
+    card(system / "net" / "docker0", speed="100000", operstate="up")  # no card
+    card(system / "net" / "eth1", speed="-1", operstate="down", device="")
+    found = network()
+    assert (found.link.name, found.cards, found.link.latency_s) == (
+        "Ethernet-25G", 1, link("Ethernet-100G").latency_s,
+    )  # fmt: skip
+    for number in range(2):
+        port = system / "infiniband" / f"mlx5_{number}" / "ports" / "1"
+        card(port, rate="400 Gb/sec (4X NDR)", state="4: ACTIVE", link_layer="InfiniBand")
+    card(
+        system / "infiniband" / "mlx5_9" / "ports" / "1",
+        rate="400 Gb/sec",
+        state="1: DOWN",
+        link_layer="Ethernet",
+    )
+    card(
+        system / "infiniband" / "mlx5_8" / "ports" / "1",
+        rate="100 Gb/sec",
+        state="4: ACTIVE",
+        link_layer="Ethernet",
+    )
+    found = network()
+    assert (found.link.name, found.link.bandwidth_bytes_per_s, found.cards) == ("InfiniBand-400G", 50e9, 2)
+
+
+def test_hosts_become_one_cluster_that_a_file_keeps(tmp_path: Path) -> None:
+    a, b = load_cluster("dgx-h100"), load_cluster("dgx-a100")
+    made = together([a, b], Network(link("IB-200G"), 4))
+    assert made.counts == "8 x H100-80GB, 8 x A100-80GB"
+    assert [(level.name, level.size, level.link.name, level.link_count) for level in made.levels] == [
+        ("node", 2, "IB-200G", 4),
+        ("gpu", 8, "NVLink3", 1),  # the slower one
+    ]
+    links = {"pairs": [{"between": [0, 1], "link": "PCIe5"}]}
+    near = load_cluster({"devices": [{"kind": "H100-80GB", "count": 2}], "links": links})
+    assert together([near, near], Network(link("IB-200G"), 1)).link(2, 3) == near.link(0, 1)
+    for name in ("c.yaml", "c.json"):
+        save_cluster(made, tmp_path / name)
+        assert load_cluster(tmp_path / name) == made
+    with pytest.raises(ClusterError, match="let it end in"):
+        save_cluster(made, tmp_path / "c.txt")
+    with pytest.raises(ClusterError, match="8, 4 devices"):
+        together([a, b.subset(4)], Network(link("IB-200G"), 4))
+
+
+def test_hosts_like_this_one_are_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    here, found = load_cluster("local"), tensoropt.detect(network="IB-400G")
+    assert found.device_count == 2 * here.device_count
+    assert found.levels[0].link.name == "IB-400G"
+    assert "SLURM_JOB_NUM_NODES" in found.source
+    assert "that are taken to be alike" in found.source
+    assert tensoropt.detect("1") == here
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1")
+    assert tensoropt.detect(str(tmp_path / "hosts"), "IB-400G").device_count == 2
+
+
+@pytest.mark.distributed
+def test_processes_of_a_job_say_what_their_hosts_have(tmp_path: Path) -> None:
+    """Two processes that are the first ones of their hosts, and one that is not."""
+    file = tmp_path / "cluster.json"
+    words = [sys.executable, "-m", "tensoropt", "detect", "--network", "2xIB-200G", "--out", str(file)]
+    job = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
+    ranks = [
+        subprocess.Popen(
+            words,
+            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank // 2)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+    assert "saved: " in said[0][0]
+    assert said[1][0].strip() == ""
+    saved = json.loads(file.read_text())
+    assert saved["source"] == "detected on 2 hosts"
+    assert saved["levels"][0]["size"] == 2

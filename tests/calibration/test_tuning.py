@@ -12,7 +12,7 @@ import pytest
 from tensoropt.api import explore
 from tensoropt.calibration import tuning
 from tensoropt.calibration.calibrate import calibrate
-from tensoropt.calibration.tuning import FILE, PLAN, Tuning, PlanTurns, tune
+from tensoropt.calibration.tuning import FILE, PLAN, PlanTurns, Tuning, tune
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.keys import plan_key

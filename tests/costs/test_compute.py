@@ -250,7 +250,14 @@ def test_classes_reach_shares_of_their_own():
 def test_older_kernels_take_longer():
     device = load_cluster("dgx-h100").device
     newest, older = reached_by(device), reached_by(device, "2023-05")
-    assert reached_by(device, "2024-03") == older != newest == reached_by(device, "2024-05-17")
+    middle = reached_by(device, "2024-05-17")
+    assert reached_by(device, "2024-03") == older != middle == reached_by(device, "2024-12")
+    assert reached_by(device, "2025-01") == newest != middle
+    # Products as they were, attention by newer kernels; on an A100 nothing is newer.
+    assert newest.of("matrix product") == middle.of("matrix product")
+    assert newest.of("attention") > 1.5 * middle.of("attention")
+    a100 = load_cluster("dgx-a100").device
+    assert reached_by(a100) == reached_by(a100, "2024-05")
     product = work("aten.linear.default")
     call = by_call(1e13, CallWork(1e13, 1000, 1000))
     new_s, old_s = (

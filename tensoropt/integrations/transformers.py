@@ -20,10 +20,10 @@ from tensoropt.execute import (
     load_checkpoint,
     original_shape,
     parallelize,
-    sampler,
     save_checkpoint,
     save_pretrained,
 )
+from tensoropt.integrations.rows import rows_of_rank
 from tensoropt.integrations.trainer_arguments import LOGITS, check_accelerator, check_arguments
 from tensoropt.plan.plan import Plan
 
@@ -133,15 +133,14 @@ class PlanTrainer(Trainer):
         """Return this rank's rows; with one share they are in the order of accelerate's sampler."""
         if dataset is None or isinstance(dataset, IterableDataset):
             return None
-        whole, world = self._parallel.global_rows, self._data_world
-        last, drop = len(dataset) % whole, self.args.dataloader_drop_last
-        if 0 < last < world and not drop:
-            raise PlanError(
-                f"the last of the batches of {whole} rows from {len(dataset)} samples has {last}, which "
-                f"cannot be divided among {world} ranks; pass dataloader_drop_last=True, or other samples"
-            )
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return sampler(self._parallel.model, dataset, shuffle=shuffle, seed=seed, drop_last=drop)
+        return rows_of_rank(
+            self._parallel.model,
+            dataset,
+            shuffle=shuffle,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            drop_last=self.args.dataloader_drop_last,
+            remedy="dataloader_drop_last=True",
+        )
 
     def get_tp_size(self) -> int:
         """The ranks that pass the same rows, by which Trainer divides what it counts over all ranks."""

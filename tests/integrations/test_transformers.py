@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import random
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,66 +12,21 @@ import pytest
 from torch import nn
 from transformers import Trainer
 
-from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.integrations.transformers import PlanTrainer
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.configurations import Configuration, batch_strategies, enumerate_configurations
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.docs.programs import run_job
-from tests.execute.test_jobs import finished, torchrun
-from tests.execute.test_train import write_strategy
 from tests.integrations import trainer_jobs as jobs
-
-SOURCE = "tests.integrations.trainer_jobs:recipe"
-KINDS = ["data", "tensor", "data in micro-batches", "pipeline"]
-
-
-def write_plan(folder: Path, kind: str, source: str = SOURCE) -> str:
-    """A plan for two ranks that divides the batch and nothing else, or everything but the batch; or one for a
-    single device."""
-    graph = load_model(ModelSpec(source)).graph
-    mesh = (2,) if kind == "alone" else (1 + ("micro" in kind), 2)
-    along, data, rng = micro_strategies(graph, mesh[0]), batch_strategies(graph), random.Random(1)
-    given = {}
-    for group in graph.groups:
-        kept = [Configuration(group, (along[group.name], data[group.name]))]
-        if kind == "tensor":
-            others = enumerate_configurations(graph.atoms, group, mesh, along[group.name])
-            kept = [c for c in others if c.strategies[1] != data[group.name]] or list(others)
-        if kind != "alone":
-            given[group.name] = rng.choice(kept)
-    strategy = random_strategy(graph, mesh, along, rng, given=given)
-    assert kind == "alone" or {label for c in given.values() for label in c.labels} != {"none"}
-    shares = 2 if "data" in kind else 1
-    return str(write_strategy(folder / f"plan{shares}", strategy, source))
+from tests.integrations.planned import KINDS, SOURCE, close, ran_by, write_plan
 
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None, source: str = SOURCE) -> Any:
-    """What two ranks found under a plan: real processes, or those of the pool, which start sooner."""
-    plan = kind if kind == "pipeline" else write_plan(folder, kind, source)
-    words = [jobs.__file__, what, str(folder), plan]
-    if ranks is None:
-        code, output = finished(torchrun(*words))
-        assert code == 0, output
-    else:
-        run_job(ranks, ["--nproc-per-node", "2", *words])
-    return json.loads((folder / "found.json").read_text())
+    return ran_by(jobs.__file__, what, folder, kind, ranks, source)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What a plain trainer finds in this process."""
     return cache(lambda what: jobs.JOBS[what](tmp_path_factory.mktemp(what), None))
-
-
-def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        if isinstance(values, dict):
-            close(found[name], values)
-        else:
-            assert found[name] == pytest.approx(values, rel=1e-5), name
 
 
 @pytest.mark.distributed

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Trai
 
 import tensoropt
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.random_strategies import random_pipeline
 
 GLOBAL, LENGTH, VOCABULARY, STEPS = 4, 8, 61, 20
@@ -57,6 +58,12 @@ def adapted() -> nn.Module:
 
 def adapted_recipe() -> tuple[nn.Module, tuple[Any, ...], dict[str, torch.Tensor]]:
     return adapted(), (), recipe()[2]
+
+
+def pipelined() -> ParallelStrategy:
+    """A strategy of two stages and two micro-batches for :func:`recipe`."""
+    graph = load_model(ModelSpec("tests.integrations.trainer_jobs:recipe")).graph
+    return random_pipeline(graph, (2, 2), "1f1b", random.Random(0))
 
 
 class Samples(Dataset[dict[str, Any]]):
@@ -126,9 +133,7 @@ def trainer(
 
     model, world = make(), 1
     if plan == "pipeline":
-        graph = load_model(ModelSpec("tests.integrations.trainer_jobs:recipe")).graph
-        strategy = random_pipeline(graph, (2, 2), "1f1b", random.Random(0))
-        tensoropt.parallelize(model, strategy, (), recipe()[2], batch="share")
+        tensoropt.parallelize(model, pipelined(), (), recipe()[2], batch="share")
     else:
         world, passed["plan"] = int(Path(plan).stem[-1]), plan
     return PlanTrainer(model, arguments(folder, world, **more), **passed)

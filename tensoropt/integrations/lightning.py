@@ -1,0 +1,389 @@
+"""Lightning's Trainer and Fabric for models that run by a plan: a strategy for each.
+
+They differ from Lightning's own strategy for ``DTensor`` models in three things: a plan says what runs where,
+a rank loads the rows that its place in the plan asks for, and checkpoints outlive their plan.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_of
+from tensoropt.engine.runtime import leave_job
+from tensoropt.errors import PlanError, import_extra
+from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, whole
+from tensoropt.integrations.rows import order_of_loader
+from tensoropt.plan.plan import Plan
+
+import_extra("lightning", "lightning", "tensoropt.integrations.lightning")
+
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout  # noqa: E402
+from lightning.fabric.strategies import ModelParallelStrategy as FabricModelParallelStrategy  # noqa: E402
+from lightning.fabric.strategies.strategy import _validate_keys_for_strict_loading  # noqa: E402
+from lightning.fabric.utilities.data import _update_dataloader  # noqa: E402
+from lightning.fabric.utilities.load import _METADATA_FILENAME  # noqa: E402
+from lightning.fabric.utilities.types import _Stateful  # noqa: E402
+from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
+from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
+
+_STATE = "plan"
+"""The folder in a checkpoint that :func:`tensoropt.save_checkpoint` writes; Lightning's rest is beside it."""
+
+
+class _RunsByPlan:
+    """What both strategies do; mixed into Lightning's.
+
+    Args:
+        plan: a plan or its file; None for a model that is parallelized already.
+        settings: as for :func:`tensoropt.parallelize`; a rank passes its share of the batch by default.
+    """
+
+    root_device: torch.device
+    broadcast: Callable[[Any], Any]
+    is_global_zero: bool
+
+    def __init__(self, plan: str | os.PathLike[str] | Plan | None, settings: dict[str, Any]):
+        self._plan = plan
+        self._settings = {"batch": "share", **settings}
+        self._parallel: ParallelModel | None = None
+
+    def _run_by_plan(self, model: nn.Module) -> None:
+        """Parallelize a model, unless it is, and let it be the one of this strategy."""
+        if self._plan is not None and not hasattr(model, ATTRIBUTE):
+            parallelize(model, self._plan, device=self.root_device, **self._settings)
+        self._parallel = parallel_of(model)
+
+    @property
+    def parallel(self) -> ParallelModel:
+        """The model that runs by the plan."""
+        if self._parallel is None:
+            raise PlanError(
+                f"{type(self).__name__} has no model yet; set up the model before the loaders, which get "
+                "each rank's rows"
+            )
+        return self._parallel
+
+    def _begin(self, precision: str) -> None:
+        """What comes before Lightning makes the process group.
+
+        Raises:
+            PlanError: the precision is not the plan's.
+        """
+        if precision != "32-true":
+            raise PlanError(
+                f"{type(self).__name__} cannot follow precision={precision!r}: a plan computes in the type "
+                "that its model was explored with; explore with --dtype bfloat16, and leave precision out"
+            )
+        # Lightning does not end gloo's groups, whose threads abort a process at its end.
+        atexit.register(leave_job)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The share of the batch that this rank loads, for samplers that Lightning makes."""
+        model = self.parallel.model
+        return {"num_replicas": model.data_world, "rank": model.data_rank}
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return a loader of this rank's rows."""
+        if not isinstance(dataloader, DataLoader):
+            return dataloader
+        model = self.parallel.model
+        order = order_of_loader(dataloader, model, seed=0)
+        if order is None:
+            return dataloader
+        if type(dataloader.sampler) in (SequentialSampler, RandomSampler):  # Lightning was told to keep it
+            if order.num_replicas > 1:
+                raise PlanError(
+                    f"with use_distributed_sampler=False this loader gives all ranks the same rows, but the "
+                    f"plan divides the batch among {order.num_replicas} shares; leave it out, or pass a "
+                    "loader with tensoropt.sampler(model, dataset)"
+                )
+            return dataloader
+        loader = _update_dataloader(dataloader, order)
+        loader.batch_sampler.batch_size = order.batch_size
+        return loader
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def _write(self, path: Path, optimizer: Optimizer | None, rest: Mapping[str, Any]) -> None:
+        if self.is_global_zero:
+            if path.is_file():
+                path.unlink()
+            path.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(path / _STATE, self.parallel.model, optimizer)
+        if self.is_global_zero:
+            torch.save(dict(rest), path / _METADATA_FILENAME)
+
+    def _read(self, path: Path, optimizer: Optimizer | None, weights_only: bool | None) -> dict[str, Any]:
+        """Load the model and its optimizer; return the rest.
+
+        Raises:
+            PlanError: it is not a checkpoint of a plan.
+        """
+        if not (path / _STATE).is_dir():
+            raise PlanError(
+                f"{path} has no folder '{_STATE}': it was not written by {type(self).__name__}; load the "
+                "weights into the model before it is set up"
+            )
+        load_checkpoint(path / _STATE, self.parallel.model, optimizer)
+        rest: dict[str, Any] = torch.load(
+            path / _METADATA_FILENAME, map_location="cpu", weights_only=weights_only
+        )
+        return rest
+
+
+def _refuse(strategy: object, **options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise PlanError(
+                f"{type(strategy).__name__} writes folders of torch.distributed.checkpoint, which cannot "
+                f"follow {name}={value!r}; leave it out"
+            )
+
+
+class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
+    """The strategy for a ``Trainer`` whose model runs by a plan.
+
+    One attribute of the ``LightningModule`` is the model that the plan is for; losses, clipping, accumulation
+    and schedules are those of a ``Trainer`` in one process with the plan's global batch. The module needs no
+    change, and no ``configure_model``.
+
+    Checkpoints are folders, which any plan of the model can continue from; those with weights alone
+    (``weights_only=True``) are files for ``load_from_checkpoint``.
+
+    Args:
+        plan: a plan or its file; None if ``configure_model`` calls :func:`tensoropt.parallelize`.
+        model: the name of the attribute; by default the only one that has trained parameters.
+        timeout: the longest that a collective waits for another rank.
+        settings: as for :func:`tensoropt.parallelize`; ``batch`` is ``"share"`` by default.
+
+    Raises:
+        PlanError: while the trainer starts: its settings ask for what a plan cannot do, the module trains
+            more than the model, or :func:`tensoropt.parallelize` raises it.
+    """
+
+    def __init__(
+        self,
+        plan: str | os.PathLike[str] | Plan | None = None,
+        *,
+        model: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        **settings: Any,
+    ):
+        ModelParallelStrategy.__init__(self, timeout=timeout)
+        _RunsByPlan.__init__(self, plan, settings)
+        self._asked, self._name = model, ""
+
+    def setup_environment(self) -> None:
+        self._begin(self.precision_plugin.precision)
+        super().setup_environment()
+
+    def setup(self, trainer: Any) -> None:
+        # Not the base class's, which asks for a `configure_model` that parallelizes.
+        super(ModelParallelStrategy, self).setup(trainer)
+        if trainer.state.fn == TrainerFn.PREDICTING and self.parallel.source.training:
+            raise PlanError(
+                "under a training plan the model returns its loss and no logits; predict with a plain "
+                "Trainer and the module that `with tensoropt.whole(model) as plain:` gives"
+            )
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) > 1:
+            raise PlanError(
+                f"a checkpoint of a plan has one optimizer, but configure_optimizers returned "
+                f"{len(self.optimizers)}; make groups of parameters of one"
+            )
+
+    def model_to_device(self) -> None:
+        """Parallelize the model, and move the rest of the module to the device."""
+        module = self.lightning_module
+        assert module is not None
+        self._name = self._name_of_model(module)
+        self._run_by_plan(module.get_submodule(self._name))
+        outside = [
+            name
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and not name.startswith(self._prefix)
+        ]
+        if outside:
+            raise PlanError(
+                f"the plan is for {self._name}, but {type(module).__name__} also trains "
+                f"{', '.join(outside[:3])}, whose gradients no rank would add up; make it a part of the "
+                "explored model, or freeze it"
+            )
+        module.to(self.root_device)
+
+    def _name_of_model(self, module: nn.Module) -> str:
+        done = [name for name, part in module.named_modules() if hasattr(part, ATTRIBUTE)]
+        trained = [
+            name for name, part in module.named_children() if any(p.requires_grad for p in part.parameters())
+        ]
+        names = done or ([self._asked] if self._asked is not None else trained)
+        if not done and self._plan is None:
+            raise PlanError(
+                "PlanStrategy has no plan; pass one, or call tensoropt.parallelize in configure_model"
+            )
+        if len(names) != 1 or not names[0]:
+            raise PlanError(
+                f"PlanStrategy runs one attribute of a LightningModule by the plan, but "
+                f"{type(module).__name__} has {len(names)} with trained parameters: "
+                f"{', '.join(names) or 'none'}; keep the explored model in one, and pass its name as model"
+            )
+        return names[0]
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._name}."
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return what the module has beside the model."""
+        assert self.lightning_module is not None
+        state = self.lightning_module.state_dict()
+        return {key: value for key, value in state.items() if not key.startswith(self._prefix)}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return nothing: :meth:`save_checkpoint` writes it together with the model."""
+        return {}
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        _refuse(self, storage_options=storage_options)
+        path = Path(self.broadcast(filepath))
+        if "optimizer_states" in checkpoint:
+            optimizer = self.optimizers[0] if self.optimizers else None
+            self._write(path, optimizer, checkpoint)
+            return
+        with whole(self.parallel.model, "cpu") as plain:
+            weights = {self._prefix + key: value for key, value in plain.state_dict().items()}
+        checkpoint["state_dict"] |= weights
+        super(ModelParallelStrategy, self).save_checkpoint(checkpoint, path)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        path = Path(self.broadcast(checkpoint_path))
+        module = self.lightning_module
+        assert module is not None
+        training = module.trainer.state.fn == TrainerFn.FITTING
+        if path.is_file():
+            plain = super(ModelParallelStrategy, self).load_checkpoint(path, weights_only)
+            if not (training and "optimizer_states" in plain):
+                return plain
+        optimizer = self.optimizers[0] if training and self.optimizers else None
+        rest = self._read(path, optimizer, weights_only)
+        model = {k: v for k, v in module.state_dict().items() if k.startswith(self._prefix)}
+        rest["state_dict"] = model | rest["state_dict"]
+        return rest
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.lightning_module is not None
+        self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+
+class FabricPlanStrategy(_RunsByPlan, FabricModelParallelStrategy):
+    """The strategy for a ``Fabric`` whose model runs by a plan.
+
+    ``fabric.setup`` parallelizes the model, and ``fabric.setup_dataloaders``, called after it, gives each
+    rank its rows. ``fabric.save`` writes a folder, which ``fabric.load`` reads under any plan of the model.
+
+    Args:
+        plan: a plan or its file; None for a model that :func:`tensoropt.parallelize` returned.
+        timeout: the longest that a collective waits for another rank.
+        settings: as for :func:`tensoropt.parallelize`; ``batch`` is ``"share"`` by default.
+
+    Raises:
+        PlanError: when the job starts or the model is set up: the settings ask for what a plan cannot do, or
+            :func:`tensoropt.parallelize` raises it.
+    """
+
+    def __init__(
+        self,
+        plan: str | os.PathLike[str] | Plan | None = None,
+        *,
+        timeout: timedelta | None = default_pg_timeout,
+        **settings: Any,
+    ):
+        FabricModelParallelStrategy.__init__(self, self._parallelized, timeout=timeout)
+        _RunsByPlan.__init__(self, plan, settings)
+
+    def _parallelized(self, model: Any, _: Any) -> Any:
+        if self._parallel is not None:
+            raise PlanError(
+                f"FabricPlanStrategy runs one model by its plan, and {type(model).__name__} is a second; do "
+                "not set up a model that is not trained"
+            )
+        self._run_by_plan(model)
+        return model
+
+    def setup_environment(self) -> None:
+        self._begin(self.precision.precision)
+        super().setup_environment()
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        state: dict[str, Any],
+        storage_options: Any = None,
+        filter: Any = None,
+    ) -> None:
+        _refuse(self, storage_options=storage_options, filter=filter)
+        optimizer, rest = self._parts(state)
+        states = {name: obj.state_dict() if isinstance(obj, _Stateful) else obj for name, obj in rest.items()}
+        self._write(Path(self.broadcast(path)), optimizer, states)
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        state: Any = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        path = Path(self.broadcast(path))
+        if isinstance(state, nn.Module):
+            weights = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only)
+            state.load_state_dict(weights, strict=strict)
+            return {}
+        optimizer, wanted = self._parts(state)
+        saved = self._read(path, optimizer, weights_only)
+        _validate_keys_for_strict_loading(wanted.keys(), saved.keys(), strict=strict)
+        for name in wanted.keys() & saved.keys():
+            if isinstance(state[name], _Stateful):
+                state[name].load_state_dict(saved.pop(name))
+            else:
+                state[name] = saved.pop(name)
+        return saved
+
+    def _parts(self, state: Any) -> tuple[Optimizer | None, dict[str, Any]]:
+        """Return the optimizer in a state with the model, and all that is neither.
+
+        Raises:
+            PlanError: the state has not the model, or several optimizers.
+        """
+        parts = dict(state) if isinstance(state, dict) else {}
+        model = self.parallel.model
+        models = [name for name, part in parts.items() if part is model]
+        optimizers = [name for name, part in parts.items() if isinstance(part, Optimizer)]
+        if len(models) != 1 or len(optimizers) > 1:
+            raise PlanError(
+                f"a checkpoint of a plan has its model and at most one optimizer, but this state has "
+                f"{len(models)} and {len(optimizers)}; pass {{'model': model, 'optimizer': optimizer}}, and "
+                "whatever else there is"
+            )
+        optimizer = parts[optimizers[0]] if optimizers else None
+        return optimizer, {k: v for k, v in parts.items() if k not in (*models, *optimizers)}

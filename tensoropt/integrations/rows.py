@@ -1,0 +1,77 @@
+"""The rows of a global batch that each rank loads, for loaders that other libraries hand over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from tensoropt.engine.parallel_model import parallel_of
+from tensoropt.errors import PlanError
+from tensoropt.execute import sampler
+from tensoropt.execute.sampling import PlanSampler
+
+
+def rows_of_rank(
+    model: nn.Module, dataset: Any, *, shuffle: bool, seed: int, drop_last: bool, remedy: str
+) -> PlanSampler:
+    """Return a sampler of this rank's rows.
+
+    Args:
+        remedy: how the library leaves out a smaller last batch.
+
+    Raises:
+        PlanError: the last batch has too few rows for all ranks.
+    """
+    order = sampler(model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    last = len(dataset) % order.global_batch_size
+    if 0 < last < order.num_replicas and not drop_last:
+        raise PlanError(
+            f"the last of the batches of {order.global_batch_size} rows from {len(dataset)} samples has "
+            f"{last}, which cannot be divided among {order.num_replicas} ranks; pass {remedy}, or other "
+            "samples"
+        )
+    return order
+
+
+def order_of_loader(loader: DataLoader[Any], model: nn.Module, *, seed: int) -> PlanSampler | None:
+    """Return the sampler of this rank's rows for a loader that reads a data set in order or shuffled, by
+    batches of the plan's global size or of a rank's; None for a loader that does it itself already, or whose
+    batches are not made by a size.
+
+    Args:
+        seed: of the order of a loader that shuffles.
+
+    Raises:
+        PlanError: its batches have another size, or its sampler is for other shares of the batch.
+    """
+    parallel, order = parallel_of(model), loader.sampler
+    whole, world, rank = parallel.global_rows, model.__dict__["data_world"], model.__dict__["data_rank"]
+    rows = loader.batch_size
+    if not whole or rows is None or isinstance(loader.dataset, IterableDataset):
+        return None
+    if isinstance(order, DistributedSampler) and (order.num_replicas, order.rank) != (world, rank):
+        raise PlanError(
+            f"the sampler of this loader gives rank {order.rank} of {order.num_replicas} its rows, but the "
+            f"plan asks this rank for share {rank} of {world}; pass a plain loader, or one with "
+            "tensoropt.sampler(model, dataset)"
+        )
+    plain = type(order) in (SequentialSampler, RandomSampler, DistributedSampler)
+    sizes = {whole, whole // world} if plain else {whole // world}
+    if rows not in sizes:
+        raise PlanError(
+            f"the plan is for global batches of {whole} rows, divided among {world} data-parallel ranks, but "
+            f"this loader has batch_size={rows}; pass batch_size={' or '.join(map(str, sorted(sizes)))}"
+        )
+    if not plain:
+        return None
+    shuffle = order.shuffle if isinstance(order, DistributedSampler) else isinstance(order, RandomSampler)
+    return rows_of_rank(
+        model,
+        loader.dataset,
+        shuffle=shuffle,
+        seed=order.seed if isinstance(order, DistributedSampler) else seed,
+        drop_last=loader.drop_last,
+        remedy="drop_last=True to the loader",
+    )

@@ -1,0 +1,277 @@
+"""Training by Lightning's Trainer or Fabric: under torchrun (``lightning_jobs.py WHAT FOLDER PLAN``), or in
+one process.
+
+Rank 0 writes what it found to ``FOLDER/found.json``. The last batch of an epoch has two of four rows, and so
+does its accumulation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric, seed_everything
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, DistributedSampler
+
+import tensoropt
+from tensoropt.errors import PlanError
+from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
+from tests.integrations.trainer_jobs import GLOBAL, Samples, build, pipelined, recipe
+
+STEPS, EPOCH = 24, 3
+"""Steps of the optimizer; those of an epoch of 22 samples, two batches each."""
+
+
+def samples(count: int) -> list[dict[str, torch.Tensor]]:
+    data = Samples(count)
+    return [{name: data[row][name] for name in ("input_ids", "labels")} for row in range(count)]
+
+
+def groups(model: nn.Module) -> torch.optim.AdamW:
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others}], lr=1e-2)
+
+
+def warmed_up(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return LambdaLR(optimizer, lambda step: min((step + 1) / 4, 1.0))
+
+
+def loaders(plan: str | None) -> tuple[Any, Any]:
+    """Plain loaders of global batches: Lightning draws their order from the seed, in a job."""
+    data, more = samples(22), samples(10)
+    if plan is not None:
+        return DataLoader(data, GLOBAL, shuffle=True), DataLoader(more, GLOBAL)
+    order = DistributedSampler(data, num_replicas=1, rank=0, seed=3)
+    return DataLoader(data, GLOBAL, sampler=order), DataLoader(more, GLOBAL)
+
+
+def how(plan: str) -> dict[str, Any]:
+    if plan == "pipeline":
+        return {"plan": pipelined(), "args": (), "kwargs": recipe()[2]}
+    return {"plan": plan}
+
+
+def place(plan: str | None) -> dict[str, Any]:
+    """Where a job runs: each node has as many ranks as torchrun started on it."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if plan else 1
+    world = int(os.environ.get("WORLD_SIZE", 1)) if plan else 1
+    return {"accelerator": "cpu", "devices": local, "num_nodes": world // local}
+
+
+class Tuning(LightningModule):
+    """A user's module: a model that returns its loss, and what Lightning asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = build()
+        self.losses: list[float] = []
+        self.evaluated: list[float] = []
+        self.rates: list[float] = []
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> Any:
+        return self.model(**batch)
+
+    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        loss = self.model(**batch).loss
+        self.log("loss", loss)
+        self.losses.append(float(loss))
+        return loss
+
+    def validation_step(self, batch: dict[str, torch.Tensor], _: int) -> None:
+        self.log("eval_loss", self.model(**batch).loss, sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        self.evaluated.append(float(self.trainer.callback_metrics["eval_loss"]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = groups(self.model)
+        scheduler = warmed_up(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def trainer(folder: Path, plan: str | None, steps: int, **more: Any) -> Trainer:
+    saved = ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=steps // 2, save_top_k=-1)
+    settings = {
+        "max_steps": steps,
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": 0.5,
+        "num_sanity_val_steps": 0,
+        "check_val_every_n_epoch": 2,
+        "callbacks": [saved],
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": True,
+    }
+    settings["strategy"] = "auto" if plan is None else PlanStrategy(**how(plan))
+    return Trainer(**settings | place(plan) | more)
+
+
+def found_by(module: Tuning, made: Trainer) -> dict[str, Any]:
+    return {
+        "losses": module.losses,
+        "evaluated": module.evaluated,
+        "rates": module.rates,
+        "logged": float(made.callback_metrics["eval_loss"]),
+    }
+
+
+def loss_of(model: nn.Module) -> float:
+    model.eval()
+    batch = samples(10)[:GLOBAL]
+    with torch.no_grad():
+        return float(model(**{name: torch.stack([row[name] for row in batch]) for name in batch[0]}).loss)
+
+
+def fitted(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]:
+    """Training that is evaluated, and saved in the middle; then from the middle again, and the weights."""
+    seed_everything(3)
+    module, made = Tuning(), trainer(folder, plan, steps)
+    made.fit(module, *loaders(plan))
+    found = found_by(module, made)
+    made.save_checkpoint(folder / "weights.ckpt", weights_only=True)
+    again = Tuning()
+    continued = trainer(folder, plan, steps)
+    continued.fit(again, *loaders(plan), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
+    found["resumed"] = found_by(again, continued)
+    found["validated"] = continued.validate(
+        again, loaders(plan)[1], ckpt_path=folder / "weights.ckpt", verbose=False
+    )[0]["eval_loss"]
+    made.strategy.barrier()
+    plain = Tuning.load_from_checkpoint(folder / "weights.ckpt", map_location="cpu")
+    return found | {"saved": loss_of(plain.model)}
+
+
+def briefly_fitted(folder: Path, plan: str | None) -> dict[str, Any]:
+    return fitted(folder, plan, 2 * EPOCH * 2)
+
+
+def fitted_on_nodes(folder: Path, plan: str | None) -> dict[str, Any]:
+    """The same where each rank is a node of its own."""
+    if plan is not None:
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": os.environ["RANK"]}
+    return briefly_fitted(folder, plan)
+
+
+def moved(folder: Path, plan: str | None) -> dict[str, Any]:
+    """Training by a pipeline that continues from the middle by another plan."""
+    seed_everything(3)
+    steps = 4 * EPOCH
+    trainer(folder, plan and "pipeline", steps).fit(Tuning(), *loaders(plan))
+    module, made = Tuning(), trainer(folder, plan, steps)
+    made.fit(module, *loaders(plan), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
+    return found_by(module, made)
+
+
+def looped(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]:
+    """A loop with Fabric, saved in the middle and at its end; then from the middle again."""
+    seed_everything(3)
+    strategy = "auto" if plan is None else FabricPlanStrategy(**how(plan))
+    fabric = Fabric(strategy=strategy, **place(plan))
+    fabric.launch()
+    found: dict[str, Any] = {}
+    for part in ("first", "again"):
+        plain = build()
+        optimizer = groups(plain)  # of the parameters before they are distributed
+        scheduler = warmed_up(optimizer)
+        if part == "again" and plan is not None:
+            fabric = Fabric(strategy=FabricPlanStrategy(**how(plan)), **place(plan))
+            fabric.launch()
+        model, optimizer = fabric.setup(plain, optimizer)
+        training, evaluation = fabric.setup_dataloaders(*loaders(plan))
+        state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
+        if part == "again":
+            fabric.load(folder / "middle", state)
+            training._num_iter_calls = state["epoch"]
+        losses, norms, rates, evaluated = [], [], [], []
+        for epoch in range(state["epoch"], steps // EPOCH):
+            for number, batch in enumerate(training, 1):
+                with fabric.no_backward_sync(model, enabled=number % 2 != 0):
+                    loss = model(**batch).loss
+                    fabric.backward(loss / 2)
+                losses.append(float(loss))
+                if number % 2 == 0:
+                    norms.append(float(fabric.clip_gradients(model, optimizer, max_norm=0.5)))
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    rates.append(scheduler.get_last_lr()[0])
+                    scheduler.step()
+            if epoch + 1 == steps // EPOCH // 2 and part == "first":
+                fabric.save(folder / "middle", state | {"epoch": epoch + 1})
+        model.eval()
+        with torch.no_grad():
+            evaluated = [float(model(**batch).loss) for batch in evaluation]
+        found[part] = {"losses": losses, "norms": norms, "rates": rates, "evaluated": evaluated}
+    return found
+
+
+def briefly_looped(folder: Path, plan: str | None) -> dict[str, Any]:
+    return looped(folder, plan, 2 * EPOCH)
+
+
+def misused(folder: Path, plan: str | None) -> dict[str, Any]:
+    """What is said of loaders that would give ranks other rows than the plan asks for."""
+    fabric = Fabric(strategy=FabricPlanStrategy(plan), **place(plan))
+    fabric.launch()
+    data = samples(22)
+
+    def said(loader: DataLoader[Any], **settings: Any) -> str:
+        return refusal(lambda: fabric.setup_dataloaders(loader, **settings))
+
+    early = said(DataLoader(data, GLOBAL))
+    model = fabric.setup(build())
+    rows = tensoropt.sampler(model, data)
+    return {
+        "early": early,
+        "size": said(DataLoader(data, 3)),
+        "kept": said(DataLoader(data, GLOBAL), use_distributed_sampler=False),
+        "other": said(DataLoader(data, GLOBAL, sampler=DistributedSampler(data, 1, 0))),
+        "last": said(DataLoader(data[:21], GLOBAL)),
+        "left out": said(DataLoader(data[:21], GLOBAL, drop_last=True)),
+        "own share": said(DataLoader(data, GLOBAL // 2, shuffle=True)),
+        "own order": said(DataLoader(data, rows.batch_size, sampler=rows), use_distributed_sampler=False),
+        "own order, whole": said(DataLoader(data, GLOBAL, sampler=rows), use_distributed_sampler=False),
+        "second": refusal(lambda: fabric.setup(build())),
+        "state": refusal(lambda: fabric.save(folder / "saved", {"optimizer": 0})),
+        "filter": refusal(lambda: fabric.save(folder / "saved", {"model": model}, filter={})),
+        "other's": refusal(lambda: fabric.load(folder, {"model": model})),
+    }
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
+    job.__name__: job
+    for job in (fitted, briefly_fitted, fitted_on_nodes, moved, looped, briefly_looped, misused)
+}
+
+
+def main(what: str, folder: str, plan: str) -> None:
+    os.environ.setdefault("TORCHELASTIC_RUN_ID", "none")  # as torchrun sets it, by which Lightning knows it
+    found = JOBS[what](Path(folder), plan)
+    if int(os.environ.get("RANK", 0)) == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    tensoropt.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,182 @@
+"""Lightning's Trainer and Fabric by a plan, beside the same in one process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+import tensoropt
+from tensoropt.errors import MissingExtraError, PlanError
+from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
+from tensoropt.ranks.pool import RankPool
+from tests.integrations import lightning_jobs as jobs
+from tests.integrations.planned import KINDS, close, ran_by, write_plan
+
+
+def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
+    return ran_by(jobs.__file__, what, folder, kind, ranks)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one process finds without a plan."""
+    return cache(lambda what: jobs.JOBS[what](tmp_path_factory.mktemp(what), None))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("what", ["briefly_fitted", "briefly_looped"])
+def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran(what, tmp_path, "data", ranks), alone(what))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["fitted", "looped"])
+def test_trains_and_continues_as_one_process_does(
+    what: str, kind: str, ranks: RankPool, alone: Any, tmp_path: Path
+) -> None:
+    """Losses, rates, evaluations and saved weights of 24 steps, and a run from the middle again."""
+    found = ran(what, tmp_path, kind, ranks)
+    assert len(found["losses" if what == "fitted" else "first"]) == (48 if what == "fitted" else 4)
+    close(found, alone(what))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", "tensor"])
+def test_trains_on_several_nodes(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("fitted_on_nodes", tmp_path, kind, ranks), alone("fitted_on_nodes"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_continues_under_another_plan(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("moved", tmp_path, "data", ranks), alone("moved"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("what", ["briefly_fitted", "briefly_looped"])
+def test_trains_under_torchrun(what: str, alone: Any, tmp_path: Path) -> None:
+    close(ran(what, tmp_path, "tensor"), alone(what))
+
+
+# -- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.distributed
+def test_loaders_of_other_rows_and_other_states_are_refused(ranks: RankPool, tmp_path: Path) -> None:
+    said = ran("misused", tmp_path, "data", ranks)
+    assert "set up the model before the loaders" in said["early"]
+    assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
+    assert "gives all ranks the same rows, but the plan divides the batch among 2 shares" in said["kept"]
+    assert "gives rank 0 of 1 its rows, but the plan asks this rank for share 0 of 2" in said["other"]
+    assert "has 1, which cannot be divided among 2 ranks; pass drop_last=True" in said["last"]
+    assert "batch_size=4; pass batch_size=2" in said["own order, whole"]
+    assert said["left out"] == said["own share"] == said["own order"] == ""
+    assert "runs one model by its plan, and GPT2LMHeadModel is a second" in said["second"]
+    assert "this state has 0 and 0" in said["state"]
+    assert "cannot follow filter={}" in said["filter"]
+    assert "has no folder 'plan': it was not written by FabricPlanStrategy" in said["other's"]
+
+
+@pytest.fixture
+def job() -> Iterator[None]:
+    """A job of this process alone, as Lightning begins it, and its end."""
+    with mock.patch.dict(os.environ):
+        yield
+        tensoropt.shutdown()
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_plan(tmp_path_factory.mktemp("plan"), "alone")
+
+
+class Wider(jobs.Tuning):
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.other = nn.Linear(2, 2).requires_grad_(trained)
+
+
+class Twofold(jobs.Tuning):
+    automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [jobs.groups(self.model), jobs.groups(self.model)]
+
+
+class Configured(jobs.Tuning):
+    def __init__(self, plan: str) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def configure_model(self) -> None:
+        tensoropt.parallelize(self.model, self.plan)
+
+
+def refused(folder: Path, strategy: PlanStrategy, module: Any, **more: Any) -> str:
+    made = jobs.trainer(folder, None, 2, strategy=strategy, **more)
+    with pytest.raises(PlanError) as error:
+        made.fit(module, *jobs.loaders(None))
+    return str(error.value)
+
+
+@pytest.mark.usefixtures("job")
+def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
+    said = refused(tmp_path, PlanStrategy(plan), jobs.Tuning(), precision="bf16-mixed")
+    assert "cannot follow precision='bf16-mixed'" in said
+    assert "explore with --dtype bfloat16" in said
+    assert "PlanStrategy has no plan" in refused(tmp_path, PlanStrategy(), jobs.Tuning())
+    assert "2 with trained parameters: model, other" in refused(tmp_path, PlanStrategy(plan), Wider(True))
+    said = refused(tmp_path, PlanStrategy(plan, model="model"), Wider(True))
+    assert "also trains other.weight, other.bias" in said
+    said = refused(tmp_path, PlanStrategy(plan), Twofold(), gradient_clip_val=None, accumulate_grad_batches=1)
+    assert "configure_optimizers returned 2" in said
+    made = jobs.trainer(tmp_path, None, 2, strategy=PlanStrategy(plan))
+    with pytest.raises(PlanError, match=r"no logits; predict with a plain Trainer"):
+        made.predict(jobs.Tuning(), jobs.loaders(None)[1])
+    with pytest.raises(PlanError, match="FabricPlanStrategy cannot follow precision='bf16-true'"):
+        Fabric(
+            strategy=FabricPlanStrategy(plan), accelerator="cpu", devices=1, precision="bf16-true"
+        ).launch()
+
+
+@pytest.mark.usefixtures("job")
+def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan: str, tmp_path: Path) -> None:
+    losses = []
+    for strategy, module in ((PlanStrategy(), Configured(plan)), (PlanStrategy(plan), Wider(False))):
+        made = jobs.trainer(tmp_path, None, 2, strategy=strategy)
+        made.fit(module, *jobs.loaders(None))
+        losses.append(module.losses)
+    assert losses[0] == losses[1]
+    made.save_checkpoint(tmp_path / "whole")
+    saved = torch.load(tmp_path / "whole" / "meta.pt")
+    assert set(saved["state_dict"]) == {"other.weight", "other.bias"}
+    plain = jobs.trainer(tmp_path / "plain", None, 2, strategy="auto")
+    plain.fit(jobs.Tuning(), *jobs.loaders(None))
+    plain.save_checkpoint(tmp_path / "plain.ckpt")
+    again = jobs.trainer(tmp_path, None, 4, strategy=PlanStrategy(plan))
+    with pytest.raises(PlanError, match="was not written by PlanStrategy"):
+        again.fit(jobs.Tuning(), *jobs.loaders(None), ckpt_path=tmp_path / "plain.ckpt")
+    again.validate(jobs.Tuning(), jobs.loaders(None)[1], ckpt_path=tmp_path / "plain.ckpt", verbose=False)
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = PlanStrategy.__module__
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lightning", None)  # importing it fails
+    with pytest.raises(MissingExtraError, match=r"package lightning, which.*'tensoropt\[lightning\]'"):
+        importlib.import_module(name)

@@ -22,7 +22,7 @@ from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_o
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, whole
-from tensoropt.integrations.rows import order_of_loader
+from tensoropt.integrations.rows import loader_of_rank, order_of_loader
 from tensoropt.plan.plan import Plan
 
 import_extra("lightning", "lightning", "tensoropt.integrations.lightning")
@@ -30,7 +30,6 @@ import_extra("lightning", "lightning", "tensoropt.integrations.lightning")
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout  # noqa: E402
 from lightning.fabric.strategies import ModelParallelStrategy as FabricModelParallelStrategy  # noqa: E402
 from lightning.fabric.strategies.strategy import _validate_keys_for_strict_loading  # noqa: E402
-from lightning.fabric.utilities.data import _update_dataloader  # noqa: E402
 from lightning.fabric.utilities.load import _METADATA_FILENAME  # noqa: E402
 from lightning.fabric.utilities.types import _Stateful  # noqa: E402
 from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
@@ -109,9 +108,7 @@ class _RunsByPlan:
                     "loader with tensoropt.sampler(model, dataset)"
                 )
             return dataloader
-        loader = _update_dataloader(dataloader, order)
-        loader.batch_sampler.batch_size = order.batch_size
-        return loader
+        return loader_of_rank(dataloader, order)
 
     # -- checkpoints ----------------------------------------------------------------------------------
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError
@@ -75,3 +83,16 @@ def order_of_loader(loader: DataLoader[Any], model: nn.Module, *, seed: int) -> 
         drop_last=loader.drop_last,
         remedy="drop_last=True to the loader",
     )
+
+
+def loader_of_rank(loader: DataLoader[Any], order: PlanSampler) -> DataLoader[Any]:
+    """Return a copy of a loader that reads the rows of ``order``."""
+    own = copy.copy(loader)
+    # A loader takes no others by assignment.
+    own.__dict__ |= {
+        "sampler": order,
+        "batch_sampler": BatchSampler(order, order.batch_size, loader.drop_last),
+        "batch_size": order.batch_size,
+        "_iterator": None,
+    }
+    return own

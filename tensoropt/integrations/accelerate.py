@@ -1,0 +1,126 @@
+"""accelerate's ``Accelerator`` for a model that runs by a plan.
+
+It differs from its base class in what assumes that ranks train copies of the model: the model is not wrapped,
+a rank loads the rows that its place in the plan asks for, and a step of the optimizer is one of the schedule.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from tensoropt.engine.parallel_model import ATTRIBUTE, parallel_of
+from tensoropt.errors import PlanError, import_extra
+from tensoropt.execute import parallelize
+from tensoropt.integrations.rows import loader_of_rank, order_of_loader
+from tensoropt.integrations.trainer_arguments import check_accelerator
+from tensoropt.plan.plan import Plan
+
+import_extra("accelerate", "trainer", "tensoropt.integrations.accelerate")
+
+from accelerate import Accelerator  # noqa: E402
+from accelerate.data_loader import prepare_data_loader  # noqa: E402
+
+
+class PlanAccelerator(Accelerator):
+    """An ``Accelerator`` whose model runs by a plan, in a ``torchrun`` job.
+
+    ``prepare`` takes a model, its optimizer, scheduler and loaders as ever; losses, norms and rates are those
+    of an ``Accelerator`` in one process with the plan's global batch. A loader's ``batch_size`` is the global
+    batch, or a rank's part of it; without a length (``IterableDataset``) a rank's part.
+
+    Args:
+        plan: a plan or its file; None for a model that :func:`tensoropt.parallelize` returned.
+        more: as for ``Accelerator``.
+
+    Raises:
+        PlanError: it asks for what a plan cannot do, or :func:`tensoropt.parallelize` raises it.
+    """
+
+    def __init__(self, *, plan: str | os.PathLike[str] | Plan | None = None, **more: Any):
+        super().__init__(**more)
+        check_accelerator(self)
+        for name in ("split_batches", "dispatch_batches"):
+            if getattr(self, name):
+                raise PlanError(
+                    f"PlanAccelerator cannot follow {name}=True: each rank loads the rows of the batch that "
+                    f"its place in the plan asks for; leave {name} out"
+                )
+        self._plan = plan
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        for model in (part for part in args if isinstance(part, nn.Module)):
+            self.prepare_model(model)  # first, as loaders ask it for their rows
+        return super().prepare(*args, device_placement=device_placement)
+
+    def prepare_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
+        """Return the model, which runs by the plan from now on."""
+        if model in self._models:
+            return model
+        if self._models:
+            raise PlanError(
+                f"PlanAccelerator runs one model by its plan, and {type(model).__name__} is a second; move a "
+                "model that is not trained by model.to(accelerator.device)"
+            )
+        if self._plan is not None and not hasattr(model, ATTRIBUTE):
+            parallelize(model, self._plan, device=self.device, batch="share")
+        parallel_of(model)
+        self._models.append(model)
+        return model
+
+    def prepare_data_loader(self, data_loader: DataLoader[Any], *_: Any, **__: Any) -> DataLoader[Any]:
+        """Return a loader of this rank's rows."""
+        if data_loader in self._dataloaders:
+            return data_loader
+        if not self._models:
+            raise PlanError("PlanAccelerator has no model yet; prepare the model before its loaders")
+        model, stream = self._models[0], isinstance(data_loader.dataset, IterableDataset)
+        order = order_of_loader(data_loader, model, seed=self.dataloader_config.data_seed or 0)
+        prepared = prepare_data_loader(
+            data_loader if order is None else loader_of_rank(data_loader, order),
+            self.device,
+            num_processes=model.data_world if stream else 1,
+            process_index=model.data_rank if stream else 0,
+            put_on_device=self.device_placement,
+            dispatch_batches=False,
+            rng_types=self.rng_types.copy(),
+            non_blocking=self.non_blocking,
+        )
+        self._dataloaders.append(prepared)
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        prepared = super().prepare_scheduler(scheduler)
+        # It would make a step for every rank, whose batches it takes for additional ones.
+        prepared.split_batches = True
+        return prepared
+
+    # -- what assumes that every rank has the whole model, or rows of its own ----------------------------
+
+    def gather_for_metrics(self, *_: Any, **__: Any) -> NoReturn:
+        raise PlanError(
+            "gather_for_metrics joins what ranks found for rows of their own, but under a plan every rank "
+            "has the loss of the global batch; use it as it is"
+        )
+
+    def save_state(self, *_: Any, **__: Any) -> NoReturn:
+        raise _shards("save_state", "tensoropt.save_checkpoint(path, model, optimizer, scheduler)")
+
+    def load_state(self, *_: Any, **__: Any) -> NoReturn:
+        raise _shards("load_state", "tensoropt.load_checkpoint(path, model, optimizer, scheduler)")
+
+    def save_model(self, *_: Any, **__: Any) -> NoReturn:
+        raise _shards("save_model", "tensoropt.save_pretrained(model, folder)")
+
+    def get_state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        raise _shards("get_state_dict", "the module that `with tensoropt.whole(model) as plain:` gives")
+
+
+def _shards(name: str, instead: str) -> PlanError:
+    return PlanError(
+        f"{name} takes the model of a rank for the whole one, but a plan leaves each rank a part; use "
+        f"{instead}"
+    )

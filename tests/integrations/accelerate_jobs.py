@@ -1,0 +1,134 @@
+"""Training with accelerate under torchrun (``accelerate_jobs.py WHAT FOLDER PLAN``), or in one process.
+
+Rank 0 writes what it found to ``FOLDER/found.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+import tensoropt
+from tensoropt.integrations.accelerate import PlanAccelerator
+from tests.integrations.lightning_jobs import groups, how, loaders, refusal, samples, warmed_up
+from tests.integrations.trainer_jobs import GLOBAL, Stream, build
+
+SEED = 3
+"""Of the one process's loader (:func:`loaders`), which accelerate is told."""
+
+
+def made(plan: str | None) -> Accelerator:
+    settings: dict[str, Any] = {"cpu": True, "gradient_accumulation_steps": 2}
+    if plan is None:
+        return Accelerator(**settings)
+    return PlanAccelerator(plan=None if plan == "pipeline" else plan, **settings)
+
+
+def trained(folder: Path, plan: str | None, epochs: int = 8) -> dict[str, Any]:
+    """A loop that is saved in its middle; then from the middle again."""
+    found: dict[str, Any] = {}
+    for part in ("first", "again"):
+        accelerator, model = made(plan), build()
+        if plan == "pipeline":
+            settings = how(plan)
+            tensoropt.parallelize(model, **settings, batch="share")
+        if plan is not None:
+            accelerator.dataloader_config.data_seed = SEED
+        optimizer = groups(model)
+        scheduler = warmed_up(optimizer)
+        prepared = accelerator.prepare(*loaders(plan), optimizer, scheduler, model)
+        training, evaluation, optimizer, scheduler, model = prepared
+        begun = 0
+        if part == "again" and plan is not None:
+            begun = tensoropt.load_checkpoint(folder / "middle", model, optimizer, scheduler)["epoch"]
+        losses, norms, rates = [], [], []
+        for epoch in range(begun, epochs):
+            training.set_epoch(epoch)
+            for batch in training:
+                with accelerator.accumulate(model):
+                    loss = model(**batch).loss
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.5)))
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+                losses.append(float(loss.detach()))
+                rates.append(scheduler.get_last_lr()[0])
+            if part == "first" and epoch + 1 == epochs // 2 and plan is not None:
+                tensoropt.save_checkpoint(
+                    folder / "middle", model, optimizer, scheduler, {"epoch": epoch + 1}
+                )
+        model.eval()
+        with torch.no_grad():
+            evaluated = [float(model(**batch).loss) for batch in evaluation]
+        of_part = {"losses": losses, "norms": norms, "rates": rates}
+        if part == "again" and plan is None:
+            of_part = {name: values[len(values) // 2 :] for name, values in of_part.items()}
+        found[part] = of_part | {"evaluated": evaluated}
+    return found
+
+
+def briefly_trained(folder: Path, plan: str | None) -> dict[str, Any]:
+    return trained(folder, plan, 2)
+
+
+def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
+    """A loop over data without a length."""
+    accelerator, model = made(plan), build()
+    model, optimizer = accelerator.prepare(model, groups(model))
+    rows = GLOBAL // (model.data_world if plan is not None else 1)
+    losses = []
+    for batch in accelerator.prepare(DataLoader(Stream(), rows)):
+        batch.pop("number")
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return {"losses": losses}
+
+
+def misused(folder: Path, plan: str | None) -> dict[str, Any]:
+    """What is said of a loader before its model, of a second model, and of what is done with whole models."""
+    accelerator, data = made(plan), samples(8)
+    early = refusal(lambda: accelerator.prepare(DataLoader(data, GLOBAL)))
+    model = accelerator.prepare(build())
+    order = tensoropt.sampler(model, data)
+    share = accelerator.prepare(DataLoader(data, order.batch_size, sampler=order))
+    return {
+        "early": early,
+        "size": refusal(lambda: accelerator.prepare(DataLoader(data, 3))),
+        "second": refusal(lambda: accelerator.prepare(build())),
+        "rows": [len(batch["labels"]) for batch in share],
+        "same": accelerator.prepare(model) is model,
+        "gather": refusal(lambda: accelerator.gather_for_metrics(torch.ones(2))),
+        "save": refusal(lambda: accelerator.save_state(folder)),
+        "load": refusal(lambda: accelerator.load_state(folder)),
+        "model": refusal(lambda: accelerator.save_model(model, folder)),
+        "state": refusal(lambda: accelerator.get_state_dict(model)),
+    }
+
+
+JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
+    job.__name__: job for job in (trained, briefly_trained, streamed, misused)
+}
+
+
+def main(what: str, folder: str, plan: str) -> None:
+    found = JOBS[what](Path(folder), plan)
+    if int(os.environ.get("RANK", 0)) == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    tensoropt.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -172,12 +172,18 @@ class PlanTrainer(Trainer):
         A model that is given ``num_items_in_batch`` divides the sum of its targets' losses by it; under a
         plan it returns their mean, which is multiplied by the number of these targets instead.
         """
+        targets = None
+        if num_items_in_batch is not None:
+            targets = self._get_num_items_in_batch([inputs], self.args.device)
+            if targets == 0 and not return_outputs:
+                # On no rank: their mean is NaN, and to the sum over accumulated batches they add nothing.
+                return torch.zeros((), device=self.args.device, requires_grad=True)
         outputs = model(**inputs)
         if isinstance(outputs, torch.Tensor):
             outputs = (outputs,)
         loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
-        if num_items_in_batch is not None:
-            loss = loss * (self._get_num_items_in_batch([inputs], self.args.device) / num_items_in_batch)
+        if targets is not None:
+            loss = loss * (targets / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def _for_every_row(self, losses: torch.Tensor, **_: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from transformers import Trainer
 
@@ -88,6 +89,21 @@ def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop: bool, tmp_path: P
     args.per_device_eval_batch_size = 8
     with pytest.raises(PlanError, match="pass per_device_eval_batch_size=4"):
         ours.evaluate()
+
+
+def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_path: Path) -> None:
+    data = [
+        {name: row[name] for name in ("input_ids", "labels")}
+        for row in map(jobs.Samples(16).__getitem__, range(16))
+    ]
+    for row in data[4:8]:
+        row["labels"] = torch.full_like(row["labels"], -100)
+    found = []
+    for plan in (None, write_plan(tmp_path, "alone")):
+        made = jobs.trainer(tmp_path, plan, data, max_steps=2, train_sampling_strategy="sequential")
+        made.train()
+        found.append(jobs.history(made))
+    close(found[1], found[0])
 
 
 # -- what is refused --------------------------------------------------------------------------------------

@@ -233,6 +233,9 @@ class OnnxInfo(_Strict):
 class ModelInfo(_Strict):
     """The identity of a model: its source, a fingerprint of its operator graph, and the shapes it is called
     with.
+
+    ``trained`` are the parameters that have a gradient, None if that is not known; ``adapters`` says of which
+    kind these are, such as ``LoRA r16``.
     """
 
     source: str
@@ -240,6 +243,8 @@ class ModelInfo(_Strict):
     mode: Literal["train", "inference"] = "train"
     seed: int = 0
     parameters: int = Field(0, ge=0)
+    trained: int | None = None
+    adapters: str = ""
     batch: int | None = None
     call: dict[str, Any] | None = None
     onnx: OnnxInfo | None = None

@@ -321,6 +321,8 @@ def _flag(setting: Setting) -> dict[str, Any]:
         return {"action": "store_true", "help": setting.help}
     shown = "" if setting.default is None else f"; default: {setting.text(setting.default)}"
     arguments: dict[str, Any] = {"default": setting.default, "help": f"{setting.help}{shown}"}
+    if setting.others:
+        return {**arguments, "metavar": "|".join((*setting.choices, setting.others))}
     if setting.choices:
         return {**arguments, "choices": setting.choices}
     number = {"type": option_type(setting.read)} if setting.read in (read_number, read_whole) else {}

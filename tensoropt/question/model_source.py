@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.files import named_function
 
 
 class ModelSourceError(TensorOptError):
@@ -161,7 +159,10 @@ def _building_function(source: str) -> Callable[..., Any]:
             f"'{source}' names no model; write zoo:NAME, hf:ID, package.module:function or "
             "path/file.py:function (`tensoropt list models` shows the zoo)"
         )
-    return named_function(named, "() returning (model, args)")
+    try:
+        return named_function(named, "() returning (model, args)")
+    except TensorOptError as error:
+        raise ModelSourceError(str(error)) from error
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
@@ -312,28 +313,6 @@ def batch_on(source: str, batch: int | None, per_device: int, devices: int) -> i
     return per_device * devices
 
 
-def named_function(source: str, signature: str) -> Callable[..., Any]:
-    """Return the function that ``package.module:function`` or ``path/file.py:function`` names.
-
-    Args:
-        source: the name.
-        signature: what stands behind the function's name where it is missing and has to be defined.
-
-    Raises:
-        ModelSourceError: there is none.
-    """
-    place, separator, name = source.rpartition(":")
-    if not separator or not place or not name:
-        raise ModelSourceError(
-            f"'{source}' names no function; write package.module:function or path/file.py:function"
-        )
-    function = getattr(_module(place, source), name, None)
-    if not callable(function):
-        raise ModelSourceError(f"{place} has no function '{name}'; define {name}{signature}")
-    found: Callable[..., Any] = function
-    return found
-
-
 def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> LoadedModel:
     from tensoropt.capture.onnx import import_onnx
 
@@ -341,32 +320,6 @@ def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> Loa
         source, dict(options.dims), outputs=options.outputs, loss=options.loss, device=device
     )
     return LoadedModel(imported.module, imported.example(seed, device), notes=imported.notes)
-
-
-def _module(place: str, source: str) -> Any:
-    try:
-        if place.endswith(".py"):
-            path = Path(place)
-            if not path.is_file():
-                raise ModelSourceError(f"{source}: there is no file {place}; check the path")
-            spec = importlib.util.spec_from_file_location(f"_tensoropt_model_{path.stem}", path)
-            assert spec is not None
-            module = importlib.util.module_from_spec(spec)
-            # Before it runs: dataclasses and pickle look up the module of a class by name.
-            sys.modules[spec.name] = module
-            # Not by its loader, which takes kept bytecode for a file of the same second and size.
-            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
-            return module
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            # As ``python -m`` does; a console script has its own folder there instead.
-            sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(place)
-    except ModelSourceError:
-        raise
-    except Exception as error:
-        raise ModelSourceError(
-            f"{source}: importing {place} failed with {type(error).__name__}: {error}"
-        ) from error
 
 
 def _call(

@@ -97,6 +97,11 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
             f"{launcher} is not told of {short_optimizer(plan.optimizer)}; explore with --optimizer adam, or "
             "call tensoropt.parallelize(model, plan) in your own script"
         )
+    if adapters := exploration.model.adapters:
+        raise JobError(
+            f"{launcher} is not told of adapters ({adapters}), nor to store what is frozen in the type that "
+            "it is computed in; call tensoropt.parallelize(model, plan) in your own script"
+        )
     assert entry.variants is not None
     assert entry.refusal is not None
     job = degrees(prices, plan)

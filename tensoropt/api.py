@@ -44,6 +44,7 @@ from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
 from tensoropt.types import Progress, ProgressChoice, heard
+from tensoropt.zoo.lora import adapters_words
 
 
 @shows_progress
@@ -413,12 +414,15 @@ def _prepared(
 def _model_info(session: Session, captured: Capture, loaded: LoadedModel) -> ModelInfo:
     """Return the description of the model that plans contain."""
     graph, onnx = captured.graph, loaded.onnx
+    trained = [tensor for tensor in graph.parameters if tensor.requires_grad]
     return ModelInfo(
         source=loaded.source,
         fingerprint=graph.fingerprint,
         mode=session.settings.mode,
         seed=loaded.seed,
         parameters=sum(t.elements for t in graph.parameters),
+        trained=sum(t.elements for t in trained) if graph.training else None,
+        adapters=adapters_words((t.key or "", t.shape) for t in trained) if graph.training else "",
         batch=loaded.batch,
         call=describe_call(loaded.args, loaded.kwargs),
         onnx=None if onnx is None else OnnxInfo(dims=dict(onnx.dims), outputs=onnx.outputs, loss=onnx.loss),

@@ -1,5 +1,5 @@
 """Files that are written whole or not at all (to a temporary file, flushed, renamed), and content that is
-only data.
+only data; and functions in people's files, which are code.
 
 The command line imports this module before it knows what is requested, so NumPy is imported where it is used.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib
+import importlib.util
 import json
 import math
 import os
+import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,3 +236,51 @@ def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
         raise refused(
             f"{kind} file '{path}' is not valid YAML or JSON ({reason}); correct that line"
         ) from None
+
+
+def named_function(source: str, signature: str) -> Callable[..., Any]:
+    """Return the function that ``package.module:function`` or ``path/file.py:function`` names.
+
+    Args:
+        source: the name.
+        signature: what stands behind the function's name where it is missing and has to be defined.
+
+    Raises:
+        TensorOptError: there is none.
+    """
+    place, separator, name = source.rpartition(":")
+    if not separator or not place or not name:
+        raise TensorOptError(
+            f"'{source}' names no function; write package.module:function or path/file.py:function"
+        )
+    function = getattr(_module(place, source), name, None)
+    if not callable(function):
+        raise TensorOptError(f"{place} has no function '{name}'; define {name}{signature}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _module(place: str, source: str) -> Any:
+    try:
+        if place.endswith(".py"):
+            path = Path(place)
+            if not path.is_file():
+                raise TensorOptError(f"{source}: there is no file {place}; check the path")
+            spec = importlib.util.spec_from_file_location(f"_tensoropt_model_{path.stem}", path)
+            assert spec is not None
+            module = importlib.util.module_from_spec(spec)
+            # Before it runs: dataclasses and pickle look up the module of a class by name.
+            sys.modules[spec.name] = module
+            # Not by its loader, which takes kept bytecode for a file of the same second and size.
+            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
+            return module
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            # As ``python -m`` does; a console script has its own folder there instead.
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    except TensorOptError:
+        raise
+    except Exception as error:
+        raise TensorOptError(
+            f"{source}: importing {place} failed with {type(error).__name__}: {error}"
+        ) from error

@@ -290,6 +290,12 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
         help="tokens of a sequence, for language models; default: the model's",
     )
     verb.add_argument(
+        "--lora",
+        metavar="r=16",
+        help="train adapters of this rank beside linear layers, the rest frozen; as in "
+        "r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj; default: peft's for the architecture",
+    )
+    verb.add_argument(
         "--seed", type=WHOLE, default=0, help="for weights and random walks; default: %(default)s"
     )
     verb.add_argument(
@@ -315,6 +321,8 @@ def _flag(setting: Setting) -> dict[str, Any]:
         return {"action": "store_true", "help": setting.help}
     shown = "" if setting.default is None else f"; default: {setting.text(setting.default)}"
     arguments: dict[str, Any] = {"default": setting.default, "help": f"{setting.help}{shown}"}
+    if setting.others:
+        return {**arguments, "metavar": "|".join((*setting.choices, setting.others))}
     if setting.choices:
         return {**arguments, "choices": setting.choices}
     number = {"type": option_type(setting.read)} if setting.read in (read_number, read_whole) else {}
@@ -339,7 +347,7 @@ def _settings_option(options: argparse.Namespace) -> Any:
 
 def question_option(options: argparse.Namespace) -> Any:
     """Return the command line as a :class:`~tensoropt.question.question.Question`."""
-    from tensoropt.question.model_source import with_sequence
+    from tensoropt.question.model_source import with_lora, with_sequence
     from tensoropt.question.question import Question, read_batches
     from tensoropt.units import parse_bytes, read_counts
 
@@ -360,9 +368,9 @@ def question_option(options: argparse.Namespace) -> Any:
         raise TensorOptError(
             f"--batch {options.batch}: planners are compared at one batch; give one, as in --batch 8"
         )
-    length = options.sequence
+    model = options.model if options.lora is None else with_lora(options.model, options.lora)
     return Question(
-        model=options.model if length is None else with_sequence(options.model, length),
+        model=model if options.sequence is None else with_sequence(model, options.sequence),
         cluster=options.cluster,
         **batches,
         batch_per_device=getattr(options, "batch_per_device", None),

@@ -31,7 +31,7 @@ from tensoropt.errors import MeasurementError
 from tensoropt.ops.calls import CostClass, LocalCall
 from tensoropt.ops.registry import cost_class_of, launches
 from tensoropt.profiling.facts import CallWork, Facts
-from tensoropt.profiling.optimizers import OPTIMIZERS
+from tensoropt.profiling.optimizers import kind_of
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED, SOURCES
@@ -429,7 +429,7 @@ class RooflineCompute:
     @property
     def optimizer_s_per_element(self) -> float:
         """The seconds per element that the memory's bandwidth allows, in float32."""
-        return 4.0 * OPTIMIZERS[self.optimizer].traffic / (self.device.memory_bandwidth * self.reached.memory)
+        return 4.0 * kind_of(self.optimizer).traffic / (self.device.memory_bandwidth * self.reached.memory)
 
 
 def processor_name() -> str:

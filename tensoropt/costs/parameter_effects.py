@@ -51,7 +51,7 @@ from tensoropt.costs.effects import (
 )
 from tensoropt.costs.prices import Queues, Send
 from tensoropt.ops.layouts import Layout
-from tensoropt.profiling.optimizers import OPTIMIZERS
+from tensoropt.profiling.optimizers import kind_of
 from tensoropt.sharding.buckets import reduction_axes
 from tensoropt.sharding.regions import Blocks, Neighbours, find_blocks
 from tensoropt.sharding.reshard.steps import ReshardingStep, lies_inside
@@ -387,13 +387,14 @@ class ParameterEffects:
             found.append(Effect(FIRST_ARRIVED, after=True, begins=allocations(summed)))
             sum_bytes = summed.bytes if joins > 1 else 0
             found.append(Effect(ARRIVED, ends=allocations(summed), workspace_bytes=sum_bytes))
-        optimizer, step = OPTIMIZERS[self.prices.optimizer], self._work(STEP, self.prices.step(elements))
-        found.append(replace(step, workspace_bytes=size * optimizer.transient))
+        optimizer, step = kind_of(self.prices.optimizer), self._work(STEP, self.prices.step(elements))
+        made = optimizer.made(tensor.elements, self.moves.graph.atoms.graph.largest_trained)
+        found.append(replace(step, workspace_bytes=round(size * made)))
         found.append(self._work(REDUCE_LAST if waits else ARRIVED, arrival))
         if axes:
             share = GradientShare(axes, tensor.stored_dtype, elements, complete)
             found.append(Effect(REDUCED, share=share))
-        return Effects(tuple(found), size, size, size * optimizer.state)
+        return Effects(tuple(found), size, size, round(size * optimizer.state))
 
     def summed_bytes(self, name: str, stored: Layout) -> int:
         """Return the bytes of a sum of a shared parameter's gradients: whole gradients of the copy, in its

@@ -121,6 +121,11 @@ def _of_zoo(name: str, options: str) -> Known:
         from tensoropt import zoo  # with PyTorch, which is not needed without options
 
         _, chosen = zoo.read_name(f"{name}?{options}")
+        if "lora" in chosen:
+            raise ConfigError(
+                f"'{name}?{options}' trains its adapters alone, and what is estimated trains all weights; "
+                "explore it"
+            )
         sequence = {key: value for key, value in chosen.items() if key == "sequence"}
         if config is None:
             raise ConfigError(

@@ -31,10 +31,9 @@ from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.parallel import rank_device, start_group
 from tensoropt.execute.weights import WeightSource
 from tensoropt.exploration.rates import device_words, made_for
-from tensoropt.files import write_text
+from tensoropt.files import named_function, write_text
 from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.profiling.optimizers import make_optimizer
-from tensoropt.question.model_source import named_function
 from tensoropt.ranks.local_hardware import pin, pin_gpu_rank, why_no_gpu
 from tensoropt.units import format_bytes
 

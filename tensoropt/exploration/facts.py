@@ -25,6 +25,7 @@ from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
 from tensoropt.plan.space import Space
 from tensoropt.plan.time_range import TimeRange, time_range
+from tensoropt.profiling.optimizers import short_optimizer
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import (
     LEAST_SHARE,
@@ -285,9 +286,13 @@ def _(plan: Plan) -> tuple[str, Sequence[Fact]]:
     sends = sum(collective.count for collective in step.collectives)
     split = sum(any(label != "none" for label in op.axes.values()) for op in plan.operators.values())
     operators = counted(len(plan.operators), "group"), *counted_if_any(split, "group", "{} split")
+    optimizer = short_optimizer(plan.optimizer)
     rows = [
         Fact("devices", f"{plan.devices} of {plan.cluster.get('name', 'a cluster')}, {plan.mesh.label}"),
-        Fact("step", f"{plan.model.mode}, {plan.micro_batches} micro-batch(es), {plan.optimizer}"),
+        Fact(
+            "step",
+            f"{plan.model.mode}, {plan.micro_batches} micro-batch(es), {optimizer}",
+        ),
         Fact("stages", ", ".join(plan.info.words)),
         Fact("cut before", ", ".join(plan.info.begins)),
         Fact("memory per device", step.memory_bytes, BYTES.words),

@@ -195,6 +195,13 @@ class OperatorGraph:
         return tuple(t for t in self.tensors.values() if t.kind == "parameter")
 
     @cached_property
+    def largest_trained(self) -> tuple[int, int]:
+        """The elements of the largest parameter with a gradient, and how many have as many; (0, 0) if none
+        has a gradient."""
+        sizes = [tensor.elements for tensor in self.parameters if tensor.requires_grad]
+        return max(sizes, default=0), sizes.count(max(sizes, default=0))
+
+    @cached_property
     def by_name(self) -> dict[str, Operator]:
         return {op.name: op for op in self.operators}
 

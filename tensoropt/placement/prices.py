@@ -33,7 +33,7 @@ from tensoropt.placement.graph import (
 from tensoropt.placement.limits import PlacedLimits, placed_limits
 from tensoropt.placement.problem import DeviceSet, PlacedResult, PlacedTensor, PlacementProblem
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.optimizers import OPTIMIZERS
+from tensoropt.profiling.optimizers import kind_of
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import batch_strategies
@@ -423,7 +423,8 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[Comput
     """Return the tensors that stay with an operator from start to end, and the seconds of its optimizer step,
     as fields of a problem.
     """
-    sizes = [0, 0, 0]
+    sizes, made = [0, 0, 0], 0
+    optimizer, largest = kind_of(prices.optimizer), prices.graph.atoms.graph.largest_trained
     seconds = np.zeros(len(prices.overheads))
     for name in op.parameters:
         tensor: Tensor = prices.tensors[name]
@@ -431,13 +432,13 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[Comput
         sizes[0] += size
         if tensor.requires_grad and prices.training:
             sizes[1] += size
-            sizes[2] += size * OPTIMIZERS[prices.optimizer].state
+            sizes[2] += round(size * optimizer.state)
+            made += round(size * optimizer.made(tensor.elements, largest))
             for kind, (rate, overheads) in enumerate(zip(rates, prices.overheads, strict=True)):
                 device_s = overheads.step_s + tensor.elements * rate.optimizer_s_per_element
                 seconds[kind] += max(device_s, overheads.host.step_s)
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
-    peak = sizes[1] * OPTIMIZERS[prices.optimizer].transient
-    return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": peak, "update_s": seconds}
+    return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": made, "update_s": seconds}
 
 
 def _tensors(

@@ -63,7 +63,7 @@ class Findings:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The display name of the plan of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
-        return plan_names(self.all_points, self.spaces)
+        return plan_names(self.all_points, self.spaces, self.model.adapters)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Mapping
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -32,6 +33,7 @@ from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.files import write_text
 from tensoropt.plan.facts_table import Shown, described, facts_text
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, PlanKind, kind_on
+from tensoropt.profiling.optimizers import kind_of
 from tensoropt.question.model_source import OnnxOptions
 from tensoropt.units import counted_if_any
 
@@ -230,9 +232,20 @@ class OnnxInfo(_Strict):
         return OnnxOptions.of(self.dims, self.outputs, self.loss)
 
 
+def _known_optimizer(name: str) -> str:
+    try:
+        kind_of(name)
+    except TensorOptError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
 class ModelInfo(_Strict):
     """The identity of a model: its source, a fingerprint of its operator graph, and the shapes it is called
     with.
+
+    ``trained`` are the parameters that have a gradient, None if that is not known; ``adapters`` says of which
+    kind these are, such as ``LoRA r16``.
     """
 
     source: str
@@ -240,6 +253,8 @@ class ModelInfo(_Strict):
     mode: Literal["train", "inference"] = "train"
     seed: int = 0
     parameters: int = Field(0, ge=0)
+    trained: int | None = None
+    adapters: str = ""
     batch: int | None = None
     call: dict[str, Any] | None = None
     onnx: OnnxInfo | None = None
@@ -455,7 +470,7 @@ class Plan(Shown, _Recomputing):
     cluster: dict[str, Any]
     mesh: MeshInfo
     micro_batches: int = Field(ge=1)
-    optimizer: Literal["sgd", "momentum", "adam", "adam_fused"]
+    optimizer: Annotated[str, AfterValidator(_known_optimizer)]
     operators: dict[str, OperatorPlan]
     hubs: dict[str, tuple[str, ...]]
     parameters: dict[str, ParameterPlan]

@@ -17,6 +17,7 @@ their share, so that two plans that differ in a few operators have two names.
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
 - *inputs gathered again*: copies of activations that backward gathers a second time instead of keeping them
+- *LoRA r16*: adapters of that rank are trained, and nothing else
 - *blocks recomputed*: wholly, by a recipe (:mod:`tensoropt.sharding.recipes`), or *in part*
 """
 
@@ -193,9 +194,12 @@ def splits_experts(label: str) -> bool:
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
-def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, ...]:
+def plan_names(points: Sequence[Point], spaces: Sequence[Space], adapters: str = "") -> tuple[str, ...]:
     """Return the name of every point, in one call because points of a space share most of what is looked
     up.
+
+    Args:
+        adapters: what alone is trained, such as ``LoRA r16``; "" if that is all there is.
     """
     names = [""] * len(points)
     of_spaces, records = by_strategy(points)
@@ -204,7 +208,7 @@ def plan_names(points: Sequence[Point], spaces: Sequence[Space]) -> tuple[str, .
     for number, rows in of_spaces.items():
         for i, name in zip(rows, _sharded_names([points[i] for i in rows], spaces[number]), strict=True):
             names[i] = name
-    return tuple(names)
+    return tuple(f"{name}{JOIN}{adapters}" for name in names) if adapters else tuple(names)
 
 
 def _staged_name(record: StagesRecord, space: Space) -> str:

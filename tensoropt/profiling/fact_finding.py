@@ -37,7 +37,7 @@ from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
 
 
-class _LiveTensors(TorchDispatchMode):
+class LiveTensors(TorchDispatchMode):
     """A mode that tracks the storages that operators create while it is active.
 
     Attributes:
@@ -152,7 +152,7 @@ class _PeakTracker:
     In backward, an autograd node that asks for a parameter begins an activity, which ends with the node.
     """
 
-    def __init__(self, live: _LiveTensors):
+    def __init__(self, live: LiveTensors):
         self.live = live
         self._of: dict[_Activity, _Peak] = {}
         self._node: Any = None
@@ -365,7 +365,7 @@ class _Given(torch.autograd.Function):
 class _Incoming:
     """The gradients that enter a workload's backward, by the names of its results."""
 
-    def __init__(self, live: _LiveTensors, names: Sequence[str]):
+    def __init__(self, live: LiveTensors, names: Sequence[str]):
         self.live, self.names = live, names
         self._storages: dict[str, weakref.ref] = {}
 
@@ -439,7 +439,7 @@ class _Probe:
         self.work_of_calls: list[CallWork] = []
         self.sizes = {name: spec.bytes for name, spec, _ in work.inputs}
         self.packed: list[tuple[str, weakref.ref]] = []
-        self.live = _LiveTensors()
+        self.live = LiveTensors()
         self.peaks = _PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:

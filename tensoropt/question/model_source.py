@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
+from tensoropt.files import named_function
 
 
 class ModelSourceError(TensorOptError):
@@ -95,6 +93,7 @@ def load_model(
     seed: int = 0,
     batch: int | None = None,
     onnx: OnnxOptions | None = None,
+    lora: str | None = None,
 ) -> LoadedModel:
     """Build the model that a source names; every process that does so with the same seed has the same
     weights.
@@ -110,6 +109,8 @@ def load_model(
         batch: the batch size of a zoo model, or of a function with a parameter ``batch``; None for its
             default.
         onnx: the choices that an ONNX file leaves open.
+        lora: adapters, which alone are trained, as ``r=16`` or ``r=16,alpha=32,targets=q_proj+v_proj``
+            (:class:`tensoropt.zoo.lora.Lora`); the same as the option ``lora`` behind the source.
 
     Raises:
         ModelSourceError: the source does not name a model; the message says what does.
@@ -117,6 +118,7 @@ def load_model(
     """
     if onnx is not None and not is_onnx(source):
         raise ModelSourceError(f"--dim, --output and --loss are for ONNX files; {source} is none")
+    source = source if lora is None else with_lora(source, lora)
     loaded = _loaded(source, device, seed, batch, onnx)
     return replace(loaded, source=source, seed=seed, batch=batch, onnx=onnx)
 
@@ -134,7 +136,8 @@ def _loaded(source: str, device: str, seed: int, batch: int | None, onnx: OnnxOp
             )
         return _load_onnx(source, device, seed, onnx or OnnxOptions())
     function = _building_function(source)
-    return _call(function, source, device, seed, _arguments(function, source, batch))
+    arguments = _arguments(function, source, batch)
+    return _call(function, source, device, seed, arguments, arguments.pop("lora", None))
 
 
 _DIM_INSTEAD = "give them by --dim, as in --dim batch=8"
@@ -156,7 +159,10 @@ def _building_function(source: str) -> Callable[..., Any]:
             f"'{source}' names no model; write zoo:NAME, hf:ID, package.module:function or "
             "path/file.py:function (`tensoropt list models` shows the zoo)"
         )
-    return named_function(named, "() returning (model, args)")
+    try:
+        return named_function(named, "() returning (model, args)")
+    except TensorOptError as error:
+        raise ModelSourceError(str(error)) from error
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
@@ -219,6 +225,32 @@ def with_sequence(source: str, length: int) -> str:
             )
     if f"{option.partition('=')[0]}=" in source.partition("?")[2]:
         raise TensorOptError(f"'{source}' has a sequence, and --sequence {length} is another; give one")
+    return _with_option(source, option)
+
+
+def with_lora(source: str, text: str) -> str:
+    """Return the source of a model with adapters, which alone are trained.
+
+    Args:
+        text: as ``r=16,alpha=32,targets=q_proj+v_proj`` (:class:`tensoropt.zoo.lora.Lora`).
+
+    Raises:
+        TensorOptError: it cannot be read, or the source is an ONNX file or has adapters already.
+    """
+    from tensoropt.zoo.lora import Lora
+
+    if is_onnx(source):
+        raise TensorOptError(
+            f"--lora {text}: {source} has operators instead of the layers that adapters are put beside; "
+            "export the model with its adapters, or give its PyTorch module"
+        )
+    Lora.of(text)
+    if "lora=" in source.partition("?")[2]:
+        raise TensorOptError(f"'{source}' has adapters, and --lora {text} gives others; give one")
+    return _with_option(source, f"lora={text}")
+
+
+def _with_option(source: str, option: str) -> str:
     return f"{source}{'&' if '?' in source else '?'}{option}"
 
 
@@ -281,28 +313,6 @@ def batch_on(source: str, batch: int | None, per_device: int, devices: int) -> i
     return per_device * devices
 
 
-def named_function(source: str, signature: str) -> Callable[..., Any]:
-    """Return the function that ``package.module:function`` or ``path/file.py:function`` names.
-
-    Args:
-        source: the name.
-        signature: what stands behind the function's name where it is missing and has to be defined.
-
-    Raises:
-        ModelSourceError: there is none.
-    """
-    place, separator, name = source.rpartition(":")
-    if not separator or not place or not name:
-        raise ModelSourceError(
-            f"'{source}' names no function; write package.module:function or path/file.py:function"
-        )
-    function = getattr(_module(place, source), name, None)
-    if not callable(function):
-        raise ModelSourceError(f"{place} has no function '{name}'; define {name}{signature}")
-    found: Callable[..., Any] = function
-    return found
-
-
 def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> LoadedModel:
     from tensoropt.capture.onnx import import_onnx
 
@@ -312,48 +322,28 @@ def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> Loa
     return LoadedModel(imported.module, imported.example(seed, device), notes=imported.notes)
 
 
-def _module(place: str, source: str) -> Any:
-    try:
-        if place.endswith(".py"):
-            path = Path(place)
-            if not path.is_file():
-                raise ModelSourceError(f"{source}: there is no file {place}; check the path")
-            spec = importlib.util.spec_from_file_location(f"_tensoropt_model_{path.stem}", path)
-            assert spec is not None
-            module = importlib.util.module_from_spec(spec)
-            # Before it runs: dataclasses and pickle look up the module of a class by name.
-            sys.modules[spec.name] = module
-            # Not by its loader, which takes kept bytecode for a file of the same second and size.
-            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
-            return module
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            # As ``python -m`` does; a console script has its own folder there instead.
-            sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(place)
-    except ModelSourceError:
-        raise
-    except Exception as error:
-        raise ModelSourceError(
-            f"{source}: importing {place} failed with {type(error).__name__}: {error}"
-        ) from error
-
-
-def _call(function: Any, source: str, device: str, seed: int, arguments: Mapping[str, Any]) -> LoadedModel:
+def _call(
+    function: Any, source: str, device: str, seed: int, arguments: Mapping[str, Any], lora: str | None
+) -> LoadedModel:
     import torch
 
     from tensoropt.capture.fidelity import seeded
     from tensoropt.capture.loss import WithLoss
+    from tensoropt.zoo.lora import Lora, with_adapters
 
-    try:
-        # The caller's random numbers stay as they were; each rank that builds with this seed has the same
-        # weights.
-        with torch.random.fork_rng(devices=[]), seeded(seed), torch.device(device):
-            torch.manual_seed(seed)
+    # The caller's random numbers stay as they were; each rank that builds with this seed has the same
+    # weights.
+    with torch.random.fork_rng(devices=[]), seeded(seed), torch.device(device):
+        torch.manual_seed(seed)
+        try:
             result = function(**arguments)
-    except Exception as error:
-        raise ModelSourceError(f"{source}: the function raised {type(error).__name__}: {error}") from error
-    shape = isinstance(result, tuple) and len(result) in (2, 3, 4) and isinstance(result[0], torch.nn.Module)
-    if not shape or not isinstance(result[1], (tuple, list)):
+        except Exception as error:
+            raise ModelSourceError(
+                f"{source}: the function raised {type(error).__name__}: {error}"
+            ) from error
+        if lora is not None and _is_module_first(result):
+            result = (with_adapters(result[0], Lora.of(lora)), *result[1:])
+    if not _is_module_first(result) or not isinstance(result[1], (tuple, list)):
         kind = type(result).__name__ if not isinstance(result, tuple) else f"a tuple of {len(result)}"
         raise ModelSourceError(
             f"{source} returned {kind}; it must return (model, args), (model, args, kwargs) or (model, args, "
@@ -369,3 +359,9 @@ def _call(function: Any, source: str, device: str, seed: int, arguments: Mapping
             )
         model = WithLoss(model, result[3])
     return LoadedModel(model, tuple(result[1]), kwargs)
+
+
+def _is_module_first(result: Any) -> bool:
+    import torch
+
+    return isinstance(result, tuple) and len(result) in (2, 3, 4) and isinstance(result[0], torch.nn.Module)

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationErro
 from pydantic.dataclasses import dataclass as model
 
 from tensoropt.errors import TensorOptError
-from tensoropt.profiling.optimizers import OPTIMIZERS
+from tensoropt.profiling.optimizers import OPTIMIZERS, kind_of, short_optimizer, with_kind
 from tensoropt.units import (
     read_counts,
     read_number,
@@ -30,11 +30,9 @@ from tensoropt.units import (
 if TYPE_CHECKING:
     from tensoropt.sharding.constraints import Constraints
 
-    Optimizer = str
     ComputeDtype = str
     Constrained = Constraints | None
 else:
-    Optimizer = Literal[tuple(OPTIMIZERS)]
     ComputeDtype = Literal["auto", "float32", "bfloat16"]
     Constrained = Any
 
@@ -62,7 +60,9 @@ class Setting:
         write: the text of a value, which is read as that value again.
         rule: what a form says of a value that the model refuses, where that is not in the form's unit.
         width: of its control in a form, pixels.
-        name, default, choices: of the field; filled in by :func:`settings_fields`.
+        choices: the values that a form offers; by default those of the field.
+        others: what stands for values that only a command line and Python take.
+        name, default: of the field; filled in by :func:`settings_fields`.
     """
 
     help: str
@@ -83,6 +83,7 @@ class Setting:
     name: str = ""
     default: Any = None
     choices: tuple[str, ...] = ()
+    others: str = ""
 
     @property
     def key(self) -> str:
@@ -148,6 +149,8 @@ class Setting:
             if isinstance(self.default, bool):
                 return _SWITCH[_one_of(text, tuple(_SWITCH))]
             if self.choices:
+                if self.others and text not in self.choices:  # a form runs nobody's code
+                    raise TensorOptError(f"unknown {self.name} '{text[:40]}'; use {', '.join(self.choices)}")
                 return typed
             value = self.read(text)
             in_percent = self.percent and "%" not in text  # with the sign it is read as a share already
@@ -265,10 +268,13 @@ class Settings:
         ),
     ] = "train"  # fmt: skip
     optimizer: Annotated[
-        Optimizer,
+        str,
+        AfterValidator(with_kind),
         Setting(
-            "adam_fused: one kernel, nothing made for a while", "Optimizer", STEP, title="{}", assumed=True,
-            of_step=True,
+            "adam_fused: one kernel, nothing made for a while; module.py:make: a function of the parameters "
+            "that returns any torch.optim.Optimizer which treats every element by itself", "Optimizer", STEP,
+            title="{}", assumed=True, of_step=True, choices=tuple(OPTIMIZERS), others="module.py:make",
+            write=short_optimizer,
         ),
     ] = "adam"  # fmt: skip
     micro_batches: Annotated[
@@ -414,6 +420,7 @@ class Settings:
             TensorOptError: this version does not know some of them.
         """
         try:
+            kind_of(data.get("optimizer", "adam"))  # nobody's code is run for what was kept
             # What was kept before process memory could be counted counts tensors.
             tensors = {"process_memory": False}
             return cls(**{**tensors, **data, "constraints": data.get("constraints") or None})
@@ -425,7 +432,8 @@ def settings_fields() -> Iterator[Setting]:
     """Yield the description of each setting, in the order of the model's fields."""
     for name, field in Settings.__pydantic_fields__.items():  # type: ignore[attr-defined]
         said = next(one for one in field.metadata if isinstance(one, Setting))
-        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        literal = get_origin(field.annotation) is Literal
+        choices = get_args(field.annotation) if literal else said.choices
         flag = said.flag or name.replace("_", "-")
         yield replace(said, name=name, flag=flag, default=field.default, choices=choices)
 

@@ -57,7 +57,8 @@ def summary_lines(exploration: Exploration) -> list[str]:
     """Return what was found out about the model and the search, in a few readable lines."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
-        f"model: {exploration.model.parameters:,} parameters, {report['operators']} operators in "
+        f"model: {exploration.model.parameters:,} parameters{_trained_words(exploration)}, "
+        f"{report['operators']} operators in "
         f"{report['groups']} groups, {report['hubs']} tensors with several readers, "
         f"{report['shared_parameters']} tied parameters"
     ]
@@ -92,6 +93,14 @@ def summary_lines(exploration: Exploration) -> list[str]:
         lines.append(_simulated_words(report, own))
     lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
     return lines
+
+
+def _trained_words(exploration: Exploration) -> str:
+    """Return how many of the parameters are trained, if not all of them are."""
+    model = exploration.model
+    if model.trained in (None, model.parameters):
+        return ""
+    return f", {model.trained:,} of them trained" + (f" ({model.adapters})" if model.adapters else "")
 
 
 def _simulated_words(report: Mapping[str, Any], shown: int) -> str:

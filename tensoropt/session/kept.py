@@ -197,7 +197,7 @@ def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
     """
     told = json.dumps(facts, sort_keys=True, default=str)
     if source.startswith("zoo:"):
-        return f"{source} {_transformers()} {told}"
+        return f"{source} {_installed('transformers')} {_installed('peft')} {told}"
     if source.endswith(".onnx") and Path(source).is_file():
         content = Path(source).read_bytes()
         # Weights in other files could change without the file.
@@ -205,10 +205,10 @@ def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _transformers() -> str:
-    """Return the version of the package with which some zoo models are built."""
+def _installed(package: str) -> str:
+    """Return the version of a package with which some zoo models are built."""
     try:
-        return importlib.metadata.version("transformers")
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "none"
 

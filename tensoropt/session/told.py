@@ -24,6 +24,7 @@ from tensoropt.plan.plan import Plan, StagePlan
 from tensoropt.plan.plan_names import DATA, SEQUENCE, TENSOR, UNSPLIT, splits_experts, stage_of, what_it_does
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import IN_PART
+from tensoropt.profiling.optimizers import OPTIMIZERS, short_optimizer
 from tensoropt.session.launched import JobPrices, PricedJob
 from tensoropt.sharding.recipes import recipe_name
 from tensoropt.sharding.regions import find_regions
@@ -91,6 +92,16 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
     """
     exploration, entry = prices.exploration, _writer(launcher)
     plan, name = exploration.plan(index), exploration.names[index]
+    if plan.optimizer not in OPTIMIZERS:
+        raise JobError(
+            f"{launcher} is not told of {short_optimizer(plan.optimizer)}; explore with --optimizer adam, or "
+            "call tensoropt.parallelize(model, plan) in your own script"
+        )
+    if adapters := exploration.model.adapters:
+        raise JobError(
+            f"{launcher} is not told of adapters ({adapters}), nor to store what is frozen in the type that "
+            "it is computed in; call tensoropt.parallelize(model, plan) in your own script"
+        )
     assert entry.variants is not None
     assert entry.refusal is not None
     job = degrees(prices, plan)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tensoropt.costs.process_memory import CONTEXT, allocator_blocks
-from tensoropt.profiling.optimizers import OPTIMIZERS
+from tensoropt.profiling.optimizers import kind_of
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.collectives import reductions_of
 from tensoropt.simulate.recording import ALLOCATOR
@@ -404,7 +404,7 @@ def stored_blocks(batch: Batch, row: int) -> tuple[list[int], list[int]]:
 
 def state_blocks(size: int, optimizer: str) -> list[int]:
     """Return the bytes of each tensor of ``size`` bytes of an optimizer's state."""
-    tensors = OPTIMIZERS[optimizer].state
+    tensors = kind_of(optimizer).state_tensors
     return [size // tensors for _ in range(tensors if size else 0)]
 
 

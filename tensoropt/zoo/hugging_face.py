@@ -6,6 +6,7 @@ unless the name says otherwise, so that a split run can be compared with an unsp
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,6 +32,10 @@ class LanguageModelLoss(nn.Module):
         """Return the mean cross entropy (scalar) of ``labels (batch, sequence)``; -100 marks positions left
         out."""
         return self.network(input_ids=input_ids, labels=labels, **self._options).loss
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **settings: Any) -> None:
+        """Write the model as its package does; of one with adapters, these alone."""
+        self.network.save_pretrained(folder, **settings)  # type: ignore[operator]
 
 
 def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: int, **options: Any) -> Recipe:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from tensoropt.errors import TensorOptError, closest, import_extra, suggest
 from tensoropt.units import read_number, read_whole
+from tensoropt.zoo.lora import LORA, Lora, with_adapters
 
 
 def tokens(vocabulary: int, *shape: int) -> Tensor:
@@ -227,9 +228,12 @@ def build(
     Raises :class:`ZooError` for an unknown name, an unknown option, a value that the model cannot be built
     with or a batch below 1, and :class:`~tensoropt.errors.MissingExtraError` when the definition's package is
     not installed.
+
+    Any model has the option ``lora`` (``lora="r=16"``, :mod:`tensoropt.zoo.lora`).
     """
     name, written = read_name(name)
     chosen, overrides = entry(name), {**written, **overrides}
+    lora = overrides.pop(LORA, None)
     batch = chosen.batch if batch is None else batch
     if batch < 1:
         raise ZooError(f"batch {batch} for '{name}' is below 1; leave it out for the default {chosen.batch}")
@@ -244,6 +248,8 @@ def build(
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)
             model, args, kwargs = chosen.builder(batch=batch, **overrides)
+            if lora is not None:
+                model = with_adapters(model, Lora.of(lora))
     except ZooError as refusal:
         raise ZooError(f"'{name}': {refusal}; its defaults are {_shown(chosen.overrides)}") from None
     except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -266,7 +272,8 @@ def build(
 def read_name(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the options in a text such as ``deeplab-v3?width=2&image=224``.
 
-    An option's value is read as its default is: a whole number, a number, or ``true`` or ``false``.
+    An option's value is read as its default is: a whole number, a number, or ``true`` or ``false``. That of
+    ``lora`` stays a text.
 
     Raises :class:`ZooError` for an unknown name or option, one without a value or written twice, and a value
     that is none, or out of the range of all models' options.
@@ -284,6 +291,7 @@ def read_options(name: str, written: str, known: Mapping[str, Any]) -> dict[str,
 
     Raises:
         ZooError: as in :func:`read_name`.
+        TensorOptError: ``lora`` cannot be read.
     """
     options: dict[str, Any] = {}
     for part in written.split("&"):
@@ -293,9 +301,14 @@ def read_options(name: str, written: str, known: Mapping[str, Any]) -> dict[str,
                 f"'{name}?{written}': options are written NAME?OPTION=VALUE&OPTION=VALUE; '{part}' is no "
                 f"OPTION=VALUE. '{name}' has: {_shown(known)}"
             )
-        _check_option(name, known, key)
+        if key != LORA:
+            _check_option(name, known, key)
         if key in options:
             raise ZooError(f"'{name}?{written}' has the option '{key}' twice; write it once")
+        if key == LORA:
+            Lora.of(value)
+            options[key] = value
+            continue
         try:
             options[key] = _READERS[type(known[key])](value)
         except TensorOptError as error:

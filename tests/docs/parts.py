@@ -143,7 +143,8 @@ def settings() -> str:
     found = []
     for setting in settings_fields():
         verbs = "`explore`" if setting.name == "memory_bytes" else "`explore`, `compare`"
-        values = f"{', '.join(setting.choices)}. " if setting.choices else ""
+        choices = [*setting.choices, *filter(None, [setting.others])]
+        values = f"{', '.join(choices)}. " if choices else ""
         off = f", `--no-{setting.flag}`" * (setting.default is True)
         found.append(
             [verbs, f"`--{setting.flag}`{off}", setting.text(setting.default), f"{values}{setting.help}"]

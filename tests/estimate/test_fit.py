@@ -133,6 +133,7 @@ def test_devices_by_number_kind_and_memory() -> None:
         ({"optimizer": "adamw"}, "unknown optimizer 'adamw'; did you mean 'adam'"),
         ({"dtype": "float16"}, "unknown dtype 'float16'"),
         ({"model": "lama3"}, "did you mean 'llama3-8b'"),
+        ({"model": "zoo:gpt2?lora=r=4"}, "trains its adapters alone, .* explore it"),
         ({"model": "vgg16", "sequence": 8}, "reads no sequence"),
         ({"model": _GPT2, "sequence": 65}, "has 64 positions"),
         ({"model": "vgg16?image=64"}, "leave out \\?image=64"),

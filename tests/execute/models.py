@@ -222,6 +222,15 @@ def transformer(dropout: float = 0.0) -> Recipe:
     return Transformer(dropout), (x,), {"labels": _labels(64, 8, 12, ignored=True)}
 
 
+def transformer_frozen() -> Recipe:
+    """Its first block and both embeddings, the tied head with them, are not trained."""
+    model, args, kwargs = transformer()
+    model.positions.requires_grad_(False)
+    for module in (model.tokens, model.blocks[0]):
+        module.requires_grad_(False)
+    return model, args, kwargs
+
+
 def transformer_dropout() -> Recipe:
     return transformer(0.1)
 

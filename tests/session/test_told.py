@@ -93,6 +93,16 @@ def test_an_unknown_launcher_is_refused(exploration):
         tensoropt.export_job(exploration, "accelerate", 1)
 
 
+def test_adapters_and_own_optimizers_are_told_to_nobody(prices):
+    found = prices.exploration
+    own = "lion.py:make?state=1&transient=0&traffic=9&largest=0&tensors=1&code="
+    adapted = replace(found, model=found.model.model_copy(update={"adapters": "LoRA r4"}))
+    stepped = replace(found, settings={**found.settings, "optimizer": own})
+    for exploration, words in ((adapted, r"adapters \(LoRA r4\)"), (stepped, "lion.py:make; explore with")):
+        with pytest.raises(JobError, match=f"not told of {words}"):
+            nearest(replace(prices, exploration=exploration), 0, "fsdp2")
+
+
 def unsplit_losses(steps: int) -> list[float]:
     loaded = tensoropt.load_model(MODEL, batch=BATCH)
     optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=1e-3)

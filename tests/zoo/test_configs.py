@@ -43,6 +43,14 @@ def test_it_has_a_batch_a_sequence_and_no_weights(folder):
     assert next(loaded.model.parameters()).is_meta
 
 
+def test_it_has_adapters_where_its_architecture_has_them(folder):
+    pytest.importorskip("peft")
+    loaded = load_model(str(folder), device="meta", lora="r=4")
+    trained = {name.split(".")[-4] for name, p in loaded.model.named_parameters() if p.requires_grad}
+    assert trained == {"q_proj", "v_proj"}
+    assert dtype_of(loaded.source, [load_cluster("dgx-h100")])[0] == "bfloat16"
+
+
 def test_it_computes_as_language_models_do(folder):
     assert dtype_of(str(folder), [load_cluster("dgx-h100")])[0] == "bfloat16"
 

@@ -1,0 +1,196 @@
+"""Optimizers that a user brings: what they keep, make and move, found by stepping them on small tensors.
+
+Plans cut parameters into shards, and each rank steps its own. That is right for optimizers that treat every
+element by itself, which is tried: a parameter is stepped whole and in pieces, by an optimizer for each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tensoropt.errors import MeasurementError, TensorOptError
+from tensoropt.files import named_function
+from tensoropt.profiling.fact_finding import LiveTensors
+
+_SIGNATURE = "(parameters) returning a torch.optim.Optimizer"
+_ELSE = "ranks that each step a shard would train something else"
+_SHAPE, _STEPS, _ALIKE = (24, 16), 3, 1e-3
+"""The shape of the parameter that is stepped; after how many steps it is compared; the share of the way that
+it went up to which a difference is rounding, in float64: assumptions."""
+_FEW, _MORE, _SIDE = 2, 5, 64
+"""How many parameters of what size are stepped to count bytes: an assumption. At least two, as a loop over
+them may still have the temporary values of the one before."""
+
+_Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+def optimizer_from(name: str, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """Return the optimizer that a user's function makes.
+
+    Args:
+        name: ``module.py:make`` or ``package.module:make``.
+
+    Raises:
+        MeasurementError: there is no such function, or it makes no optimizer.
+    """
+    return _made(name, _function(name), parameters)
+
+
+def found_figures(name: str) -> dict[str, float | str]:
+    """Return what an optimizer that treats every element by itself keeps, makes and moves per element: the
+    fields of :class:`tensoropt.profiling.optimizers.OptimizerKind`.
+
+    Raises:
+        MeasurementError: as :func:`optimizer_from`; or it does not treat every element by itself, so that
+            ranks with shards would train something else.
+    """
+    make = _function(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            _check_element_wise(name, make)
+            return _counted(name, make)
+        except TensorOptError:
+            raise
+        except Exception as error:
+            raise MeasurementError(
+                f"{name}: a step on small parameters raised {type(error).__name__}: {error}; it has to work "
+                "on parameters of two dims with gradients, without a closure"
+            ) from error
+
+
+def _function(name: str) -> _Make:
+    try:
+        return named_function(name, _SIGNATURE)
+    except TensorOptError as error:
+        raise MeasurementError(str(error)) from error
+
+
+def _made(name: str, make: _Make, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    optimizer = make(list(parameters))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise MeasurementError(
+            f"{name} returned a {type(optimizer).__name__}; it must return a torch.optim.Optimizer of the "
+            "parameters that it is given"
+        )
+    return optimizer
+
+
+def _check_element_wise(name: str, make: _Make) -> None:
+    values, *gradients = (torch.randn(_SHAPE, dtype=torch.float64) for _ in range(1 + _STEPS))
+    whole, state = _stepped(name, make, values, gradients)
+    way = float((whole - values).abs().max())
+    for key, value in state.items():
+        if value.numel() > 1 and value.shape != values.shape:
+            raise MeasurementError(
+                f"{name}: '{key}' of its state is {list(value.shape)} for a parameter of {list(_SHAPE)}, and "
+                f"of a shard it would be another: {_ELSE}. Explore with an optimizer whose state is a value "
+                "for each element, or for each parameter"
+            )
+    for dim in range(len(_SHAPE)):
+        cut = _SHAPE[dim] // 3
+        sizes = [cut, _SHAPE[dim] - cut]
+        pieces = zip(values.split(sizes, dim), *(g.split(sizes, dim) for g in gradients), strict=True)
+        joined = torch.cat([_stepped(name, make, piece, own)[0] for piece, *own in pieces], dim)
+        far = float((joined - whole).abs().max())
+        if far > _ALIKE * way:
+            raise MeasurementError(
+                f"{name}: a parameter that is stepped in pieces ends elsewhere than whole ({far / way:.1%} "
+                f"of the way after {_STEPS} steps), as with norms or products of whole matrices: {_ELSE}. "
+                "Explore with an optimizer that treats every element by itself"
+            )
+
+
+def _stepped(
+    name: str, make: _Make, values: torch.Tensor, gradients: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return a parameter after some steps, and the tensors of its state."""
+    parameter = values.clone().requires_grad_()
+    optimizer = _made(name, make, [parameter])
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    state = optimizer.state[parameter]
+    return parameter.detach(), {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+
+
+def _counted(name: str, make: _Make) -> dict[str, float | str]:
+    few, more = _watched(name, make, _FEW), _watched(name, make, _MORE)
+    # The difference is without what is done once per step, and without what is made for one parameter at a
+    # time. That is counted for a single one: what is left of the one before is usually smaller.
+    elements = _SIDE * _SIDE * (_MORE - _FEW)
+    state, transient, traffic = (
+        max(round((of_more - of_few) / (4 * elements), 3), 0.0)
+        for of_few, of_more in zip(few[:3], more[:3], strict=True)
+    )
+    single = _watched(name, make, 1)[1] / (4 * _SIDE * _SIDE)
+    largest = max(round(single - transient, 3), 0.0)
+    values = {"state": state, "transient": transient, "traffic": traffic, "largest": largest}
+    return {**values, "tensors": more[3] // _MORE, "code": _digest(make)}
+
+
+def _watched(name: str, make: _Make, count: int) -> tuple[int, int, int, int]:
+    """Return the bytes that an optimizer of ``count`` parameters keeps, those that it makes at most at once
+    in a step, those that it reads and writes in it, and the tensors of its state."""
+    parameters = [torch.randn(_SIDE, _SIDE).requires_grad_() for _ in range(count)]
+    watch = _Moving()
+    for parameter in parameters:
+        gradient = parameter.grad = torch.randn(_SIDE, _SIDE)
+        watch.ignore(parameter)
+        watch.ignore(gradient)
+    optimizer = _made(name, make, parameters)
+    with watch:
+        optimizer.step()
+        kept = watch.now
+        watch.restart()
+        watch.moved = 0
+        optimizer.step()
+    state = [v for own in optimizer.state.values() for v in tree_leaves(own) if isinstance(v, torch.Tensor)]
+    return kept, watch.peak - kept, watch.moved, sum(v.numel() > 1 for v in state)
+
+
+class _Moving(LiveTensors):
+    """It also counts the bytes that operators read and write, in place as well.
+
+    Attributes:
+        moved: these bytes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        given = {id(t): t for t in _tensors((args, kwargs))}
+        written = {
+            id(t): t
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for t in _tensors(value)
+        }
+        made = {id(t): t for t in _tensors(found) if id(t) not in given}
+        views = {t.untyped_storage()._cdata for t in given.values()}
+        made = {key: t for key, t in made.items() if t.untyped_storage()._cdata not in views}
+        if written or made:
+            self.moved += sum(t.nbytes for of in (given, written, made) for t in of.values())
+        return found
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (t for t in tree_leaves(value) if isinstance(t, torch.Tensor) and t.numel() > 1)
+
+
+def _digest(make: _Make) -> str:
+    """Return a hash of the file that a function stands in: another one may do something else."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(make)).read_bytes()).hexdigest()[:12]
+    except (TypeError, OSError):  # made by another function, or built in
+        return ""

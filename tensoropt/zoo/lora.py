@@ -1,0 +1,180 @@
+"""LoRA: adapters of low rank beside linear layers, whose own weights stay as they are (Hu et al., ICLR 2022).
+
+A model has them by the option ``lora``, which is written behind its name like any other, so that wherever a
+name stands (a command line, a plan) the same model is built: ``gpt2?lora=r=16,alpha=32,targets=c_attn``. The
+adapters are those of the package ``peft``, which also saves them.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from tensoropt.errors import TensorOptError, import_extra, suggest
+from tensoropt.units import read_number, read_whole
+
+LORA = "lora"
+"""The option's name."""
+_EXAMPLE = "r=16,alpha=32,targets=q_proj+v_proj"
+_KEYS = ("r", "alpha", "dropout", "targets")
+_TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
+"""The package's name of a task by how a class of ``transformers`` ends."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """What is chosen about adapters.
+
+    Attributes:
+        r: their rank.
+        alpha: their outputs are scaled by ``alpha / r``; None for peft's default.
+        dropout: the share of a layer's input that its adapter does not see, in training.
+        targets: the last names of the layers that have one, or ``all-linear``; by default those that peft has
+            for an architecture of ``transformers``, otherwise every linear layer (but the output's, where
+            ``transformers`` says which that is).
+    """
+
+    r: int
+    alpha: int | None = None
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: str) -> Lora:
+        """Return what ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj`` says; only ``r`` is needed.
+
+        Raises:
+            TensorOptError: it cannot be read.
+        """
+        chosen: dict[str, str] = {}
+        for part in text.split(","):
+            key, equals, value = (word.strip() for word in part.partition("="))
+            if not equals or not value:
+                raise TensorOptError(f"lora: '{part[:40]}' is no KEY=VALUE; write {_EXAMPLE}")
+            if key not in _KEYS:
+                raise TensorOptError(f"lora: there is no '{key[:40]}'; {suggest(key, _KEYS)}")
+            if key in chosen:
+                raise TensorOptError(f"lora: '{key}' is given twice; give it once")
+            chosen[key] = value
+        if "r" not in chosen:
+            raise TensorOptError(f"lora: '{text[:40]}' has no rank; write r=16, or {_EXAMPLE}")
+        try:
+            rank, alpha = read_whole(chosen["r"]), read_whole(chosen.get("alpha", "1"))
+            dropout = read_number(chosen.get("dropout", "0"))
+        except TensorOptError as error:
+            raise TensorOptError(f"lora: {error}") from None
+        if rank < 1 or alpha < 1 or not 0 <= dropout < 1:
+            raise TensorOptError(
+                f"lora: r={rank} and alpha={alpha} have to be at least 1, and dropout={dropout:g} between 0 "
+                "and 1"
+            )
+        targets = tuple(name for name in chosen.get("targets", "").split("+") if name)
+        return cls(rank, alpha if "alpha" in chosen else None, dropout, targets)
+
+
+def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
+    """Return the model with adapters on some of its layers, which alone are trained.
+
+    A model of ``transformers`` inside a module that has no other parameters is wrapped where it is, so that
+    ``save_pretrained`` of what is inside writes the adapters as for any model of peft; any other module is
+    wrapped itself.
+
+    Args:
+        model: on the CPU or the meta device; it is changed.
+
+    Raises:
+        TensorOptError: it has no such layers.
+        MissingExtraError: ``peft`` is not installed.
+    """
+    peft = import_extra("peft", LORA, f"lora=r={lora.r}")
+    place = _package_model(model)
+    inner = model.get_submodule(place or "")
+    chosen: dict[str, Any] = {
+        "r": lora.r,
+        "lora_dropout": lora.dropout,
+        "target_modules": _targets(inner, lora),
+    }
+    if lora.alpha is not None:
+        chosen["lora_alpha"] = lora.alpha
+    name = type(inner).__name__
+    if place is not None:
+        chosen["task_type"] = next((task for end, task in _TASKS.items() if name.endswith(end)), None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the weights of GPT-2's layers lie transposed, which it follows
+        try:
+            adapted: nn.Module = peft.get_peft_model(inner, peft.LoraConfig(**chosen))
+        except ValueError as error:
+            layers = sorted({key.rpartition(".")[2] for key in _linear_layers(inner)})
+            raise TensorOptError(
+                f"lora: peft finds no adapters for {name} ({str(error).splitlines()[0][:120]}); its linear "
+                f"layers are called {', '.join(layers) or 'nothing: it has none'}; name some, as in "
+                f"targets={'+'.join(layers[:2]) or 'q_proj+v_proj'}"
+            ) from None
+    if not place:
+        return adapted
+    holder, _, last = place.rpartition(".")
+    setattr(model.get_submodule(holder), last, adapted)
+    return model
+
+
+def adapters_words(trained: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """Return ``LoRA r16`` for a model that trains adapters of that rank and nothing else; "" for any other.
+
+    Args:
+        trained: (key, shape) of the parameters that have a gradient, whoever put adapters there.
+    """
+    ranks = set()
+    for key, shape in trained:
+        if ".lora_" not in key:
+            return ""
+        if re.search(r"\.lora_(embedding_)?A\.", key):
+            ranks.add(shape[0])
+    return f"LoRA r{', r'.join(map(str, sorted(ranks)))}" if ranks else ""
+
+
+def _package_model(model: nn.Module) -> str | None:
+    """Return the path of the model of ``transformers`` that has all parameters of a module; "" for the module
+    itself, None if there is none."""
+    transformers = import_extra("transformers", LORA, "lora")
+    for path, module in model.named_modules():
+        if isinstance(module, transformers.PreTrainedModel):
+            own = {id(parameter) for parameter in module.parameters()}
+            return path if all(id(parameter) in own for parameter in model.parameters()) else None
+    return None
+
+
+def _targets(model: nn.Module, lora: Lora) -> list[str] | str | None:
+    """Return the layers that have adapters, as peft is told of them; None for its own choice."""
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    named = lora.targets != ("all-linear",)
+    if lora.targets and named:
+        return list(lora.targets)
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind is not None:
+        return None if named and kind in KNOWN else "all-linear"
+    # A pattern of whole names: peft takes the name of a layer for that of every module which ends with it.
+    return "|".join(map(re.escape, _linear_layers(model)))
+
+
+def _linear_layers(model: nn.Module) -> list[str]:
+    """Return the linear layers whose forward is called: not those of ``nn.MultiheadAttention``, which reads
+    their weights."""
+    from transformers.pytorch_utils import Conv1D
+
+    inside = {
+        id(child)
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention)
+        for child in module.modules()
+    }
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and id(module) not in inside
+    ]

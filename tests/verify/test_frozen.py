@@ -1,0 +1,54 @@
+"""Frozen weights beside adapters that are trained: what is stored of them, sent and kept."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.ranks.pool import RankPool
+from tensoropt.simulate.owners import memory_curve
+from tensoropt.verify.fake_ranks import check_on_fake_ranks
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.recorder import compare_collectives
+from tests.execute import jobs
+from tests.verify.test_verify import check_strategies, facts_by_group, predicted
+
+pytest.importorskip("peft")
+SOURCE = "zoo:llama-tiny?layers=1&lora=r=4,targets=q_proj+down_proj"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2), (1, 8)])
+def test_they_have_no_master_copy_no_gradient_and_no_state(dtype: str, mesh: tuple[int, ...]) -> None:
+    spec = ModelSpec(SOURCE, compute_dtype=dtype)
+    loaded = load_model(spec)
+    parameters = loaded.graph.atoms.graph.parameters
+    wide = {t.key.split(".")[-2] for t in parameters if not t.requires_grad and t.stored_dtype == "float32"}
+    if dtype == "bfloat16":  # but of norms, which are multiplied in float32
+        assert wide == {"input_layernorm", "post_attention_layernorm", "norm"}
+    for seed in range(2):
+        strategy = jobs.strategy_of(loaded, mesh, seed)
+        found = check_on_fake_ranks(loaded, strategy, "adam")
+        issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found.collectives_issued]
+        assert compare_collectives(predicted(spec, strategy.to_data()), issued) == []
+        assert found.ranks_unlike == []
+        peak = memory_curve(strategy, facts_by_group(strategy), "adam").peak
+        memory, constants = found.memory_tracked, loaded.graph.atoms.graph.constant_bytes
+        assert (memory["parameters"], memory["gradients"]) == (peak.parameters, peak.gradients)
+        assert memory["optimizer"] == pytest.approx(peak.optimizer, abs=4 * len(parameters))
+        assert memory["peak"] == pytest.approx(peak.total + constants, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_they_are_right_on_two_ranks(ranks: RankPool) -> None:
+    spec, rng = ModelSpec(SOURCE, compute_dtype="bfloat16"), random.Random(0)
+    graph = load_model(spec).graph
+    drawn = [
+        random_strategy(graph, (2, 2), micro_strategies(graph, 2), rng, recompute=0.5).to_data()
+        for _ in range(2)
+    ]
+    check_strategies(spec, json.loads(json.dumps(drawn)), ranks)

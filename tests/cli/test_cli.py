@@ -607,7 +607,7 @@ def test_unknown_words_are_refused_by_the_parser(run: Any, arguments: tuple[str,
     assert code == 2
     assert err.startswith("tensoropt: error: ")
     assert err.count("\n") == 1  # and no page of usage
-    assert any(remedy in err for remedy in ("choose from", "--help", "write for example"))
+    assert any(remedy in err for remedy in ("choose from", "--help", "write for example", "; use "))
 
 
 def _numbers() -> Iterator[tuple[str, str]]:

@@ -110,6 +110,7 @@ def test_the_metadata(built: Path) -> None:
         "onnx",
         "safetensors",
         "zoo",
+        "lora",
         "trainer",
         "lightning",
         "solvers",
@@ -134,7 +135,7 @@ def test_every_dependency_has_a_lowest_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = run([sys.executable, ROOT / ".ci" / "oldest.py"], ROOT).split()
     extras = project["optional-dependencies"]
-    chosen = ("app", "onnx", "safetensors", "zoo", "trainer", "lightning", "solvers")
+    chosen = ("app", "onnx", "safetensors", "zoo", "lora", "trainer", "lightning", "solvers")
     used = [*project["dependencies"], *(r for e in chosen for r in extras[e])]
     assert len(pinned) == len({requirement.partition(">=")[0] for requirement in used})
     assert all("==" in line for line in pinned)

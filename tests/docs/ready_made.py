@@ -21,7 +21,7 @@ EXPLORATIONS = {
     "--micro-batches 1,2,4 --memory 80GiB",
     # Two nodes: a pipeline between them.
     "llama3-70b-two-nodes": f"explore zoo:llama3-70b {LANGUAGE} --cluster dgx-h100x2 --batch 32 "
-    "--sequence 4096 --micro-batches 1,2,4 --memory 80GiB",
+    "--sequence 4096 --micro-batches 1,2,4 --memory 80GiB --no-process-memory",
     # Two cards without NVLink: branches beside one another instead of gradients over PCIe.
     "inception-v3-two-cards": "explore zoo:inception-v3 --cluster rtx-4090[2] --batch 64 --dtype bfloat16 "
     "--memory 2GiB --no-process-memory",

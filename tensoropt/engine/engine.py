@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -254,6 +255,11 @@ class Engine(ABC, Generic[S]):
         self.runtime.step += training
         return outputs
 
+    @cached_property
+    def _counts_of_pieces(self) -> TargetCounts:
+        """The counts of mean losses; made once, as it lowers the model."""
+        return self.counts or TargetCounts(self.strategy.graph, self.runtime.device)
+
     @torch.no_grad()
     def loss_of_pieces(
         self, pieces: Sequence[Sequence[torch.Tensor]], *, evaluating: bool = False
@@ -268,12 +274,12 @@ class Engine(ABC, Generic[S]):
         Raises:
             PlanError: the model adds up losses that ignore different targets.
         """
-        counting = self.counts or TargetCounts(self.strategy.graph, self.runtime.device)
         losses, counts = [], []
         for inputs in pieces:
-            shared = self.share is not None and self.share.world > 1
-            whole = self.share.with_whole(inputs, counting.reads) if self.share and shared else inputs
-            counts.append(counting.count(whole, self.buffers))
+            whole: Sequence[torch.Tensor] = inputs
+            if self.share is not None and self.share.world > 1:
+                whole = self.share.with_whole(inputs, self._counts_of_pieces.reads)
+            counts.append(self._counts_of_pieces.count(whole, self.buffers))
             losses.append(self(*inputs, evaluating=evaluating)[0])
         shares = shares_of_pieces(counts)
         return torch.stack([loss * share for loss, share in zip(losses, shares, strict=True)]).sum(0)

@@ -10,19 +10,18 @@ import os
 from typing import Any, NoReturn
 
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from tensoropt.engine.parallel_model import ATTRIBUTE, parallel_of
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import parallelize
-from tensoropt.integrations.rows import loader_of_rank, order_of_loader
+from tensoropt.integrations.rows import loader_of_rank, order_of_loader, prepared_by
 from tensoropt.integrations.trainer_arguments import check_accelerator
 from tensoropt.plan.plan import Plan
 
 import_extra("accelerate", "trainer", "tensoropt.integrations.accelerate")
 
 from accelerate import Accelerator  # noqa: E402
-from accelerate.data_loader import prepare_data_loader  # noqa: E402
 
 
 class PlanAccelerator(Accelerator):
@@ -77,20 +76,9 @@ class PlanAccelerator(Accelerator):
             return data_loader
         if not self._models:
             raise PlanError("PlanAccelerator has no model yet; prepare the model before its loaders")
-        model, stream = self._models[0], isinstance(data_loader.dataset, IterableDataset)
+        model = self._models[0]
         order = order_of_loader(data_loader, model, seed=self.dataloader_config.data_seed or 0)
-        prepared = prepare_data_loader(
-            data_loader if order is None else loader_of_rank(data_loader, order),
-            self.device,
-            num_processes=model.data_world if stream else 1,
-            process_index=model.data_rank if stream else 0,
-            put_on_device=self.device_placement,
-            dispatch_batches=False,
-            rng_types=self.rng_types.copy(),
-            non_blocking=self.non_blocking,
-        )
-        self._dataloaders.append(prepared)
-        return prepared
+        return prepared_by(self, data_loader if order is None else loader_of_rank(data_loader, order), model)
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         prepared = super().prepare_scheduler(scheduler)

@@ -85,6 +85,25 @@ def order_of_loader(loader: DataLoader[Any], model: nn.Module, *, seed: int) -> 
     )
 
 
+def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
+    """Return accelerate's loader of this rank's rows; it divides only data that has no sampler."""
+    from accelerate.data_loader import prepare_data_loader
+
+    stream = isinstance(loader.dataset, IterableDataset)
+    prepared: DataLoader[Any] = prepare_data_loader(
+        loader,
+        accelerator.device,
+        num_processes=model.__dict__["data_world"] if stream else 1,
+        process_index=model.__dict__["data_rank"] if stream else 0,
+        put_on_device=accelerator.device_placement,
+        dispatch_batches=False,
+        rng_types=accelerator.rng_types.copy(),
+        non_blocking=accelerator.non_blocking,
+    )
+    accelerator._dataloaders.append(prepared)
+    return prepared
+
+
 def loader_of_rank(loader: DataLoader[Any], order: PlanSampler) -> DataLoader[Any]:
     """Return a copy of a loader that reads the rows of ``order``."""
     own = copy.copy(loader)

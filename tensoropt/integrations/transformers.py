@@ -23,14 +23,13 @@ from tensoropt.execute import (
     save_checkpoint,
     save_pretrained,
 )
-from tensoropt.integrations.rows import rows_of_rank
+from tensoropt.integrations.rows import prepared_by, rows_of_rank
 from tensoropt.integrations.trainer_arguments import LOGITS, check_accelerator, check_arguments
 from tensoropt.plan.plan import Plan
 
 for _package in ("accelerate", "transformers"):
     import_extra(_package, "trainer", "tensoropt.integrations.transformers")
 
-from accelerate.data_loader import prepare_data_loader  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
 _STATE = "plan"
@@ -106,20 +105,7 @@ class PlanTrainer(Trainer):
         return model
 
     def _prepared_loader(self, loader: DataLoader[Any], *_: Any, **__: Any) -> DataLoader[Any]:
-        """Return accelerate's loader, which divides only data that has no sampler."""
-        accelerator, stream = self.accelerator, isinstance(loader.dataset, IterableDataset)
-        prepared = prepare_data_loader(
-            loader,
-            accelerator.device,
-            num_processes=self._data_world if stream else 1,
-            process_index=self._parallel.model.data_rank if stream else 0,
-            put_on_device=accelerator.device_placement,
-            dispatch_batches=False,
-            rng_types=accelerator.rng_types.copy(),
-            non_blocking=accelerator.non_blocking,
-        )
-        accelerator._dataloaders.append(prepared)
-        return prepared
+        return prepared_by(self.accelerator, loader, self._parallel.model)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         shuffle = self.args.train_sampling_strategy != "sequential"

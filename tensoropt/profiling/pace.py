@@ -4,9 +4,9 @@ A shared machine is slower in some minutes than in others. What was timed in a s
 pace, and results say at which share of it the machine ran. CPU ranks only: a GPU is seldom shared.
 
 The reference work is what a step is made of, products and collectives between them. Beside the steps of four
-models on two ranks, in groups of six that took 20 s, its seconds and theirs vary alike: scaled by it, 44 % of
-the deviation is left. Products alone leave 78 % of it, as they vary more than a step, and so do products and
-memory that is moved, 71 %.
+models on two ranks, 40 s of each, in means of six steps, its seconds and theirs vary alike: scaled by it,
+44 % of the deviation is left. Products alone leave 78 % of it, as they vary more than a step; with memory
+that is moved, 71 %.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ scaled to the machine's pace beside the runs, and after tuning. Not a test.
     python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [--cluster local:2] [--models NAME ...]
 
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
-this machine, which is calibrated first, on other models; ten plans spaced evenly by index along each frontier
-are run. Plans take turns in several rounds, as the machine's pace changes within seconds; what every other
-round says of the same plan differs by the noise floor. The first half of the rounds is what tuning learns
-from, and the second half what its predictions are compared with. What the host of a virtual machine takes of
-its cores is noted (Linux counts it as stolen time). Results are dated files in
-tests/benchmarks/results/fidelity; models that were measured earlier the same day keep their rows.
+this machine, which is calibrated first, on other models; ten plans on a mesh, spaced evenly by index along
+each frontier, are run (not those that place operators on single devices). Plans take turns in several rounds,
+as the machine's pace changes within seconds; what every other round says of the same plan differs by the
+noise floor. The first half of the rounds is what tuning learns from, and the second half what its predictions
+are compared with. What the host of a virtual machine takes of its cores is noted (Linux counts it as stolen
+time). Results are dated files in tests/benchmarks/results/fidelity; models that were measured earlier the
+same day keep their rows.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tensoropt.cluster import Mesh, load_cluster, stolen_s
 from tensoropt.costs.residuals import NO_RESIDUALS, Residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.plan.kinds import SHARDED
 from tensoropt.profiling.pace import pace_share, usual_pace_s
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
@@ -115,7 +117,11 @@ def measure(
     stolen = (stolen_s() - taken_s) / (explored_s * found.devices)
     loaded = load_model(spec)
     with RankPool(found.devices, timeout_s=600.0) as pool:
-        chosen = [(i, found.points[i], found.plan(i)) for i in evenly(len(found.points), plans)]
+        # Placed plans have no strategy on a mesh, whose stamps and terms are what this compares.
+        on_mesh = [i for i, point in enumerate(found.points) if point.kind is SHARDED]
+        chosen = [
+            (i, found.points[i], found.plan(i)) for i in (on_mesh[n] for n in evenly(len(on_mesh), plans))
+        ]
         drawn = [(plan.strategy(loaded.graph), Mesh(shape=plan.mesh.shape)) for *_, plan in chosen]
         costs = CostSource(
             load_cluster(cluster), store, Settings(optimizer=OPTIMIZER), pool, residuals=NO_RESIDUALS
@@ -180,7 +186,8 @@ def measure(
         "model": name,
         "source": source,
         "settings": dict(settings),
-        "points": len(found.points),
+        "points": len(on_mesh),
+        "points_left_out": len(found.points) - len(on_mesh),
         "explore_s": explored_s,
         "stolen_exploring": stolen,
         "rows": rows,

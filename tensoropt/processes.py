@@ -28,6 +28,8 @@ _LOOK_S = 0.5
 _SELDOM_OBJECTS = 100_000
 """The number of new objects between two collections: some 10 MB of them; an assumption."""
 _WATCH = "end with parent"
+_LEAST_CALLS = 8
+"""The least number of calls that is worth a fork: one call takes some 10 to 100 ms; an assumption."""
 
 
 def can_fork() -> bool:
@@ -82,6 +84,13 @@ def garbage_sought_seldom() -> Iterator[None]:
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
     """Return ``work(item)`` for every item, in the order of the items; see :func:`as_forks_end`."""
     return [answer for _, answer in sorted(as_forks_end(work, items), key=itemgetter(0))]
+
+
+def spread(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
+    """Return what every call returns, in their order: each core makes every so manyth of them in a fork."""
+    forks = max(1, min(cores(), len(calls) // _LEAST_CALLS))
+    found = in_forks(lambda first: [call() for call in calls[first::forks]], range(forks))
+    return [found[number % forks][number // forks] for number in range(len(calls))]
 
 
 def as_forks_end(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[tuple[int, Answer]]:

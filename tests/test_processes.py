@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tensoropt import processes
-from tensoropt.processes import can_fork, garbage_sought_seldom, in_forks
+from tensoropt.processes import can_fork, garbage_sought_seldom, in_forks, spread
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,6 +80,14 @@ most = max(sum(b <= began < e for b, e in spans) for began, _ in spans)
 assert most == 2, spans
 """
     subprocess.run([sys.executable, "-c", program], timeout=60, cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 15, 16, 33])
+def test_calls_are_spread_over_cores_and_answered_in_order(
+    calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "cores", lambda: 3)
+    assert spread([partial(abs, -number) for number in range(calls)]) == list(range(calls))
 
 
 def test_a_process_with_other_threads_or_cuda_does_all_itself(monkeypatch):

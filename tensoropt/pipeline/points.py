@@ -141,7 +141,8 @@ def pipelined_point(
     additive: tuple[float, float] | None = None,
     planner: str = "frontier",
 ) -> Point:
-    """Return a simulated pipeline as a point of space ``space``, with nothing proven about it.
+    """Return a simulated pipeline as a point of space ``space``, with nothing proven about it. What PyTorch's
+    allocator takes is left to :meth:`~tensoropt.pipeline.evaluate.PipelineEvaluation.allocator`.
 
     Args:
         additive: the memory and time that a search summed; by default the simulated ones.
@@ -172,7 +173,6 @@ def pipelined_point(
         additive_time_s=time_s,
         memory=tuple(float(size) for size in fullest),
         terms=evaluation.terms[evaluation.fullest],
-        allocator=evaluation.allocator(),
         space=space,
         planner=planner,
     )

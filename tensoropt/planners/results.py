@@ -29,8 +29,8 @@ class SimulatedPoint(NamedTuple):
     """A simulated point, with its planner's notes.
 
     Attributes:
-        replay: what replays PyTorch's allocator for it, where the point is without that: heuristics find one
-            plan within many limits, and the replay takes longer than the rest of an answer.
+        replay: what replays PyTorch's allocator for it, where the point is without that: methods find many
+            plans that others beat, and the replay takes longer than the rest of an answer.
     """
 
     point: Point
@@ -94,6 +94,7 @@ def best_pipelines(
     Raises:
         InfeasibleError: none fits; the message says how much the leanest needs.
     """
+    kept = reduce_points(answers, lambda answer: (answer.evaluation.memory_bytes, answer.evaluation.time_s))
     simulated = [
         SimulatedPoint(
             pipelined_point(
@@ -103,8 +104,9 @@ def best_pipelines(
                 planner=planner,
             ),
             notes,
+            evaluation.allocator,
         )
-        for evaluation, mesh, notes in answers
+        for evaluation, mesh, notes in kept
     ]
     if not simulated:
         raise InfeasibleError(f"{planner} finds no plan: its stages have no strategies left")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from tensoropt.evaluation.evaluate import CHUNK, Evaluation, Evaluator
 from tensoropt.frontier import Frontier, reduce
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
-from tensoropt.processes import cores, in_forks
+from tensoropt.processes import spread
 from tensoropt.search import Staircase, TrackedFrontier
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.types import Floats, Indices
@@ -29,10 +29,6 @@ of the search's sum, before it is missed; an assumption."""
 
 _ChosenIndices = NDArray[np.int32]
 """The stored form of strategies' choices: big models have thousands in each of thousands of strategies."""
-
-_LEAST_PER_PROCESS = 8
-"""The least number of allocator replays that is worth a process: one replay takes some 10 to 100 ms; an
-assumption."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +142,7 @@ class SpaceSimulations:
         for start in range(0, len(numbers), CHUNK):
             part = numbers[start : start + CHUNK]
             evaluation = self._evaluated(self.done.configurations[part], self.done.options[part])
-            replays = _replayed(evaluation, len(part))
+            replays = spread([partial(evaluation.allocator, row) for row in range(len(part))])
             for row, (memory, time_s) in enumerate(self.done.additive[part].tolist()):
                 found.append(
                     evaluation.point(row, space, index, additive=(memory, time_s), allocator=replays[row])
@@ -213,17 +209,6 @@ class Simulations:
         )
         # Strategies differ in their communicators: one that is leaner in total may have more tensors.
         return Staircase(np.maximum.accumulate(tensors) / shares[0], known.time / shares[1])
-
-
-def _replayed(evaluation: Evaluation, count: int) -> list[dict[str, float]]:
-    """Return the allocator's peaks of all rows, computed on all cores."""
-    parts = max(1, min(cores(), count // _LEAST_PER_PROCESS))
-
-    def replay(first: int) -> list[dict[str, float]]:
-        return [evaluation.allocator(row) for row in range(first, count, parts)]
-
-    found = in_forks(replay, range(parts))
-    return [found[row % parts][row // parts] for row in range(count)]
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:

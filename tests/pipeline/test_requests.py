@@ -9,11 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.cluster import Mesh
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.memory import memory_of_actions
-from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.requests import place_requests
 from tensoropt.pipeline.strategy import SCHEDULES, place_actions
 from tensoropt.simulate.recording import ALLOCATOR
@@ -109,12 +107,10 @@ def test_an_allocator_reserves_as_much_for_a_real_step(schedule: str) -> None:
         check_against_a_real_step(requests, place, loaded, strategy)
 
 
-def test_a_point_says_what_the_allocator_takes_only_if_a_process_is_counted() -> None:
-    strategy = halves("1f1b")
-    found, mesh = evaluated(strategy), Mesh(shape=(2,), names=("stage",))
-    assert pipelined_point(found, mesh, space=0).allocator == {}
+def test_what_the_allocator_takes_is_replayed_only_if_a_process_is_counted() -> None:
+    found = evaluated(halves("1f1b"))
+    assert found.allocator() == {}
     terms = {"context": 5e8, "workspaces": 4096.0, "inputs": 100.0}
-    counted = replace(found, terms=(terms, {}))
-    peaks = pipelined_point(counted, mesh, space=0).allocator
+    peaks = replace(found, terms=(terms, {})).allocator()
     assert set(peaks) == set(ALLOCATOR)
     assert peaks["requested"] == found.memory[0].sum() + 4096 + 100

@@ -233,5 +233,5 @@ def taken_alike(cluster: Cluster, number: int, who: str) -> Cluster:
 
 def detected_hosts(cluster: Cluster) -> int:
     """Return of how many hosts a cluster was made by ``detect``; 1 for all others, whoever describes them."""
-    outer = cluster.levels[0]
-    return outer.size if outer.name == _HOST and cluster.source.startswith((_DETECTED, _ALIKE)) else 1
+    found = cluster.source.startswith((_DETECTED, _ALIKE))
+    return next((level.size for level in cluster.levels[:1] if found and level.name == _HOST), 1)

@@ -167,7 +167,7 @@ def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
         hosts.check(cluster)
         if len(cluster.device_kinds) > 1 and not mixed:
             return None
-        backend = "gloo" if cluster.device_type == "cpu" else "nccl"
-        return RankPool(cluster.device_count, backend=backend, hosts=hosts)
+        of_type = "gloo" if cluster.device_type == "cpu" else "nccl"
+        return RankPool(cluster.device_count, backend=of_type, hosts=hosts)
     backend = local_backend(cluster)
     return None if backend is None else RankPool(cluster.device_count, backend=backend)

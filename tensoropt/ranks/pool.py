@@ -161,7 +161,7 @@ class RankPool:
     def _start_on(self, hosts: JobHosts) -> None:
         """Start the workers on the hosts of a job, and the store in which their groups meet."""
         if self._address is None:
-            from torch.distributed import TCPStore
+            from torch._C._distributed_c10d import TCPStore
 
             self._store_of_hosts = TCPStore(hosts.address, 0, None, True, wait_for_workers=False)
             self._address = hosts.address, self._store_of_hosts.port

@@ -147,7 +147,10 @@ def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tm
         assert costs.timings.links(TWO.meshes()[0]) is None
     assert detected_hosts(TWO) == 2
     assert detected_hosts(taken_alike(TWO, 2, "--hosts")) == 2
-    assert [detected_hosts(load_cluster(name)) for name in ("cpu:2", "dgx-h100[2]")] == [1, 1]
+    one, two = TWO.subset(1), TWO.subset(2)  # of the first host
+    assert [detected_hosts(of) for of in (load_cluster("cpu:2"), load_cluster("dgx-h100[2]"), one, two)] == [
+        1
+    ] * 4
 
 
 def test_links_of_several_hosts_are_not_timed_from_one(tmp_path: Path) -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.cluster.hosts import Network, host_count, together
+from tensoropt.cluster.hosts import Network, detected_hosts, host_count, taken_alike, together
 from tensoropt.cluster.hosts import network as network_between
 from tensoropt.console import shows_progress
 from tensoropt.costs.compute import MOST_SAMPLES, fit_errors
-from tensoropt.errors import ClusterError, TensorOptError, import_extra
+from tensoropt.errors import TensorOptError, import_extra
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.links import measure_links as measure_links_of_mesh
 from tensoropt.profiling.store import KINDS, ProfileStore
+from tensoropt.ranks.hosts import gathered_from_hosts, in_job, job_hosts
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.types import ProgressChoice, heard
@@ -31,10 +32,11 @@ def measure_links(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> dict[str, LinkFits]:
-    """Return the fits of this machine's collectives and point-to-point messages, by the label of the mesh.
+    """Return the fits of collectives and point-to-point messages of this machine, or of all hosts of a job,
+    by the label of the mesh.
 
     Args:
-        cluster: ``local``, ``local:N`` or ``cpu:N``.
+        cluster: ``local``, ``local:N`` or ``cpu:N``; in a job, the file that :func:`detect` wrote.
         refresh: repeat measurements that are already in the store.
         store: the store for fits; by default the user's own.
         progress: as in :func:`tensoropt.explore`.
@@ -43,7 +45,13 @@ def measure_links(
         TensorOptError: the cluster is not this machine, or has a single device.
     """
     where = load_cluster(cluster)
-    if (ranks := local_pool(where)) is None:
+    if (number := detected_hosts(where)) > 1 and job_hosts() is None:
+        raise TensorOptError(
+            f"{where.name} has {number} hosts, and their links are timed from all of them at once; run on "
+            f"each: torchrun --nnodes {number} --nproc-per-node 1 ... -m tensoropt measure-links "
+            "--cluster FILE"
+        )
+    if (ranks := local_pool(where, mixed=True)) is None:
         raise TensorOptError(
             f"{where.name} is neither CPU ranks nor the GPUs of this machine, so its links cannot be timed "
             "here; use local, local:N or cpu:N"
@@ -82,46 +90,22 @@ def detect(hosts: str = "", network: str = "") -> Cluster:
         ClusterError: the hosts cannot be counted, no card says how fast it is, or hosts do not go together.
     """
     local = load_cluster("local")
-    if not hosts and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        found = _told(local, network)
+    if not hosts and in_job():
+        found = [
+            (Cluster.from_dict(data), between)
+            for data, between in gathered_from_hosts(lambda: (local.to_dict(), network_between(network)))
+        ]
         return together([cluster for cluster, _ in found], min((net for _, net in found), key=_speed))
     number, who, slots = host_count(hosts)
     if slots is not None:
         local = local.subset(slots)
     if number == 1:
         return local
-    made = together([local] * number, network_between(network))
-    return replace(made, source=f"this host, for {number} hosts ({who}) that are taken to be alike")
+    return taken_alike(together([local] * number, network_between(network)), number, who)
 
 
 def _speed(between: Network) -> float:
     return between.link.bandwidth_bytes_per_s * between.cards
-
-
-def _told(local: Cluster, network: str) -> list[tuple[Cluster, Network]]:
-    """Return what the first process of each host has found there, in the order of ranks; all processes of a
-    job call it.
-
-    Raises:
-        ClusterError: what a host has cannot be found; on every rank.
-    """
-    import torch.distributed as dist
-
-    own: Any = None
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        try:
-            own = local.to_dict(), network_between(network)
-        except ClusterError as error:
-            own = str(error)
-    dist.init_process_group("gloo")
-    try:
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, own)
-    finally:
-        dist.destroy_process_group()
-    if refused := [f"rank {rank}: {one}" for rank, one in enumerate(told) if isinstance(one, str)]:
-        raise ClusterError(refused[0])
-    return [(Cluster.from_dict(one[0]), one[1]) for one in told if one is not None]
 
 
 @dataclass(frozen=True)

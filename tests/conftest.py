@@ -11,6 +11,7 @@ import gc
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -158,3 +159,34 @@ def fake_cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The workers of a run share it: compiling takes a while.
     with FileLock(folder / "lock"):
         return compiled(folder)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """Two network namespaces, 10.255.77.1 and 10.255.77.2, joined by ``wire``, a link of 160 Mbit/s;
+    yields their names."""
+    names = [f"tensoropt-{os.getpid()}-{side}" for side in "ab"]
+
+    def run(command: str) -> None:
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(
+                f"network namespaces with shaped links are refused here: {command}: {done.stderr.strip()}"
+            )
+
+    if not all(shutil.which(tool) for tool in ("ip", "tc")):
+        pytest.skip("network namespaces need the commands ip and tc")
+    try:
+        for name in names:
+            run(f"ip netns add {name}")
+        a, b = names
+        run(f"ip -n {a} link add wire type veth peer name wire netns {b}")
+        for number, name in enumerate(names, start=1):
+            run(f"ip -n {name} addr add 10.255.77.{number}/30 dev wire")
+            run(f"ip -n {name} link set wire up")
+            run(f"ip -n {name} link set lo up")
+            run(f"ip netns exec {name} tc qdisc add dev wire root tbf rate 160mbit burst 128kb limit 8mb")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

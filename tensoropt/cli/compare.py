@@ -66,4 +66,5 @@ VERB = Verb(
     "run published planners beside the frontier, all evaluated by one simulator",
     add_arguments,
     answer,
+    measures=True,
 )

@@ -203,4 +203,4 @@ def _part_sizes(devices: str | tuple[int, ...], cluster: Any) -> tuple[int, ...]
     return tuple(cluster.subset(size).device_count for size in sorted(set(devices)))
 
 
-VERB = Verb("explore", "find the cost frontier of a model on a cluster", add_arguments, answer)
+VERB = Verb("explore", "find the cost frontier of a model on a cluster", add_arguments, answer, measures=True)

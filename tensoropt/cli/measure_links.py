@@ -11,7 +11,11 @@ from tensoropt.console import ProgressDisplay
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    verb.add_argument("--cluster", required=True, help="local or local:N")
+    verb.add_argument(
+        "--cluster",
+        required=True,
+        help="local or local:N; under torchrun, with one process per host, the file that detect wrote",
+    )
     verb.add_argument("--refresh", action="store_true", help="measure again what is known already")
 
 
@@ -42,7 +46,8 @@ def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
 
 VERB = Verb(
     "measure-links",
-    "time point-to-point messages and collectives of this machine's ranks",
+    "time point-to-point messages and collectives of this machine's ranks, or of a job's hosts",
     add_arguments,
     answer,
+    measures=True,
 )

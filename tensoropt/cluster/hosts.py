@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -205,7 +206,7 @@ def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Clus
         name=name or f"{len(hosts)} hosts",
         devices=tuple(device for host in hosts for device in host.devices),
         levels=(
-            Level(name="node", size=len(hosts), link=between.link, link_count=between.cards),
+            Level(name=_HOST, size=len(hosts), link=between.link, link_count=between.cards),
             *inside,
         ),
         pairs={
@@ -213,5 +214,24 @@ def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Clus
             for number, host in enumerate(hosts)
             for (low, high), value in host.pairs.items()
         },
-        source=f"detected on {len(hosts)} hosts",
+        source=f"{_DETECTED} {len(hosts)} hosts",
     )
+
+
+_HOST = "node"
+"""The name of the level of hosts."""
+_DETECTED = "detected on"
+_ALIKE = "this host, for"
+"""How the sources begin of clusters of several hosts."""
+
+
+def taken_alike(cluster: Cluster, number: int, who: str) -> Cluster:
+    """Return the cluster of a number of hosts of which only this one was looked at, with that in its
+    source."""
+    return replace(cluster, source=f"{_ALIKE} {number} hosts ({who}) that are taken to be alike")
+
+
+def detected_hosts(cluster: Cluster) -> int:
+    """Return of how many hosts a cluster was made by ``detect``; 1 for all others, whoever describes them."""
+    found = cluster.source.startswith((_DETECTED, _ALIKE))
+    return next((level.size for level in cluster.levels[:1] if found and level.name == _HOST), 1)

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from tensoropt.cluster import Cluster, Mesh, host_seconds
+from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.console import about
 from tensoropt.costs.compute import (
     MOST_SAMPLES,
@@ -110,8 +111,9 @@ class CostContext:
     def prefix(self) -> str:
         """The head of the store's keys for workloads that are timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
-        # CPU ranks share caches and memory bandwidth, so their number is part of the key; a GPU has its own.
-        ranks = self.cluster.device_count if device is None else 1
+        # CPU ranks of a host share caches and memory bandwidth, so their number is part of the key; a GPU has
+        # its own.
+        ranks = self.cluster.device_count // detected_hosts(self.cluster) if device is None else 1
         return measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
 
@@ -382,9 +384,14 @@ class Timings:
         """
         on = self.context
         # The links of a cluster file have the file's figures, even if its devices are this machine's.
-        if mesh.size == 1 or not has_local_links(on.cluster):
+        hosts = detected_hosts(on.cluster)
+        if mesh.size == 1 or not (has_local_links(on.cluster) or hosts > 1):
             return None
         usual_s = usual_pace_s(on.store, on.prefix)
+        if hosts > 1 and (on.pool is None or on.pool.hosts < hosts):
+            # They are timed from all hosts at once; until then the file's figures count.
+            known = load_links(on.cluster, mesh, on.store, usual_s=usual_s)
+            return known if known.collectives else None
         if on.pool is None:
             return (
                 load_links(on.cluster, mesh, on.store, usual_s=usual_s)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensoropt.profiling.timers import local_timer
+from tensoropt.ranks.worker import common_clock
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _WARM_UPS = 2  # one for sizes with few repeats, because these are long
@@ -27,7 +28,7 @@ class SizeStamps(NamedTuple):
     """The repeats of one size on one rank, in seconds.
 
     Attributes:
-        starts, ends: from idle, by this rank's clock.
+        starts, ends: from idle, by the ranks' common clock.
         in_stream: of each repeat behind work, on this rank's device; NaN if its host was not ahead. None if
             the host is the device, which has no stream.
     """
@@ -58,6 +59,7 @@ def time_collective(
     """
     import torch.distributed as dist
 
+    clock = common_clock()
     handles = [dist.new_group(list(group)) for group in groups]  # every rank creates every group
     mine = next(index for index, group in enumerate(groups) if rank in group)
     try:
@@ -70,7 +72,7 @@ def time_collective(
                 # The repeats of a size are spread evenly over its laps: lap, lap + laps, ...
                 if turns := len(range(lap, repeats, laps)) if lap < laps else 0:
                     action = collective_call(kind, group, ranks, first, size)
-                    begun, ended = _repeat(action, turns)
+                    begun, ended = _repeat(action, turns, clock)
                     starts += begun
                     ends += ended
                     in_stream += _in_stream(action, turns, meet)
@@ -84,7 +86,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
     import torch
     import torch.distributed as dist
 
-    stamps: _Stamps = []
+    clock, stamps = common_clock(), _Stamps()
     small = torch.zeros(1, device=_device())
     for size, repeats in plan:
         message = torch.zeros(max(1, size // 4), device=_device())
@@ -101,7 +103,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
             there_and_back(small)
 
         stamps.append(
-            SizeStamps(*_repeat(there_and_back, repeats), _in_stream(there_and_back, repeats, meet))
+            SizeStamps(*_repeat(there_and_back, repeats, clock), _in_stream(there_and_back, repeats, meet))
         )
     return stamps
 
@@ -126,8 +128,11 @@ def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) ->
     return calls[kind]
 
 
-def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
-    """Run an action several times, each after a barrier of all ranks; return its starts and ends."""
+def _repeat(
+    action: Callable[[], object], repeats: int, clock: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """Run an action several times, each after a barrier of all ranks; return its starts and ends by a clock
+    that the ranks have in common."""
     import torch
     import torch.distributed as dist
 
@@ -144,12 +149,10 @@ def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], li
         # Before the barrier, so that a GPU's queue is empty when the clock is read.
         synchronise()
         dist.barrier()
-        starts.append(time.perf_counter())
+        starts.append(clock())
         action()
         synchronise()
-        # perf_counter is CLOCK_MONOTONIC on Linux, one clock for all processes of a machine, so stamps of
-        # ranks are comparable.
-        ends.append(time.perf_counter())
+        ends.append(clock())
     return starts, ends
 
 
@@ -216,6 +219,7 @@ def time_transitions(
     import torch
     import torch.distributed as dist
 
+    clock = common_clock()
     handles = [dist.new_group(list(group)) for group in groups]
     mine = next(index for index, group in enumerate(groups) if rank in group)
     # More parameters than a core's own caches hold, used in turn across blocks: none is warm.
@@ -230,11 +234,11 @@ def time_transitions(
             hidden.sum().backward()
 
     def block(count: int, action: Callable[[], object]) -> tuple[float, float, float]:
-        start = time.perf_counter()
+        start = clock()
         work(count)
-        middle = time.perf_counter()
+        middle = clock()
         action()
-        return start, middle, time.perf_counter()
+        return start, middle, clock()
 
     try:
         group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]

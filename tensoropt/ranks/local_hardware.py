@@ -11,8 +11,10 @@ from collections.abc import Callable
 import torch
 
 from tensoropt.cluster import Cluster, gpu_rank_cores, named_kind, pin_rank, rank_cores
+from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE
 from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
+from tensoropt.ranks.hosts import job_hosts
 from tensoropt.ranks.pool import RankPool
 
 _undo: list[Callable[[], None]] = []
@@ -150,8 +152,22 @@ def local_backend(cluster: Cluster) -> str | None:
     return "nccl" if names == [device.name for device in cluster.devices] else None
 
 
-def local_pool(cluster: Cluster) -> RankPool | None:
-    """Return a pool with one rank per device if the cluster is this machine's, otherwise None; rank r uses
-    GPU r."""
+def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
+    """Return a pool with one rank per device if the cluster is this machine's, or that of all hosts of the
+    job that this process runs the command of; otherwise None. Rank r uses GPU r, counted on each host.
+
+    Args:
+        mixed: whether hosts may have devices of several kinds, as for links; work would be timed on the
+            slowest of them.
+
+    Raises:
+        ClusterError: the job has other hosts than the cluster.
+    """
+    if (hosts := job_hosts()) is not None and detected_hosts(cluster) > 1:
+        hosts.check(cluster)
+        if len(cluster.device_kinds) > 1 and not mixed:
+            return None
+        of_type = "gloo" if cluster.device_type == "cpu" else "nccl"
+        return RankPool(cluster.device_count, backend=of_type, hosts=hosts)
     backend = local_backend(cluster)
     return None if backend is None else RankPool(cluster.device_count, backend=backend)

@@ -24,6 +24,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -61,12 +62,60 @@ def keep_freed_memory() -> bool:
 
 _MANY_MODULES = 200
 _parent: Connection | None = None
+_hosts = 1
+"""The number of hosts that the ranks of this worker's pool are on."""
 
 
 def tell(content: Any) -> None:
     """Send the parent a message before the function that it called ends; does nothing outside a pool."""
     if _parent is not None:
         _parent.send_bytes(pickle.dumps(("told", content)))
+
+
+def common_clock() -> Callable[[], float]:
+    """Return a clock, in seconds, that all ranks of the group read alike; all of them call this at one time.
+
+    On one host it is the monotonic clock, which is the same for all processes. On several each rank adds how
+    far its clock is behind that of rank 0: by the quickest of some messages there and back, whose middle is
+    taken to be the moment at which the other rank has read its clock. The error is at most half of what that
+    message took, and grows by how much the clocks drift apart afterwards (NTP keeps that within microseconds
+    a second), so a clock is for one measurement of seconds.
+    """
+    if _hosts == 1:
+        return time.perf_counter
+    behind_s = _seconds_behind()
+    return lambda: time.perf_counter() + behind_s
+
+
+_ECHOES = 20
+"""The messages by which a clock is compared; the quickest counts. An assumption."""
+
+
+def _seconds_behind() -> float:
+    """Return how far this rank's clock is behind that of rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    rank, told = dist.get_rank(), torch.zeros(1, dtype=torch.float64, device=device)
+    dist.barrier()
+    if rank:
+        for _ in range(_ECHOES):
+            dist.recv(told, 0)
+            told.fill_(time.perf_counter())
+            dist.send(told, 0)
+        dist.recv(told, 0)
+        return float(told)
+    for other in range(1, dist.get_world_size()):
+        echoes: list[tuple[float, float]] = []
+        for _ in range(_ECHOES):
+            sent_s = time.perf_counter()
+            dist.send(told, other)
+            dist.recv(told, other)
+            theirs_s, back_s = float(told), time.perf_counter()
+            echoes.append((back_s - sent_s, (sent_s + back_s) / 2 - theirs_s))
+        dist.send(told.fill_(min(echoes)[1]), other)
+    return 0.0
 
 
 def main() -> None:
@@ -140,7 +189,9 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
         _freeze_imported(setup)
         return function(setup["rank"], setup["world_size"], *pickle.loads(payload))
     if verb == "setup":
+        global _hosts
         setup.update(content)
+        _hosts = setup["hosts"]
         on_cpu = setup["gpu"] is None
         if on_cpu:
             pin_rank(setup["cores"])  # before PyTorch starts threads
@@ -168,10 +219,14 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
 
 def _connect(setup: dict[str, Any]) -> None:
     import torch.distributed
-    from torch._C._distributed_c10d import FileStore
+    from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-    # A file instead of a TCP port: nothing can collide with it.
-    store = FileStore(setup["store"], setup["world_size"])
+    store: Store
+    if isinstance(setup["store"], str):
+        store = FileStore(setup["store"], setup["world_size"])
+    else:
+        host, port, name = setup["store"]
+        store = PrefixStore(name, TCPStore(host, port, None, False))
     torch.distributed.init_process_group(
         setup["backend"],
         store=store,

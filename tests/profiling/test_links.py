@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import re
-import shutil
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -333,36 +330,6 @@ def test_two_real_ranks(store, ranks, few_turns):
         assert all(1e-6 < seconds < 5 for _, seconds, *_ in fit.points)
         assert 0 < fit.time_s(1024**2) < 5
     assert "all_reduce axes 0" in fits.table()
-
-
-@pytest.fixture
-def namespaces():
-    """Two network namespaces joined by a link of 160 Mbit/s; yields their names."""
-    names = [f"tensoropt-{os.getpid()}-{side}" for side in "ab"]
-
-    def run(command: str) -> None:
-        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(
-                f"network namespaces with shaped links are refused here: {command}: {done.stderr.strip()}"
-            )
-
-    if not all(shutil.which(tool) for tool in ("ip", "tc")):
-        pytest.skip("network namespaces need the commands ip and tc")
-    try:
-        for name in names:
-            run(f"ip netns add {name}")
-        a, b = names
-        run(f"ip -n {a} link add wire type veth peer name wire netns {b}")
-        for number, name in enumerate(names, start=1):
-            run(f"ip -n {name} addr add 10.255.77.{number}/30 dev wire")
-            run(f"ip -n {name} link set wire up")
-            run(f"ip -n {name} link set lo up")
-            run(f"ip netns exec {name} tc qdisc add dev wire root tbf rate 160mbit burst 128kb limit 8mb")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 @pytest.mark.distributed

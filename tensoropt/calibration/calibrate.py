@@ -39,7 +39,9 @@ PLANS = 6
 """Random strategies of each model: together about as many as there are terms, times two."""
 _SEED = 20
 _OPTIMIZER = "adam"
-_KIND, _VERSION = "calibration", "3"
+_KIND, _VERSION = "calibration", "4"
+_FIRST_LOOKS = 5
+"""How often the pace is looked at before the first plan, for a usual one to scale to; an assumption."""
 _LONGEST_WAIT_S = 20.0
 """The longest wait for an idle machine before a plan is run anyway: an assumption."""
 
@@ -98,13 +100,14 @@ def calibrate(
         costs = CostSource(
             where, profile, Settings(optimizer=_OPTIMIZER), pool, report, residuals=NO_RESIDUALS
         )
-        Pace(pool, profile, costs.prefix).now_s()
+        for _ in range(_FIRST_LOOKS):
+            Pace(pool, profile, costs.prefix).now_s()
         runs = []
         for done, name in enumerate(MODELS):
             report("calibrate", done, len(MODELS), name)
             runs += _runs_of(name, plans, costs, pool, again=again)
         usual_s = usual_pace_s(profile, costs.prefix)
-        residuals = fit_residuals(runs, usual_s)
+        residuals = fit_residuals(runs)
         save_residuals(profile, costs.prefix, residuals)
         report("calibrate", len(MODELS), len(MODELS), "done")
     return Calibration(where.name, residuals, tuple(runs), usual_s)

@@ -20,11 +20,11 @@ from scipy.optimize import least_squares
 
 from tensoropt.cluster.local import BUSY
 from tensoropt.costs.residuals import (
+    BYTE,
     COLLECTIVE,
     COPIES,
     FAMILIES,
     GRADIENTS,
-    GROUP,
     SECONDS,
     Residuals,
     neutral,
@@ -38,12 +38,14 @@ another part lies in caches than in a step."""
 _USUAL_FACTOR = {COPIES: 0.5, GRADIENTS: 0.5}
 _USUAL_IN_FAMILY = 0.1
 """The usual deviation of a factor from the mean of its family; an assumption."""
-_USUAL_S = {GROUP: 5e-5, COLLECTIVE: 2e-4}
-"""The usual seconds of the other terms; assumptions, of the size of an edge's own seconds on CPU ranks."""
+_USUAL_S = {BYTE: 1e-10, COLLECTIVE: 2e-4}
+"""The usual seconds of the other terms; assumptions: of a byte's way from memory instead of a cache, and of
+the size of an edge's own seconds on CPU ranks."""
 _NOISE = 0.05
 """Relative errors of steps beyond which they count less than by their square; an assumption."""
 _BOUNDS = (0.25, 4.0)
-_MOST_S = 5e-3
+_MOST_S = {BYTE: 1e-8}
+"""The most seconds of a term; 5 ms for those per issue."""
 HOLDS = 0.8
 """The share of steps that the interval of a prediction holds."""
 
@@ -79,7 +81,8 @@ class Run:
         step: of the whole step.
         parts: of what it consists of: computation by class, collectives.
         network: of all of its collectives.
-        pace_s: of the machine's reference work, meanwhile.
+        pace_s, usual_s: of the machine's reference work: meanwhile, and usually, as its prices are scaled to;
+            None if that is not known.
         cores_busy: the cores that other programs had in use around it.
     """
 
@@ -89,6 +92,7 @@ class Run:
     parts: tuple[Equation, ...]
     pace_s: float
     cores_busy: float = 0.0
+    usual_s: float | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -110,18 +114,18 @@ class Run:
             tuple(Equation(**part) for part in data["parts"]),
             data["pace_s"],
             data["cores_busy"],
+            data.get("usual_s"),
         )
 
-    def equations(self, usual_s: float | None) -> Iterable[Equation]:
+    def equations(self) -> Iterable[Equation]:
         """Yield all of its sums at the machine's usual pace."""
-        share = pace_share(usual_s, self.pace_s)
+        share = pace_share(self.usual_s, self.pace_s)
         for one in (self.step, *((self.network,) if self.network else ()), *self.parts):
             yield Equation(one.measured_s * share, one.predicted_s, one.by, one.weight)
 
 
 def fit_terms(
     runs: Sequence[Run],
-    usual_s: float | None = None,
     start: Mapping[str, float] | None = None,
     tightness: float = 1.0,
 ) -> dict[str, float]:
@@ -129,12 +133,11 @@ def fit_terms(
     families (:data:`~tensoropt.costs.residuals.FAMILIES`) at the family's mean.
 
     Args:
-        usual_s: the usual seconds of the reference work.
         start: what terms are held near; by default families near their means, which are found with them, and
             others near what changes nothing.
         tightness: how strongly, as a multiple of the usual.
     """
-    equations = [one for run in runs for one in run.equations(usual_s)]
+    equations = [one for run in runs for one in run.equations()]
     terms = sorted({term for one in equations for term, value in one.by.items() if value})
     if not terms:
         return {}
@@ -145,7 +148,8 @@ def fit_terms(
     usual = np.array([usual_of.get(t, _USUAL) for t in terms] + [_USUAL] * len(families)) / tightness
     low = np.array([0.0 if term in SECONDS else _BOUNDS[0] for term in terms] + [_BOUNDS[0]] * len(families))
     high = np.array(
-        [_MOST_S if term in SECONDS else _BOUNDS[1] for term in terms] + [_BOUNDS[1]] * len(families)
+        [_MOST_S.get(term, 5e-3) if term in SECONDS else _BOUNDS[1] for term in terms]
+        + [_BOUNDS[1]] * len(families)
     )
     # Where the value that a term is held near stands: with the family's, or with what it begins at.
     near = np.array([family_of.get(term, -1) for term in terms] + [-1] * len(families))
@@ -167,7 +171,7 @@ def fit_terms(
     return means | {term: float(value) for term, value in zip(terms, found.x[: len(terms)], strict=True)}
 
 
-def fit_residuals(runs: Sequence[Run], usual_s: float | None = None) -> Residuals:
+def fit_residuals(runs: Sequence[Run]) -> Residuals:
     """Return the residuals of a machine with the errors of predictions for models that were left out of the
     fit, one after another.
 
@@ -180,16 +184,16 @@ def fit_residuals(runs: Sequence[Run], usual_s: float | None = None) -> Residual
     ratios, raw = [], []
     for left_out in models:
         others = [run for run in runs if run.model != left_out]
-        terms = fit_terms(others, usual_s) if others else {}
+        terms = fit_terms(others) if others else {}
         for run in runs:
             if run.model == left_out:
-                step = next(iter(run.equations(usual_s)))
+                step = next(iter(run.equations()))
                 ratios.append(step.measured_s / step.at(terms))
                 raw.append(step.measured_s / step.predicted_s)
     errors = [abs(1 / ratio - 1) for ratio in ratios]
     low, high = np.quantile(ratios, [(1 - HOLDS) / 2, (1 + HOLDS) / 2])
     return Residuals(
-        terms=fit_terms(runs, usual_s),
+        terms=fit_terms(runs),
         low=float(low),
         high=float(high),
         holds=HOLDS,

@@ -11,7 +11,15 @@ from tensoropt.calibration.fit import Equation, Run
 from tensoropt.calibration.steps import run_steps, seconds_of
 from tensoropt.cluster import Mesh
 from tensoropt.costs.compute import class_of
-from tensoropt.costs.residuals import GROUP, NO_RESIDUALS, SECONDS, TERMS, Residuals, factor_of_class
+from tensoropt.costs.residuals import (
+    BYTE,
+    NO_RESIDUALS,
+    SECONDS,
+    TERMS,
+    Residuals,
+    factor_of_class,
+    touched_bytes,
+)
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel, ModelSpec
 from tensoropt.evaluation.evaluate import evaluate_on
@@ -19,6 +27,7 @@ from tensoropt.pipeline.evaluate import evaluate_pipeline_on, stage_works
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.placement.strategy import PlacedStrategy
+from tensoropt.profiling.pace import usual_pace_s
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.verify.predict import predict_placed
@@ -27,7 +36,8 @@ from tensoropt.verify.timed_work import work_seconds
 STEPS, STAMPED = 5, 3
 """Steps of which the median is a run's, and those in which operators are stamped: seconds for a small
 model."""
-_CHANGE_S = 1e-4
+_CHANGE_S = {BYTE: 1e-11}
+"""The seconds by which a term is changed to see what depends on it; 1e-4 for all others."""
 _OF_NETWORK, _OF_CLASS = 0.5, 0.3
 """The weights of a step's parts beside the whole, which is what counts; assumptions."""
 _LEAST_S = 1e-3
@@ -68,7 +78,7 @@ def described(
     base = priced(strategy, mesh, costs, NO_RESIDUALS)
     step, sent = dict[str, float](), dict[str, float]()
     for term in TERMS:
-        change = _CHANGE_S if term in SECONDS else 1.0
+        change = _CHANGE_S.get(term, 1e-4) if term in SECONDS else 1.0
         changed = Residuals({term: change if term in SECONDS else 2.0})
         time_s, network_s = priced(strategy, mesh, costs, changed)
         if time_s != base[0]:
@@ -81,6 +91,7 @@ def described(
         Equation(sent_s, base[1], sent, _OF_NETWORK) if min(sent_s, base[1]) > _LEAST_S else None,
         tuple(_by_class(strategy, costs, ranks)) if isinstance(strategy, Strategy) else (),
         pace,
+        usual_s=usual_pace_s(costs.store, costs.prefix),
     )
 
 
@@ -112,15 +123,21 @@ def _by_class(strategy: Strategy, costs: CostSource, ranks: Sequence[Mapping[str
     found = work_seconds(strategy, ranks)
     (works,) = stage_works(strategy)
     compute = costs.with_residuals(NO_RESIDUALS).compute()
-    measured, predicted, count = (defaultdict[str, float](float) for _ in range(3))
+    measured, predicted, touched = (defaultdict[str, float](float) for _ in range(3))
     for work in works.values():
         if work.key in found:
-            cls, seconds = class_of(work), compute.seconds(work, costs.facts.of(work))
+            cls, facts = class_of(work), costs.facts.of(work)
+            seconds = compute.seconds(work, facts)
             measured[cls] += sum(found[work.key])
             predicted[cls] += sum(seconds)
-            count[cls] += sum(s > 0 for s in seconds)
+            touched[cls] += sum(size for size, s in zip(touched_bytes(facts), seconds, strict=True) if s > 0)
     return [
-        Equation(measured[cls], s, {factor_of_class(cls): s, GROUP: count[cls]}, _OF_CLASS)
+        Equation(
+            measured[cls],
+            s,
+            {factor_of_class(cls): s, BYTE: touched[cls]},
+            _OF_CLASS,
+        )
         for cls, s in predicted.items()
         if min(s, measured[cls]) > _LEAST_S
     ]

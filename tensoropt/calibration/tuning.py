@@ -391,8 +391,7 @@ class _Tuner:
         return share
 
     def _fit(self) -> None:
-        usual_s = usual_pace_s(self.store, self.costs.prefix)
-        terms = fit_terms(self.runs, usual_s, start=self.machines.terms, tightness=LOOSE)
+        terms = fit_terms(self.runs, start=self.machines.terms, tightness=LOOSE)
         found = replace(
             self.machines, terms={**self.machines.terms, **terms}, free_if_unknown=self.unknown == "zero"
         )

@@ -24,11 +24,12 @@ from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.reshard.steps import COLLECTIVES
 from tensoropt.types import MEASURED
 
-GROUP, COLLECTIVE, EDGES, COPIES, GRADIENTS, OPTIMIZER = (
-    "each group", "each collective", "edges", "copies", "gradients", "optimizer",
+BYTE, COLLECTIVE, EDGES, COPIES, GRADIENTS, OPTIMIZER = (
+    "each byte", "each collective", "edges", "copies", "gradients", "optimizer",
 )  # fmt: skip
-SECONDS = (GROUP, COLLECTIVE)
-"""The terms that are seconds per issue, 0 where nothing is known; others are factors, 1 where nothing is."""
+SECONDS = (BYTE, COLLECTIVE)
+"""The terms that are seconds per issue or byte, 0 where nothing is known; others are factors, 1 where nothing
+is."""
 
 
 def factor_of_class(cls: str) -> str:
@@ -51,14 +52,20 @@ TERMS: tuple[str, ...] = (
     *SECONDS,
 )
 """All terms: factors on the seconds of operators by class, of collectives by kind, of issuing edges, of local
-copies, of adding gradients up and of the optimizer's step; and seconds that each execution of a group takes
-in each direction besides, and each collective, for which ranks wait."""
+copies, of adding gradients up and of the optimizer's step; and seconds for each byte that an operator reads
+or writes, which others have displaced from caches since, and for each collective, for which ranks wait."""
 
 FAMILIES: tuple[frozenset[str], ...] = (
     frozenset(factor_of_class(cls.value) for cls in CostClass),
     frozenset(map(factor_of_kind, COLLECTIVES)),
 )
 """Factors that deviate in common: of operators, and of collectives."""
+
+
+def touched_bytes(facts: Facts) -> tuple[float, float]:
+    """Return the bytes that a workload reads and writes in (forward, backward): twice as many in backward, as
+    a roofline has it (:mod:`tensoropt.costs.compute`)."""
+    return float(facts.traffic_bytes), 2.0 * facts.traffic_bytes
 
 
 def neutral(term: str) -> float:
@@ -190,12 +197,15 @@ class _InStep:
             return self.residuals.works[work.key]
         if self.residuals.free_if_unknown and self.costs.source_of(work) != MEASURED:
             return 0.0, 0.0
-        factor, more_s = self._factor(work), self.residuals.of(GROUP)
+        factor = self._factor(work)
         forward_s, backward_s = self.costs.seconds(work, facts)
+        if not (each_s := self.residuals.of(BYTE)):
+            return forward_s * factor, backward_s * factor
+        there, back = touched_bytes(facts)
         # What takes no time (views alone) is not executed.
         return (
-            forward_s * factor + more_s * (forward_s > 0),
-            backward_s * factor + more_s * (backward_s > 0),
+            forward_s * factor + each_s * there * (forward_s > 0),
+            backward_s * factor + each_s * back * (backward_s > 0),
         )
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
@@ -213,19 +223,21 @@ NO_RESIDUALS = Residuals()
 
 _KIND = "calibration"
 _STEP = "step"
+_TERMS = "residuals-2"
+"""The key of terms, a new one when there are others: a fit without one of them is another fit."""
 _KEPT = 5
 """Runs of a workload in steps whose median counts: three show a pace, and old ones are of another code."""
 
 
 def save_residuals(store: ProfileStore, prefix: str, residuals: Residuals) -> None:
     """Keep the residuals of the hardware that ``prefix`` names, without the workloads' own seconds."""
-    store.put(f"{prefix}/residuals", asdict(replace(residuals, works={})), kind=_KIND)
+    store.put(f"{prefix}/{_TERMS}", asdict(replace(residuals, works={})), kind=_KIND)
 
 
 def load_residuals(store: ProfileStore, prefix: str) -> Residuals:
     """Return what real steps on the hardware that ``prefix`` names have shown; :data:`NO_RESIDUALS` if none
     were run."""
-    record = store.get(f"{prefix}/residuals", kind=_KIND)
+    record = store.get(f"{prefix}/{_TERMS}", kind=_KIND)
     known = NO_RESIDUALS if record is None else Residuals(**{**record, "models": tuple(record["models"])})
     head = f"{prefix}/{_STEP}/"
     works = {

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -109,10 +110,23 @@ class Pace:
         return seconds
 
 
+_in_force: WeakKeyDictionary[ProfileStore, dict[str, float]] = WeakKeyDictionary()
+"""The usual seconds by prefix that prices from an opened store are scaled to."""
+
+
 def usual_pace_s(store: ProfileStore, prefix: str) -> float | None:
-    """Return the usual seconds of the reference work on the ranks of ``prefix``; None if not known."""
-    record = store.get(f"{prefix}/{_KEY}", kind=_KIND)
-    return statistics.median(record["seconds"]) if record else None
+    """Return the usual seconds of the reference work on the ranks of ``prefix``; None if not known.
+
+    They are those that were known when the opened store was first asked for them: what is scaled to different
+    values does not go together, and every further look at the pace changes the median a little.
+    """
+    known = _in_force.setdefault(store, {})
+    if prefix not in known:
+        record = store.get(f"{prefix}/{_KEY}", kind=_KIND)
+        if not record:
+            return None
+        known[prefix] = statistics.median(record["seconds"])
+    return known[prefix]
 
 
 def pace_share(usual_s: float | None, seconds: float | None) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.calibration.fit import Equation, Run, fit_residuals, fit_terms
-from tensoropt.costs.residuals import COLLECTIVE, EDGES, FAMILIES, GROUP, factor_of_class, factor_of_kind
+from tensoropt.costs.residuals import BYTE, COLLECTIVE, EDGES, FAMILIES, factor_of_class, factor_of_kind
 
 PRODUCT, REDUCE = factor_of_class("matrix product"), factor_of_kind("all_reduce")
 TRUE = {PRODUCT: 1.3, REDUCE: 0.8, EDGES: 1.1, COLLECTIVE: 3e-4}
@@ -31,10 +31,10 @@ def runs() -> list[Run]:
 
 
 def test_a_prediction_is_linear_in_its_terms():
-    equation = Equation(1.0, 0.5, {PRODUCT: 0.3, GROUP: 10.0})
+    equation = Equation(1.0, 0.5, {PRODUCT: 0.3, BYTE: 10.0})
     assert equation.at({}) == 0.5
     assert equation.at({PRODUCT: 2.0}) == pytest.approx(0.8)
-    assert equation.at({PRODUCT: 0.5, GROUP: 1e-3}) == pytest.approx(0.5 - 0.15 + 0.01)
+    assert equation.at({PRODUCT: 0.5, BYTE: 1e-3}) == pytest.approx(0.5 - 0.15 + 0.01)
 
 
 def test_terms_that_made_the_steps_are_found(runs):
@@ -69,8 +69,22 @@ def test_terms_stay_near_where_they_began_without_steps_that_say_otherwise():
 
 
 def test_runs_of_a_slow_minute_are_scaled_to_the_usual_pace(runs):
-    slow = [replace(r, step=replace(r.step, measured_s=2 * r.step.measured_s), pace_s=0.008) for r in runs]
-    assert fit_terms(slow, usual_s=0.004) == pytest.approx(fit_terms(runs, usual_s=0.004))
+    usual = [replace(r, usual_s=0.004) for r in runs]
+    slow = [replace(r, step=replace(r.step, measured_s=2 * r.step.measured_s), pace_s=0.008) for r in usual]
+    assert fit_terms(slow) == pytest.approx(fit_terms(runs))
+
+
+def test_runs_go_together_whose_prices_were_scaled_to_other_paces(runs):
+    """As of a calibration that was interrupted, which knew the machine's pace better afterwards."""
+
+    def at(run: Run, share: float) -> Run:
+        by = {term: share * value for term, value in run.step.by.items()}
+        step = replace(run.step, predicted_s=share * run.step.predicted_s, by=by)
+        return replace(run, step=step, usual_s=share * 0.004)
+
+    without = [replace(r, step=replace(r.step, by={**r.step.by, COLLECTIVE: 0.0})) for r in runs]
+    mixed = [at(r, 0.8 if number % 2 else 1.0) for number, r in enumerate(without)]
+    assert fit_terms(mixed) == pytest.approx(fit_terms(without), abs=1e-6)
 
 
 def test_the_error_is_that_of_models_that_were_left_out(runs):

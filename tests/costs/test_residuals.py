@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
 from tensoropt import zoo
 from tensoropt.costs.compute import class_of
 from tensoropt.costs.residuals import (
+    BYTE,
     COLLECTIVE,
     COPIES,
     EDGES,
     GRADIENTS,
-    GROUP,
     NO_RESIDUALS,
     OPTIMIZER,
     Residuals,
@@ -51,6 +52,9 @@ class Costs:
         return self.source
 
 
+FACTS = SimpleNamespace(traffic_bytes=400)
+
+
 @pytest.fixture
 def work() -> Workload:
     built = zoo.build("mlp", 8)
@@ -67,26 +71,31 @@ def test_nothing_known_changes_nothing(work):
     assert NO_RESIDUALS.overheads(Overheads(1.0, 2.0)) == Overheads(1.0, 2.0)
 
 
-def test_a_class_takes_its_factor_and_each_group_its_seconds(work):
-    residuals = Residuals({factor_of_class(class_of(work)): 1.5, GROUP: 0.1, OPTIMIZER: 2.0})
+def test_a_class_takes_its_factor(work):
+    residuals = Residuals({factor_of_class(class_of(work)): 1.5, OPTIMIZER: 2.0})
     found = residuals.compute(Costs())
-    assert found.seconds(work, None) == pytest.approx((1.6, 3.1))
-    assert found.weight_gradient_s(work, None) == 0.75
+    assert found.seconds(work, FACTS) == pytest.approx((1.5, 3.0))
+    assert found.weight_gradient_s(work, FACTS) == 0.75
     assert found.host_seconds(work) == (0.25, 0.5)
     assert found.optimizer_s_per_element == 2e-9
     other = Residuals({factor_of_class("convolution"): 1.5}).compute(Costs())
-    assert other.seconds(work, None) == (1.0, 2.0)
+    assert other.seconds(work, FACTS) == (1.0, 2.0)
+
+
+def test_each_byte_that_is_read_or_written_takes_its_seconds_twice_in_backward(work):
+    found = Residuals({BYTE: 1e-3}).compute(Costs())
+    assert found.seconds(work, FACTS) == pytest.approx((1.0 + 0.4, 2.0 + 0.8))
 
 
 def test_what_was_timed_in_steps_replaces_what_was_timed_alone(work):
     residuals = Residuals({factor_of_class(class_of(work)): 1.5}, works={work.key: (0.7, 0.9)})
-    assert residuals.compute(Costs()).seconds(work, None) == (0.7, 0.9)
+    assert residuals.compute(Costs()).seconds(work, FACTS) == (0.7, 0.9)
 
 
 def test_what_was_never_timed_may_be_free(work):
     free = Residuals(free_if_unknown=True)
-    assert free.compute(Costs(FITTED)).seconds(work, None) == (0.0, 0.0)
-    assert free.compute(Costs(MEASURED)).seconds(work, None) == (1.0, 2.0)
+    assert free.compute(Costs(FITTED)).seconds(work, FACTS) == (0.0, 0.0)
+    assert free.compute(Costs(MEASURED)).seconds(work, FACTS) == (1.0, 2.0)
 
 
 def test_collectives_take_the_factor_of_their_kind_and_a_wait():

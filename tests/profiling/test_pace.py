@@ -44,6 +44,20 @@ def test_only_idle_minutes_say_what_is_usual(store):
     assert usual_pace_s(store, "elsewhere") is None
 
 
+def test_what_is_usual_stays_as_long_as_a_store_is_open(tmp_path):
+    ranks = Ranks()
+    with ProfileStore(tmp_path / "p.sqlite") as first:
+        pace = Pace(ranks, first, "here")
+        pace.now_s(0.0)
+        assert usual_pace_s(first, "here") == 0.004
+        ranks.seconds = 0.006
+        for _ in range(5):
+            pace.now_s(0.0)
+        assert usual_pace_s(first, "here") == 0.004
+    with ProfileStore(tmp_path / "p.sqlite") as second:
+        assert usual_pace_s(second, "here") == 0.006
+
+
 def test_a_share_is_known_if_both_are():
     assert pace_share(0.004, 0.008) == 0.5
     assert pace_share(None, 0.008) == pace_share(0.004, None) == 1.0

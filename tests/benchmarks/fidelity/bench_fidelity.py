@@ -94,7 +94,7 @@ def learned_from(
             share = pace_share(usual_s, runs[-1].pace_s)
             for key, (there_s, back_s) in work_seconds(strategy, ranks).items():
                 works[key].append((there_s * share, back_s * share))
-    terms = fit_terms(runs, usual_s, start=machines.terms, tightness=LOOSE)
+    terms = fit_terms(runs, start=machines.terms, tightness=LOOSE)
     usual = {
         key: (statistics.median(f for f, _ in times), statistics.median(b for _, b in times))
         for key, times in works.items()

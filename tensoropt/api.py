@@ -29,7 +29,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.compute_dtype import AUTO, with_dtype
 from tensoropt.question.model_source import LoadedModel
 from tensoropt.question.question import Question
-from tensoropt.question.settings import Settings
+from tensoropt.question.settings import ANY_SPACE, Settings
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.changes import question_of_change
 from tensoropt.report.detail import recorded_of
@@ -38,6 +38,7 @@ from tensoropt.session import launched
 from tensoropt.session.comparing import recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
+from tensoropt.session.launcher_space import evaluate_launcher
 from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
@@ -341,6 +342,11 @@ def _explored(
         InfeasibleError: no point fits the budget.
     """
     question, cluster, settings = question_of(captured.model), session.cluster, session.settings
+    if entries and settings.space != ANY_SPACE:
+        raise TensorOptError(
+            f"published planners are compared on the tables of all plans, and space={settings.space} has "
+            "none; leave out one of the two"
+        )
     keep = session.keep and not entries
     if keep:
         with session.open_store() as store:
@@ -365,12 +371,16 @@ def _explored(
 def _evaluated(
     session: Session, searched: Searched, info: ModelInfo, notes: Sequence[str] = ()
 ) -> Exploration:
-    """Return the points of everything that was searched, of requested pipelines, and of quick planners."""
-    exploration = evaluate_searched(session, searched, info)
-    if wants_pipelines(session):
-        exploration = with_pipelines(session, searched, exploration)
-    exploration = with_quick_plans(session, searched, exploration)
-    exploration = replace(exploration, recorded=record_used(session, searched, exploration))
+    """Return the points of everything that was searched, of requested pipelines, and of quick planners; or of
+    all that a launcher can be told."""
+    if session.settings.space != ANY_SPACE:
+        exploration = evaluate_launcher(session, searched, info)
+    else:
+        exploration = evaluate_searched(session, searched, info)
+        if wants_pipelines(session):
+            exploration = with_pipelines(session, searched, exploration)
+        exploration = with_quick_plans(session, searched, exploration)
+        exploration = replace(exploration, recorded=record_used(session, searched, exploration))
     imported = {"imported": list(notes)} if notes else {}  # for explorations of the same operators elsewhere
     notes = [*notes, *implausible(session.cluster, exploration.points), *exploration.report["notes"]]
     return replace(exploration, report={**exploration.report, **imported, "notes": notes})

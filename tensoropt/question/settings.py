@@ -36,6 +36,8 @@ else:
     ComputeDtype = Literal["auto", "float32", "bfloat16"]
     Constrained = Any
 
+ANY_SPACE = "any"
+"""The space of all plans."""
 _SWITCH = {"no": False, "yes": True}
 """What a form offers for a setting that is on or off."""
 
@@ -378,6 +380,13 @@ class Settings:
             "always: on any number of devices", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
+    space: Annotated[
+        Literal["any", "torchtitan", "megatron", "deepspeed", "fsdp2"],
+        Setting(
+            "any: all plans; or only those that a launcher's config, or a script of PyTorch's FSDP2, can "
+            "say, which `export --as` writes", "Plans", SEARCH, title="plans of {}", width=120,
+        ),
+    ] = ANY_SPACE  # fmt: skip
     soft_placement: Annotated[
         bool,
         Setting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -36,14 +36,14 @@ class PricedJob(NamedTuple):
 
     Attributes:
         point: its figures, in a space of its own.
-        recorded: the costs that they rest on; None if no file can hold them.
+        record: records the costs that they rest on.
         notes: what of the job is not part of the prediction.
     """
 
     job: LaunchedJob
     point: Point
     space: Space
-    recorded: Recorded | None
+    record: Callable[[CostRecorder], None]
     notes: tuple[str, ...]
 
 
@@ -65,23 +65,34 @@ class JobPrices:
         """
         problem, costs, cluster = self.problem, self.costs, self.costs.cluster
         pinned = pinned_of(job, cluster.device_count, problem.batch)
-        recorder = CostRecorder(problem.graph, costs)
         space_number, planner = len(self.exploration.spaces), YOUR_JOB + job.launcher
         if pinned.places == 1:
             found = simulate_pinned(problem, costs, pinned)
             space = space_of(problem, found.mesh, found.tables, ())
-            recorder.add_tables(found.tables, found.choice)
-            point, notes = found.point, found.notes
-            point = point.changed(space=space_number, planner=planner)
+            point, notes = found.point.changed(space=space_number, planner=planner), found.notes
+
+            def record(recorder: CostRecorder) -> None:
+                recorder.add_tables(found.tables, found.choice)
+
         else:
             staged = simulate_pinned_pipeline(problem, self.settings, costs, pinned)
             keys, sequence = problem.parameter_keys, problem.sequence
             space = pipelined_space(staged.mesh, pinned.micro_batches, keys, (), sequence)
             point, notes = staged.point.changed(space=space_number, planner=planner), staged.notes
             plan = replace(self.exploration, spaces=(*self.exploration.spaces, space)).plan(point)
-            strategy_on(plan, problem.graph, cluster).record(recorder)
+
+            def record(recorder: CostRecorder) -> None:
+                strategy_on(plan, problem.graph, cluster).record(recorder)
+
         said = (*job.notes, *_other_settings(job, self.exploration, problem), *notes)
-        return PricedJob(job.on(cluster.device_count), point, space, recorder.recorded(), said)
+        return PricedJob(job.on(cluster.device_count), point, space, record, said)
+
+    def recorded(self, priced: Iterable[PricedJob]) -> Recorded | None:
+        """Return the costs that the figures of jobs rest on; None if no file can hold them."""
+        recorder = CostRecorder(self.problem.graph, self.costs)
+        for one in priced:
+            one.record(recorder)
+        return recorder.recorded()
 
     def name_of(self, priced: PricedJob) -> str:
         """Return what the plan of a priced job is called."""
@@ -127,12 +138,12 @@ def with_jobs(
                 told["refusal"] = str(refusal)
             else:
                 told["notes"] = list(priced.notes)
-                recorded = recorded_of(exploration)
+                recorded, own = recorded_of(exploration), prices.recorded([priced])
                 exploration = replace(
                     exploration,
                     spaces=(*exploration.spaces, priced.space),
                     others=(*exploration.others, priced.point),
-                    recorded=recorded if priced.recorded is None else recorded.joined(priced.recorded),
+                    recorded=recorded if own is None else recorded.joined(own),
                 )
             exploration = exploration.noted((), jobs=[*exploration.report.get("jobs", ()), told])
     return exploration

@@ -23,6 +23,7 @@ from tensoropt.evaluation.problem import (
 from tensoropt.ops.device_kernels import has_kernel
 from tensoropt.placement.limits import placed_limits
 from tensoropt.processes import not_searched_for_garbage
+from tensoropt.question.settings import ANY_SPACE
 from tensoropt.session.kept import code, kept_frontiers
 from tensoropt.session.one_space import KeptFrontiers, SearchedSpace
 from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, announce, apart, refine
@@ -97,7 +98,7 @@ def search(session: Session, problem: Problem) -> Searched:
             note=session.note,
         )
         spaces, refined = None, tuple[str, ...]()
-        if not refusal:
+        if not refusal and settings.space == ANY_SPACE:
             kept = KeptFrontiers()
             if session.keep:
                 kept = kept_frontiers(store, problem.graph.atoms.graph, session.cluster, settings)

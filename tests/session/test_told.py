@@ -116,9 +116,10 @@ def unsplit_losses(steps: int) -> list[float]:
     return losses
 
 
-def script_losses(script: Path, steps: int) -> list[float]:
+def script_losses(script: Path, steps: int, ranks: int = 2) -> list[float]:
     root = Path(tensoropt.__file__).parents[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
+    command = [sys.executable, *launcher, script]
     ran = subprocess.run(
         [*map(str, command), "--steps", str(steps), "--cpu"],
         env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
@@ -150,3 +151,21 @@ def test_a_script_trains_as_one_process_does(prices, exploration, job, tmp_path)
     script = tmp_path / "train.py"
     script.write_text(write_job(priced.job, parts_of(prices, priced)))
     assert script_losses(script, 3) == pytest.approx(unsplit_losses(3), rel=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_script_of_shards_and_tensor_parallelism_trains_on_four_ranks(tmp_path):
+    from tensoropt.launchers import write_job
+
+    with ProfileStore(":memory:") as store:
+        found = tensoropt.explore(
+            tensoropt.load_model(MODEL, device="meta", batch=BATCH), cluster="dgx-a100[4]", store=store,
+            dtype="float32", measure="never", micro_batches=(1,), epsilon=0.2, max_points=8,
+            pipelines="never", placements="never", progress=False,
+        )  # fmt: skip
+        with job_prices(found, store) as prices:
+            priced = prices.of(replace(SHARDED, tensor=2, batch=BATCH))
+            script = tmp_path / "train.py"
+            script.write_text(write_job(priced.job, parts_of(prices, priced)))
+    assert script_losses(script, 3, ranks=4) == pytest.approx(unsplit_losses(3), rel=2e-5)

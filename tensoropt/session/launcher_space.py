@@ -81,7 +81,10 @@ def evaluate_launcher(session: Session, searched: Searched, model: ModelInfo) ->
             kept = reduce_points([*kept, priced], lambda one: (one.point.memory_bytes, one.point.time_s))
         session.report(f"plans of {launcher.name}", len(jobs), len(jobs), "priced")
         if not kept:
-            why = "; ".join(reason for reason, _ in refusals.most_common(_NAMED))
+            why = "; ".join(reason for reason, _ in refusals.most_common(_NAMED)) or (
+                f"no degrees that make {session.cluster.device_count} devices leave each data-parallel rank "
+                f"samples of a batch of {searched.problem.batch} in the micro-batches asked for"
+            )
             raise InfeasibleError(
                 f"{launcher.name} can be told no plan of this model on {session.cluster.name}: {why}; "
                 "explore without --space"

@@ -97,8 +97,10 @@ def test_what_cannot_be_is_refused(store: ProfileStore, asked: dict[str, Any], w
 
 
 def test_a_launcher_that_can_be_told_nothing_says_why(store: ProfileStore) -> None:
-    with pytest.raises(InfeasibleError, match=r"fsdp2 can be told no plan .*explore without --space"):
+    with pytest.raises(
+        InfeasibleError, match=r"a batch of 16 in the micro-batches .*explore without --space"
+    ):
         tensoropt.explore(
             tensoropt.load_model("zoo:gpt2-demo", device="meta"), cluster="dgx-a100[4]", store=store,
-            space="fsdp2", measure="never", micro_batches=(3,), progress=False,
+            space="deepspeed", measure="never", micro_batches=(16,), progress=False,
         )  # fmt: skip

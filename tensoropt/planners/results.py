@@ -94,7 +94,9 @@ def best_pipelines(
     Raises:
         InfeasibleError: none fits; the message says how much the leanest needs.
     """
-    kept = reduce_points(answers, lambda answer: (answer.evaluation.memory_bytes, answer.evaluation.time_s))
+    kept = reduce_points(
+        [*answers], lambda answer: (answer.evaluation.memory_bytes, answer.evaluation.time_s)
+    )
     simulated = [
         SimulatedPoint(
             pipelined_point(

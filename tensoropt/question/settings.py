@@ -36,7 +36,7 @@ else:
     ComputeDtype = Literal["auto", "float32", "bfloat16"]
     Constrained = Any
 
-ANY_SPACE = "any"
+ANY_SPACE: Literal["any"] = "any"
 """The space of all plans."""
 _SWITCH = {"no": False, "yes": True}
 """What a form offers for a setting that is on or off."""

@@ -7,7 +7,7 @@ plans. Each is priced as :mod:`tensoropt.session.launched` prices a job that som
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -186,7 +186,7 @@ def _degrees(session: Session, searched: Searched) -> Iterator[LaunchedJob]:
                 )  # fmt: skip
 
 
-def _of_pipeline(places: int, batch: int, asked: str | tuple[int, ...], counts: tuple[int, ...]) -> list[int]:
+def _of_pipeline(places: int, batch: int, asked: str | Sequence[int], counts: Sequence[int]) -> list[int]:
     """Return the numbers of micro-batches of a pipeline: those asked for, or as many as keep it busy."""
     if asked != "auto":
         return [count for count in counts if count >= places]

@@ -1,13 +1,7 @@
-"""Training with accelerate under torchrun (``accelerate_jobs.py WHAT FOLDER PLAN``), or in one process.
-
-Rank 0 writes what it found to ``FOLDER/found.json``.
-"""
+"""Training with accelerate under torchrun (``accelerate_jobs.py WHAT FOLDER PLAN``), or in one process."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +13,7 @@ from torch.utils.data import DataLoader
 import tensoropt
 from tensoropt.integrations.accelerate import PlanAccelerator
 from tests.integrations.lightning_jobs import groups, how, loaders, refusal, samples, warmed_up
+from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, Stream, build
 
 SEED = 3
@@ -123,12 +118,5 @@ JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
 }
 
 
-def main(what: str, folder: str, plan: str) -> None:
-    found = JOBS[what](Path(folder), plan)
-    if int(os.environ.get("RANK", 0)) == 0:
-        (Path(folder) / "found.json").write_text(json.dumps(found))
-    tensoropt.shutdown()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    take_part(JOBS)

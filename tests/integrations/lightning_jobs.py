@@ -1,15 +1,13 @@
 """Training by Lightning's Trainer or Fabric: under torchrun (``lightning_jobs.py WHAT FOLDER PLAN``), or in
 one process.
 
-Rank 0 writes what it found to ``FOLDER/found.json``. The last batch of an epoch has two of four rows, and so
+The last batch of an epoch has two of four rows, and so
 does its accumulation.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import tensoropt
 from tensoropt.errors import PlanError
 from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
+from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, Samples, build, pipelined, recipe
 
 STEPS, EPOCH = 24, 3
@@ -265,13 +264,6 @@ JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
 }
 
 
-def main(what: str, folder: str, plan: str) -> None:
-    os.environ.setdefault("TORCHELASTIC_RUN_ID", "none")  # as torchrun sets it, by which Lightning knows it
-    found = JOBS[what](Path(folder), plan)
-    if int(os.environ.get("RANK", 0)) == 0:
-        (Path(folder) / "found.json").write_text(json.dumps(found))
-    tensoropt.shutdown()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    os.environ.setdefault("TORCHELASTIC_RUN_ID", "none")  # as torchrun sets it, by which Lightning knows it
+    take_part(JOBS)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tensoropt
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import Configuration, batch_strategies, enumerate_configurations
@@ -54,6 +58,16 @@ def ran_by(
     else:
         run_job(ranks, ["--nproc-per-node", "2", *words])
     return json.loads((folder / "found.json").read_text())
+
+
+def take_part(jobs: Mapping[str, Callable[[Path, str | None], Any]]) -> None:
+    """What a file of jobs does under torchrun (``FILE WHAT FOLDER PLAN``): rank 0 writes what it found to
+    ``FOLDER/found.json``."""
+    what, folder, plan = sys.argv[1:]
+    found = jobs[what](Path(folder), plan)
+    if int(os.environ.get("RANK", 0)) == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    tensoropt.shutdown()
 
 
 def close(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -1,14 +1,11 @@
 """Training by ``PlanTrainer`` under torchrun (``trainer_jobs.py WHAT FOLDER PLAN``), or by ``Trainer``.
 
-Rank 0 writes what it found to ``FOLDER/found.json``. A plan's file ends with the number of shares of a batch.
+A plan's file ends with the number of shares of a batch.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ import tensoropt
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.random_strategies import random_pipeline
+from tests.integrations.planned import SOURCE, take_part
 
 GLOBAL, LENGTH, VOCABULARY, STEPS = 4, 8, 61, 20
 
@@ -60,9 +58,9 @@ def adapted_recipe() -> tuple[nn.Module, tuple[Any, ...], dict[str, torch.Tensor
     return adapted(), (), recipe()[2]
 
 
-def pipelined() -> ParallelStrategy:
-    """A strategy of two stages and two micro-batches for :func:`recipe`."""
-    graph = load_model(ModelSpec("tests.integrations.trainer_jobs:recipe")).graph
+def pipelined(source: str = SOURCE) -> ParallelStrategy:
+    """A strategy of two stages and two micro-batches."""
+    graph = load_model(ModelSpec(source)).graph
     return random_pipeline(graph, (2, 2), "1f1b", random.Random(0))
 
 
@@ -91,8 +89,8 @@ class Stream(IterableDataset[dict[str, Any]]):
         yield from (samples[row] for row in range(len(samples)))
 
 
-def arguments(folder: Path, world: int, **more: Any) -> TrainingArguments:
-    settings: dict[str, Any] = {
+def settings(folder: Path, world: int) -> dict[str, Any]:
+    return {
         "output_dir": str(folder / "out"),
         "use_cpu": True,
         "per_device_train_batch_size": GLOBAL // world,
@@ -114,7 +112,10 @@ def arguments(folder: Path, world: int, **more: Any) -> TrainingArguments:
         "disable_tqdm": True,
         "include_num_input_tokens_seen": "all",
     }
-    return TrainingArguments(**settings | more)
+
+
+def arguments(folder: Path, world: int, **more: Any) -> TrainingArguments:
+    return TrainingArguments(**settings(folder, world) | more)
 
 
 def trainer(
@@ -214,12 +215,5 @@ JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
 }
 
 
-def main(what: str, folder: str, plan: str) -> None:
-    found = JOBS[what](Path(folder), plan)
-    if int(os.environ.get("RANK", 0)) == 0:
-        (Path(folder) / "found.json").write_text(json.dumps(found))
-    tensoropt.shutdown()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    take_part(JOBS)

@@ -93,6 +93,19 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextmanager
+def _on_meta() -> Iterator[None]:
+    """Let tensors that a function creates be on the meta device, and ``trunc_normal_`` write to those there:
+    PyTorch's returns at once, as if it touched nothing."""
+    own = nn.init._no_grad_trunc_normal_
+    nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor.normal_()  # type: ignore[assignment]
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = own
+
+
 def _key(value: torch.Tensor) -> int:
     return value.untyped_storage()._cdata
 
@@ -189,8 +202,7 @@ class Initialisation:
         with self._standing(alive) as standing, torch.no_grad():
             watch = _Watch({_key(value): cell for cell, value in standing.items()})
             try:
-                # Tensors that the function itself creates are on the meta device, like all others.
-                with watch, nullcontext() if alive else torch.device("meta"):
+                with watch, nullcontext() if alive else _on_meta():
                     self.init_weights(module)
             except Exception as error:
                 where = "" if alive else " on the meta device, where it may not look at values"

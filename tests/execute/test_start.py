@@ -68,6 +68,8 @@ def test_what_is_drawn_is_what_apply_draws() -> None:
 
     def function(module: nn.Module) -> None:
         jobs.draw(module)
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.1)
         if isinstance(module, nn.LayerNorm):
             module.weight = nn.Parameter(torch.rand(jobs.WIDTH))
             module.bias.data = torch.randn(jobs.WIDTH)

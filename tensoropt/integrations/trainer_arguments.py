@@ -31,8 +31,7 @@ _REFUSED = {
     "torch_compile": _COMPILED,
     "use_liger_kernel": "it replaces parts of the model; apply it before the model is explored",
     "neftune_noise_alpha": "it hangs a hook on the model's embedding, which a plan does not call",
-    "activation_checkpointing": _RECOMPUTED,
-    "gradient_checkpointing": _RECOMPUTED,
+    "gradient_checkpointing": _RECOMPUTED,  # what transformers calls activation_checkpointing, too
     "auto_find_batch_size": "the plan is for one batch size",
     "label_smoothing_factor": _MODEL_LOSS,
     "save_on_each_node": "rank 0 alone writes the model; use a folder that all nodes share",
@@ -41,7 +40,7 @@ _REFUSED = {
     "ddp_broadcast_buffers": _DDP,
     "ddp_static_graph": _DDP,
 }
-"""Training arguments that a plan cannot follow, and why; each may be left out."""
+"""Training arguments that a plan cannot follow, and why; each may be False or left out."""
 _REFUSED_PARTS = {
     "model_init": "a plan is for one model; build it, and pass it as model",
     "compute_loss_func": _MODEL_LOSS,
@@ -66,7 +65,9 @@ def check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> Non
         )
     for name, why in _REFUSED.items():
         if value := getattr(args, name, None):
-            raise PlanError(f"PlanTrainer cannot follow {name}={value!r}: {why}, and leave {name} out")
+            # Not "leave it out": TRL has some of them on by default.
+            remedy = f"pass {name}=False" if value is True else f"leave {name} out"
+            raise PlanError(f"PlanTrainer cannot follow {name}={value!r}: {why}, and {remedy}")
     for name, why in _REFUSED_PARTS.items():
         if more.get(name) is not None:
             raise PlanError(f"PlanTrainer takes no {name}: {why}")

@@ -30,7 +30,13 @@ from tensoropt.plan.plan import Plan
 for _package in ("accelerate", "transformers"):
     import_extra(_package, "trainer", "tensoropt.integrations.transformers")
 
-from transformers import Trainer, TrainingArguments  # noqa: E402
+from transformers import (  # noqa: E402
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.trainer_utils import align_special_tokens  # noqa: E402
 
 _STATE = "plan"
 """The folder in one of Trainer's checkpoints that :func:`tensoropt.save_checkpoint` writes."""
@@ -66,14 +72,27 @@ class PlanTrainer(Trainer):
         plan: str | os.PathLike[str] | Plan | None = None,
         **more: Any,
     ):
+        self._run_by_plan(model, args, plan, more)
+        super().__init__(model=model, args=args, **more)
+
+    def _run_by_plan(
+        self,
+        model: nn.Module,
+        args: TrainingArguments,
+        plan: str | os.PathLike[str] | Plan | None,
+        more: Mapping[str, Any],
+    ) -> None:
+        """What comes before the base class sees the model."""
         check_arguments(model, args, more)
         if plan is not None:
+            tokens = more.get("processing_class")
+            if isinstance(tokens, PreTrainedTokenizerBase | ProcessorMixin):
+                align_special_tokens(model, tokens)  # Trainer does it when the model may not change any more
             parallelize(model, plan, device=args.device, batch="share")
         self._parallel = parallel_of(model)
         self._check_batch("per_device_train_batch_size", args.per_device_train_batch_size)
         if more.get("eval_dataset") is not None:
             self._check_batch("per_device_eval_batch_size", args.per_device_eval_batch_size)
-        super().__init__(model=model, args=args, **more)
 
     @property
     def _data_world(self) -> int:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
-from transformers import Trainer
+from transformers import PreTrainedTokenizerFast, Trainer, default_data_collator
 
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.integrations.transformers import PlanTrainer
@@ -106,6 +108,17 @@ def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_p
     close(found[1], found[0])
 
 
+def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"<end>": 0, "<pad>": 1}, "<pad>"))
+    tokens = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>")
+    args, plan = jobs.arguments(tmp_path, 1, max_steps=1), write_plan(tmp_path, "alone")
+    data = {"train_dataset": jobs.Samples(8), "eval_dataset": jobs.Samples(4)}
+    more = {"processing_class": tokens, "data_collator": default_data_collator}
+    made = PlanTrainer(jobs.build(), args, plan=plan, **more, **data)
+    made.train()
+    assert made.model.config.pad_token_id == 1
+
+
 # -- what is refused --------------------------------------------------------------------------------------
 
 
@@ -126,12 +139,12 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"fp16": True}, "explore with --dtype bfloat16, and leave fp16 out"),
+        ({"fp16": True}, "explore with --dtype bfloat16, and pass fp16=False"),
         ({"bf16": True}, "cannot follow bf16=True"),
-        ({"bf16_full_eval": True}, "leave bf16_full_eval out"),
+        ({"bf16_full_eval": True}, "pass bf16_full_eval=False"),
         ({"fsdp": "full_shard"}, "the plan decides where the model's parameters are, and leave fsdp out"),
         ({"deepspeed": "zero3.json"}, "cannot follow deepspeed='zero3.json'"),
-        ({"torch_compile": True}, "leave torch_compile out"),
+        ({"torch_compile": True}, "pass torch_compile=False"),
         ({"gradient_checkpointing": True}, "the plan decides which blocks are recomputed"),
         ({"neftune_noise_alpha": 5.0}, "hook on the model's embedding"),
         ({"label_smoothing_factor": 0.1}, "build it into the model"),

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import (
     load_checkpoint,
-    original_shape,
     parallelize,
     save_checkpoint,
     save_pretrained,
@@ -36,6 +36,7 @@ from transformers import (  # noqa: E402
     Trainer,
     TrainingArguments,
 )
+from transformers.loss.loss_utils import ForCausalLMLoss  # noqa: E402
 from transformers.trainer_utils import align_special_tokens  # noqa: E402
 
 _STATE = "plan"
@@ -154,7 +155,7 @@ class PlanTrainer(Trainer):
     def floating_point_ops(self, inputs: Any) -> int:
         operations: int = super().floating_point_ops(inputs)
         # They are counted by the elements of parameters, and Trainer adds up those of all ranks.
-        apart = any(original_shape(p).numel() != p.numel() for p in self._parallel.model.parameters())
+        apart = any(not isinstance(p, DTensor) for p in self._parallel.model.parameters())
         return operations if apart else operations // self.get_tp_size()
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
@@ -179,7 +180,13 @@ class PlanTrainer(Trainer):
         """
         targets = None
         if num_items_in_batch is not None:
-            targets = self._get_num_items_in_batch([inputs], self.args.device)
+            counted = inputs
+            # Trainer knows by the model's name whether its loss leaves out the first token, which not all
+            # names say; what it divides by stays as it counts.
+            shifts = getattr(model, "loss_function", None) is ForCausalLMLoss
+            if shifts and not model.config.is_encoder_decoder:
+                counted = {"shift_labels": inputs["labels"][..., 1:], **inputs}
+            targets = self._get_num_items_in_batch([counted], self.args.device)
             if targets == 0 and not return_outputs:
                 # On no rank: their mean is NaN, and to the sum over accumulated batches they add nothing.
                 return torch.zeros((), device=self.args.device, requires_grad=True)

@@ -77,7 +77,7 @@ class Samples(Dataset[dict[str, Any]]):
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         labels = self.ids[row].clone()
-        labels[: 1 + row % 6] = -100  # the first token is never a target
+        labels[: row % 6] = -100
         return {"input_ids": self.ids[row], "labels": labels, "number": row}
 
 

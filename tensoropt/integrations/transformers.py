@@ -184,7 +184,7 @@ class PlanTrainer(Trainer):
             # Trainer knows by the model's name whether its loss leaves out the first token, which not all
             # names say; what it divides by stays as it counts.
             shifts = getattr(model, "loss_function", None) is ForCausalLMLoss
-            if shifts and not model.config.is_encoder_decoder:
+            if shifts and not getattr(model.config, "is_encoder_decoder", False):
                 counted = {"shift_labels": inputs["labels"][..., 1:], **inputs}
             targets = self._get_num_items_in_batch([counted], self.args.device)
             if targets == 0 and not return_outputs:

@@ -1,0 +1,120 @@
+"""TRL's ``SFTTrainer`` by a plan, beside the same in one process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import LoraConfig
+
+from tensoropt.errors import MissingExtraError, PlanError
+from tensoropt.ranks.pool import RankPool
+from tests.integrations.planned import KINDS, close, ran_by, write_plan
+
+pytest.importorskip("trl", reason="the extra trl is not installed")
+
+from tensoropt.integrations.trl import PlanSFTTrainer
+from tests.integrations import sft_jobs as jobs
+
+
+def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
+    return ran_by(jobs.__file__, what, folder, kind, ranks, jobs.SOURCE)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a plain trainer finds in this process."""
+    return cache(lambda what: jobs.JOBS[what](tmp_path_factory.mktemp(what), None))
+
+
+@pytest.mark.distributed
+def test_trains_as_one_process_does(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("briefly_trained", tmp_path, "data", ranks), alone("briefly_trained"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
+    close(ran("briefly_trained", tmp_path, "tensor"), alone("briefly_trained"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_and_continues_as_one_process_does(
+    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
+) -> None:
+    """Losses, norms, rates, tokens and evaluations of 20 steps, what is saved, and a run from the middle."""
+    found = ran("trained", tmp_path, kind, ranks)
+    assert len(found["loss"]) == len(found["num_tokens"]) == 20
+    close(found, alone("trained"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", "tensor"])
+def test_texts_that_are_cut_to_the_length(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("packed", tmp_path, kind, ranks), alone("packed"))
+
+
+def test_the_metrics_of_logits_are_left_out_and_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="leaves out entropy and mean_token_accuracy.*its loss alone"):
+        made = jobs.trainer(tmp_path, write_plan(tmp_path, "alone", jobs.SOURCE), max_steps=1)
+    made.train()
+    names = {name for entry in made.state.log_history for name in entry}
+    assert "num_tokens" in names
+    assert not any("entropy" in name or "accuracy" in name for name in names)
+
+
+# -- what is refused --------------------------------------------------------------------------------------
+
+
+def refused(folder: Path, plan: str = "not read", **more: Any) -> str:
+    """What is said of changed arguments; those of ``SFTTrainer`` itself begin with ``its_``."""
+    its = {name.removeprefix("its_"): value for name, value in more.items() if name.startswith("its_")}
+    args = jobs.arguments(folder, 1, **{n: v for n, v in more.items() if not n.startswith("its_")})
+    passed = {"train_dataset": jobs.questions(8), "processing_class": jobs.tokenizer(), **its}
+    with pytest.raises(PlanError) as error:
+        PlanSFTTrainer(jobs.build(), args, plan=plan, **passed)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"bf16": None}, "explore with --dtype bfloat16, and pass bf16=False"),
+        ({"gradient_checkpointing": True}, "recomputed, and pass gradient_checkpointing=False"),
+        ({"padding_free": True}, "cannot follow padding_free=True: it joins the rows"),
+        ({"packing": True}, "cannot follow packing=True: it joins the rows that the plan divides; pass"),
+        ({"activation_offloading": True}, "kept for the backward pass"),
+        ({"loss_type": "dft"}, "cannot follow loss_type='dft': the loss that was explored"),
+        ({"chat_template_path": "other/model"}, "call trl.clone_chat_template before"),
+        ({"its_peft_config": LoraConfig()}, "call get_peft_model before it is explored"),
+        ({"its_compute_metrics": print}, "its loss and no logits"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_a_plan_cannot_do_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    assert says in refused(tmp_path, **change)
+
+
+def test_batches_of_other_lengths_and_other_inputs_are_refused(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "alone", jobs.SOURCE)
+    said = refused(tmp_path, plan, max_length=1024, pad_to_multiple_of=None)
+    assert "for sequences of 8 tokens, but max_length=1024 and pad_to_multiple_of=None" in said
+    assert "pass max_length=8, pad_to_multiple_of=8" in said
+    assert "pass per_device_train_batch_size=4" in refused(tmp_path, plan, per_device_train_batch_size=8)
+    said = refused(tmp_path, write_plan(tmp_path, "alone"))
+    assert "attention_mask, input_ids, labels, but the plan is for a call with input_ids, labels" in said
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = PlanSFTTrainer.__module__
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "trl", None)  # importing it fails
+    with pytest.raises(MissingExtraError, match=r"package trl, which.*pip install 'tensoropt\[trl\]'"):
+        importlib.import_module(name)

@@ -114,6 +114,7 @@ def test_the_metadata(built: Path) -> None:
         "trainer",
         "trl",
         "lightning",
+        "torchtitan",
         "solvers",
         "all",
         "test",

@@ -16,7 +16,7 @@ from torch import nn
 
 from tensoropt.errors import PlanError, import_extra
 
-for _package in ("spmd_types", "torchtitan"):
+for _package in ("torchtitan", "torchtitan.trainer"):  # which imports all that it needs
     import_extra(_package, "torchtitan", "tensoropt.integrations.torchtitan")
 
 from torchtitan.components.loss import IGNORE_INDEX, ChunkedLossWrapper, CrossEntropyLoss  # noqa: E402

@@ -380,13 +380,6 @@ class Settings:
             "always: on any number of devices", "Placements", SEARCH, width=120,
         ),
     ] = "auto"  # fmt: skip
-    space: Annotated[
-        Literal["any", "torchtitan", "megatron", "deepspeed", "fsdp2"],
-        Setting(
-            "any: all plans; or only those that a launcher's config, or a script of PyTorch's FSDP2, can "
-            "say, which `export --as` writes", "Plans", SEARCH, title="plans of {}", width=120,
-        ),
-    ] = ANY_SPACE  # fmt: skip
     soft_placement: Annotated[
         bool,
         Setting(
@@ -403,6 +396,13 @@ class Settings:
             "Expert imbalance", STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip
+    space: Annotated[
+        Literal["any", "torchtitan", "megatron", "deepspeed", "fsdp2"],
+        Setting(
+            "any: all plans; or only those that a launcher's config, or a script of PyTorch's FSDP2, can "
+            "say, as `export` writes them", "Plans", SEARCH, title="plans of {}", width=120,
+        ),
+    ] = ANY_SPACE  # fmt: skip
 
     @property
     def allows_gap(self) -> bool:

@@ -192,12 +192,12 @@ class JobHosts:
         """
         each = cluster.device_count // len(self)
         asked = [kind.name for kind in cluster.devices]
-        here = [kind.name for host in self.clusters for kind in host.devices[:each]]
-        if asked != here:
-            found = "; ".join(host.counts for host in self.clusters)
+        found = [kind.name for host in self.clusters for kind in host.devices[:each]]
+        if asked != found:
+            each_has = "; ".join(host.counts for host in self.clusters)
             raise ClusterError(
                 f"{cluster.name} has {cluster.counts}, and the {len(self)} hosts of this job have, each, "
-                f"{found}; write their file with: torchrun --nnodes {len(self)} --nproc-per-node 1 ... "
+                f"{each_has}; write their file with: torchrun --nnodes {len(self)} --nproc-per-node 1 ... "
                 "-m tensoropt detect --out hosts.yaml"
             )
 

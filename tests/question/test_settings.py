@@ -32,7 +32,7 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
         '"epsilon": 0, "max_points": null, "method": "auto", '
         '"dtype": "auto", "recompute": "auto", "overlap": "default", '
         '"constraints": null, "measure": "all", "process_memory": true, "pipelines": "auto", '
-        '"placements": "auto", "soft_placement": false, "expert_imbalance": 1.0}'
+        '"placements": "auto", "soft_placement": false, "expert_imbalance": 1.0, "space": "any"}'
     )
 
 

@@ -28,6 +28,7 @@ from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.other_batches import ignored_targets
+from tensoropt.engine.requested_gradients import SHAPE, refuse_requests
 from tensoropt.engine.runtime import SameCalls, mode_of
 from tensoropt.engine.script_values import JobRanks, SpreadValue, read_whole, spread, spread_value
 from tensoropt.errors import PlanError
@@ -104,7 +105,6 @@ class _StaleParameters:
 
 
 ATTRIBUTE = "_tensoropt"
-_SHAPE = "_tensoropt_shape"
 
 
 class ParallelModel:
@@ -155,6 +155,7 @@ class ParallelModel:
         self._same = SameCalls(names, self.engine.reads(), self.device, self._shares()) if compare else None
         # Checks are not part of what a compiler compiles; they break its graph before the model's.
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
+        refuse_requests()
         # Before gradients are shown, which need the new parameters as owners.
         self._replace_parameters()
         self.engine.shards.show_gradients(self.parameters, self.shown_gradient)
@@ -282,7 +283,7 @@ class ParallelModel:
                 old[key] = parameter
             shown = self.shown(tensor.name, self.local(tensor.name))
             new = self.parameters[tensor.name] = _as_parameter(shown, tensor.requires_grad)
-            object.__setattr__(new, _SHAPE, torch.Size(tensor.shape))
+            object.__setattr__(new, SHAPE, torch.Size(tensor.shape))
             # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
             # twice.
             keys = [key, *(alias for alias, main in self.source.aliases.items() if main == key)]
@@ -483,7 +484,7 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 def original_shape(parameter: torch.Tensor) -> torch.Size:
     """Return the shape that a parameter has in the model, whatever its plan shows of it; for any other
     tensor, its own."""
-    shape: torch.Size = getattr(parameter, _SHAPE, parameter.shape)
+    shape: torch.Size = getattr(parameter, SHAPE, parameter.shape)
     return shape
 
 

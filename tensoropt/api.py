@@ -45,6 +45,7 @@ from tensoropt.session.run_report import failures_named, implausible
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
 from tensoropt.types import Progress, ProgressChoice, heard
+from tensoropt.units import limit_bytes
 from tensoropt.zoo.lora import adapters_words
 
 
@@ -89,7 +90,8 @@ def explore(
             determines its points has changed: the operators, the cluster, the settings, the contents of the
             store, this package. Explorations with planners are not kept, but their tables and the frontiers
             of single spaces are.
-        chosen: single fields of :class:`Settings`, such as ``mode`` or ``epsilon``, instead of ``settings``.
+        chosen: single fields of :class:`Settings`, such as ``mode`` or ``epsilon``, instead of ``settings``;
+            ``memory="24GiB"`` (or bytes) for ``memory_bytes``.
 
     Raises:
         CaptureError, ClusterError, TensorOptError: the input cannot be used; the message has the rule, the
@@ -394,7 +396,10 @@ def _settings_of(settings: Settings | None, chosen: Mapping[str, Any]) -> Settin
         TypeError: something chosen is not a setting.
     """
     if settings is None:
-        return Settings(**chosen)
+        fields = {name: value for name, value in chosen.items() if name != "memory"}
+        if "memory" in chosen:
+            fields["memory_bytes"] = limit_bytes(fields.get("memory_bytes"), chosen["memory"])
+        return Settings(**fields)
     if chosen:
         name = next(iter(chosen))
         raise TensorOptError(

@@ -13,6 +13,7 @@ from torch import nn
 
 import tensoropt
 from tensoropt import zoo
+from tensoropt.api import _settings_of as settings_of
 from tensoropt.api import recost
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.cluster.files import cluster_from
@@ -41,6 +42,14 @@ def links_from_data_sheets(ranks):
         lend_ranks(patch, ranks)
         patch.setattr("tensoropt.costs.timings.measure_links", lambda *_, **__: LinkFits(collectives={}))
         yield
+
+
+def test_a_memory_budget_is_a_text_too():
+    assert settings_of(None, {"memory": "24GiB", "epsilon": 0.0}).memory_bytes == 24 * 2**30
+    assert settings_of(None, {"memory": 1e9}).memory_bytes == 1e9
+    assert settings_of(None, {"memory": None}).memory_bytes is None
+    with pytest.raises(TensorOptError, match="give one of them"):
+        settings_of(None, {"memory": "24GiB", "memory_bytes": 1.0})
 
 
 def explored(store, build=gates, **settings):

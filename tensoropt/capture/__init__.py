@@ -5,5 +5,17 @@ from tensoropt.capture.fidelity import rebuild
 from tensoropt.capture.loss import Returned, WithLoss, find_loss
 from tensoropt.capture.precision import COMPUTE_DTYPES
 from tensoropt.capture.pytorch import Capture, capture
+from tensoropt.capture.results import OutputPlaces, WithResults
 
-__all__ = ["COMPUTE_DTYPES", "Capture", "Mode", "Returned", "WithLoss", "capture", "find_loss", "rebuild"]
+__all__ = [
+    "COMPUTE_DTYPES",
+    "Capture",
+    "Mode",
+    "OutputPlaces",
+    "Returned",
+    "WithLoss",
+    "WithResults",
+    "capture",
+    "find_loss",
+    "rebuild",
+]

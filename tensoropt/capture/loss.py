@@ -83,7 +83,7 @@ class Returned:
             # Whatever a user's class does when it is given None.
             with contextlib.suppress(Exception):
                 output = make(self.container, loss)
-                if self._loss_in(output) is loss:
+                if self.loss_in(output) is loss:
                     return output
         name = f"{self.container.__module__}.{self.container.__qualname__}"
         raise CaptureError(
@@ -92,7 +92,10 @@ class Returned:
             "tuple or the loss"
         )
 
-    def _loss_in(self, output: Any) -> Any:
+    def loss_in(self, output: Any) -> Any:
+        """Return the loss in an output of the model."""
+        if self.container is None:
+            return output
         return output[self.key] if self.keys else getattr(output, self.key)
 
     def _made(self, container: type, loss: torch.Tensor) -> Any:
@@ -135,7 +138,7 @@ def _needed(container: type) -> list[str]:
     return [a.name for a in arguments if a.kind in kinds and a.default is inspect.Parameter.empty]
 
 
-def _attributes(value: Any) -> tuple[str, ...]:
+def attributes_of(value: Any) -> tuple[str, ...]:
     """Return the names of an object's own attributes, whether in slots or not."""
     slots = [name for kind in type(value).__mro__ for name in copyreg._slotnames(kind) or ()]  # type: ignore[attr-defined]
     return tuple(dict.fromkeys(name for name in (*getattr(value, "__dict__", ()), *slots)))
@@ -152,7 +155,7 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
         return Returned(None, None), output
     # Before the items: outputs of `transformers` are mappings with other scalars, including auxiliary losses.
     if _is_loss(getattr(output, "loss", None)):
-        return Returned(type(output), "loss", attributes=_attributes(output)), output.loss
+        return Returned(type(output), "loss", attributes=attributes_of(output)), output.loss
     items = _items(output)
     losses = {key: value for key, value in items if _is_loss(value)}
     if "loss" in losses:
@@ -162,7 +165,7 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
     if losses:
         ((key, value),) = losses.items()
         if not isinstance(output, (Mapping, tuple, list)):
-            return Returned(type(output), key, attributes=_attributes(output)), value
+            return Returned(type(output), key, attributes=attributes_of(output)), value
         return Returned(type(output), key, tuple(k for k, _ in items)), value
     if below := [place for place, _ in _losses_below(output)]:
         raise CaptureError(
@@ -206,7 +209,7 @@ def _losses_below(output: Any, place: str = "out") -> Iterator[tuple[str, torch.
 def _own_attributes(output: Any) -> tuple[str, ...]:
     """Return the attributes of an object that holds its loss as one of them."""
     is_tensor = isinstance(output, torch.Tensor)
-    return () if is_tensor or not hasattr(output, "loss") else _attributes(output)
+    return () if is_tensor or not hasattr(output, "loss") else attributes_of(output)
 
 
 def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:

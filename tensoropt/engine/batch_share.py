@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.engine.runtime import Runtime
+from tensoropt.graph import OperatorGraph
 from tensoropt.ops.layouts import REPLICATE, Atoms, Layout
 from tensoropt.sharding.groups import batch_inputs
 from tensoropt.sharding.program import Argument, Slice, lower_program
@@ -30,6 +31,8 @@ class BatchShare:
 
     Args:
         strategy: the plan; None for one whose ranks all pass the global batch.
+        axes, divided: the mesh axes along which ranks pass different rows, and of which inputs, if that does
+            not follow from the strategy.
 
     Attributes:
         axes: the mesh axes along which ranks have different rows; the first is outermost.
@@ -37,30 +40,33 @@ class BatchShare:
         divided: the inputs that are passed in shares, and of these ``gathered`` are gathered in each call.
     """
 
-    def __init__(self, strategy: Strategy | None, runtime: Runtime):
+    def __init__(
+        self,
+        strategy: Strategy | None,
+        runtime: Runtime,
+        axes: tuple[int, ...] | None = None,
+        divided: Collection[str] | None = None,
+    ):
         self.runtime = runtime
         self.micro_batches = runtime.mesh[0]
         self.axes: tuple[int, ...] = ()
         self.divided = self.gathered = frozenset[str]()
         self.inputs: tuple[str, ...] = ()
         if strategy is not None:
-            self._divide(strategy)
+            self._divide(strategy, axes, divided)
         self.index, self.world = runtime.coordinate(self.axes), runtime.parts(self.axes)
 
-    def _divide(self, strategy: Strategy) -> None:
+    def _divide(
+        self, strategy: Strategy, axes: tuple[int, ...] | None, divided: Collection[str] | None
+    ) -> None:
         source = strategy.graph.atoms.graph
         self.inputs = tuple(source.inputs)
         follows = _followed(strategy, self.runtime)
-        cut = {name: axes for name, axes in follows.items() if axes}
-        if not cut:
+        self.axes = _common_axes(source, follows) if axes is None else axes
+        if not self.axes:
             return
-        common = functools.reduce(_common, cut.values())
-        largest = max(cut, key=lambda name: source.tensors[name].bytes)
-        self.axes = common or cut[largest]
-        self.divided = frozenset(batch_inputs(source))
-        self.gathered = frozenset(
-            name for name, axes in follows.items() if axes[: len(self.axes)] != self.axes
-        )
+        self.divided = frozenset(batch_inputs(source) if divided is None else divided)
+        self.gathered = frozenset(name for name, cut in follows.items() if cut[: len(self.axes)] != self.axes)
 
     def rows(self, batch: int, index: int | None = None) -> list[int]:
         """Return the rows of a global batch of this size that a share consists of, in its order; by default
@@ -92,6 +98,27 @@ class BatchShare:
             for name, value in zip(self.inputs, inputs, strict=False)
         ]
 
+    def rows_of_all(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all shares, one share after another; all ranks must call it.
+
+        Args:
+            value: this rank's rows, of which others may have more or fewer.
+        """
+        if self.world == 1:
+            return value
+        group = self.runtime.group(self.axes)
+        counts = torch.empty(self.world, dtype=torch.int64, device=value.device)
+        dist.all_gather_into_tensor(counts, torch.tensor([len(value)], device=value.device), group=group)
+        most = int(counts.max())
+        # Gloo gathers no booleans.
+        dtype = torch.uint8 if value.dtype == torch.bool else value.dtype
+        own = value.new_zeros((most, *value.shape[1:]), dtype=dtype)
+        own[: len(value)] = value
+        whole = own.new_empty((self.world * most, *value.shape[1:]))
+        dist.all_gather_into_tensor(whole, own, group=group)
+        parts = zip(whole.split(most), counts.tolist(), strict=True)
+        return torch.cat([part[:count] for part, count in parts]).to(value.dtype)
+
     def _whole(self, share: torch.Tensor) -> torch.Tensor:
         rows, *rest = share.shape
         group, size = self.runtime.group(self.axes), rows // self.micro_batches
@@ -119,6 +146,15 @@ def _followed(strategy: Strategy, runtime: Runtime) -> Mapping[str, tuple[int, .
             axes = axes[:-1]
         found[name] = axes
     return found
+
+
+def _common_axes(source: OperatorGraph, follows: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the axes along which all inputs that are cut are cut first, or the largest of them."""
+    cut = {name: axes for name, axes in follows.items() if axes}
+    if not cut:
+        return ()
+    common = functools.reduce(_common, cut.values())
+    return common or cut[max(cut, key=lambda name: source.tensors[name].bytes)]
 
 
 def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:

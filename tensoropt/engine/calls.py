@@ -129,6 +129,33 @@ class CallingConvention:
                 tensors.append(self._filled(index, value) if 0 < rows < whole else value)
         return tensors
 
+    def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether the plan's graph takes a call, of whatever number of rows."""
+        try:
+            self.inputs(args, kwargs, more=True)
+        except PlanError:
+            return False
+        return True
+
+    def names_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, str]:
+        """Return, by the ids of a call's tensors, the graph's names of these inputs, whatever their shapes
+        and types; inputs may be left out.
+
+        Raises:
+            PlanError: the call has an argument that the captured one has not.
+        """
+        bound, named = self._bound(args, kwargs), {}
+        for place, value in _places(bound):
+            expected = self.wanted.get(place)
+            slot = expected if isinstance(expected, _InputSlot) else None
+            if isinstance(value, torch.Tensor) and slot is not None and slot.index in self.name_of:
+                named[id(value)] = self.name_of[slot.index]
+            elif value is not None and not (
+                place in self.wanted and _equal(value, expected if slot is None else self.example[slot.index])
+            ):
+                raise self._other_arguments(bound)
+        return named
+
     def pieces(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Return the graph's inputs for each piece of a batch, of the plan's size each, the last one filled
         up."""
@@ -140,7 +167,7 @@ class CallingConvention:
         (rows,), (whole,) = found, wanted
         return [
             [
-                self._filled(i, x[start : start + whole]) if self.name_of[i] in self.batch else x
+                self._filled(i, x, start) if self.name_of[i] in self.batch else x
                 for i, x in zip(places, inputs, strict=True)
             ]
             for start in range(0, rows, whole)
@@ -164,13 +191,13 @@ class CallingConvention:
         (rows,), (whole,) = found, wanted
         return rows, whole
 
-    def _filled(self, index: int, value: torch.Tensor) -> torch.Tensor:
+    def _filled(self, index: int, value: torch.Tensor, start: int = 0) -> torch.Tensor:
         name = self.name_of[index]
         if name not in self.batch or len(value) == self.shape(index)[0]:
             return value
         ignored = self.ignored()
         assert not isinstance(ignored, str)
-        return filled(value, self.shape(index)[0], ignored.get(name))
+        return filled(value, self.shape(index)[0], ignored.get(name), start)
 
     def _by_place(self, bound: dict[str, Any]) -> list[tuple[Any, Any]]:
         """Return (expected, passed) for every position of a call whose containers differ: a dict in another
@@ -267,7 +294,10 @@ class CallingConvention:
                 "every rank passes the global batch (drop a smaller last one), or pass batch='share' to "
                 f"parallelize for ranks that pass their own rows{rest}"
             )
-        return f"pad or cut it to {tuple(shape)}, or explore the model with this shape"
+        return (
+            f"pad or cut it to {tuple(shape)}, explore the model with this shape, or evaluate it with the "
+            "module that `with tensoropt.whole(model) as plain:` gives"
+        )
 
 
 def _equal(value: Any, example: Any) -> bool:

@@ -20,7 +20,7 @@ import torch
 from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.gradients import DeferredStep, defer_backward
 from tensoropt.engine.lower import Lowered, lower
-from tensoropt.engine.other_batches import shares_of_pieces
+from tensoropt.engine.other_batches import joined_loss
 from tensoropt.engine.parameters import LocalParameters
 from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
@@ -281,8 +281,7 @@ class Engine(ABC, Generic[S]):
                 whole = self.share.with_whole(inputs, self._counts_of_pieces.reads)
             counts.append(self._counts_of_pieces.count(whole, self.buffers))
             losses.append(self(*inputs, evaluating=evaluating)[0])
-        shares = shares_of_pieces(counts)
-        return torch.stack([loss * share for loss, share in zip(losses, shares, strict=True)]).sum(0)
+        return joined_loss(losses, counts)
 
     def _run_lowered(
         self, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], *, evaluating: bool

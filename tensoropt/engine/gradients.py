@@ -91,6 +91,11 @@ def defer_backward(
     return result
 
 
+def is_deferred(node: Any) -> bool:
+    """Return whether a node of autograd's graph is that of a loss from :func:`defer_backward`."""
+    return isinstance(node, _DeferredBackward._backward_cls)  # type: ignore[attr-defined]
+
+
 def storage_key(value: torch.Tensor) -> int:
     """Return a key of the memory that a tensor shares with its views."""
     return value.untyped_storage()._cdata

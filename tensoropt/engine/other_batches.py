@@ -121,7 +121,30 @@ def shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torch
     return list(first)
 
 
-def filled(value: torch.Tensor, rows: int, target: int | None) -> torch.Tensor:
-    """Return a tensor with this many rows: the last one is repeated, or an ignored target."""
+def joined_loss(losses: Sequence[torch.Tensor], counts: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
+    """Return the loss of a batch from those of its pieces.
+
+    Args:
+        counts: as for :func:`shares_of_pieces`; of a single piece, none are needed.
+
+    Raises:
+        PlanError: as :func:`shares_of_pieces` does.
+    """
+    if len(losses) == 1:
+        return losses[0]
+    # The mean of no target at all is NaN, which counts by nothing.
+    parts = [
+        torch.where(share == 0, torch.zeros_like(loss), loss * share)
+        for loss, share in zip(losses, shares_of_pieces(counts), strict=True)
+    ]
+    return torch.stack(parts).sum(0)
+
+
+def filled(value: torch.Tensor, rows: int, target: int | None, start: int = 0) -> torch.Tensor:
+    """Return this many rows of a tensor, from a certain one on; where there are no more, the last one is
+    repeated, or an ignored target."""
+    part = value[start : start + rows]
+    if len(part) == rows:
+        return part
     last = value[-1:] if target is None else torch.full_like(value[-1:], target)
-    return torch.cat([value, last.expand(rows - len(value), *value.shape[1:])])
+    return torch.cat([part, last.expand(rows - len(part), *value.shape[1:])])

@@ -15,8 +15,8 @@ import gc
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,13 +26,17 @@ from torch.distributed.tensor import DTensor
 from tensoropt.capture import Capture
 from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine
+from tensoropt.engine.evaluation import CallEvaluator
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.other_batches import ignored_targets
+from tensoropt.engine.requested_gradients import SHAPE, refuse_requests
 from tensoropt.engine.runtime import SameCalls, mode_of
 from tensoropt.engine.script_values import JobRanks, SpreadValue, read_whole, spread, spread_value
 from tensoropt.errors import PlanError
 from tensoropt.sharding.groups import batch_inputs
+from tensoropt.sharding.strategy import Strategy
 
+_Read = TypeVar("_Read")
 _LISTED = 3
 """The most names that a warning lists."""
 
@@ -104,7 +108,6 @@ class _StaleParameters:
 
 
 ATTRIBUTE = "_tensoropt"
-_SHAPE = "_tensoropt_shape"
 
 
 class ParallelModel:
@@ -119,7 +122,11 @@ class ParallelModel:
         engine: the engine, which runs the plan.
         device: the device to which a call's inputs are moved.
         names, shapes: state-dict key -> the graph's name, and the model's own shape.
+        dtypes: state-dict key -> the type of the model's own parameter.
         parameters: graph name -> the parameter that represents it in the model.
+        evaluator: makes what the plan's own graph does not, in evaluation without gradients; None for plans
+            that are no sharded plans for training.
+        outputs: what the model returns there: ``all``, or its ``loss`` alone.
         attributes, hooks: the model's attributes before it was parallelized, and the hooks that it got then.
     """
 
@@ -140,21 +147,31 @@ class ParallelModel:
             read_whole(mesh, self.together)
         self.names: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         self.parameters: dict[str, nn.Parameter] = {}
-        self._compiled = self._warned = False
+        self.evaluator: CallEvaluator | None = None
+        self.outputs: Literal["all", "loss"] = "all"
+        self._compiled = self._warned = self._told = False
 
-    def install(self, *, compare_ranks: bool = True) -> None:
+    def install(
+        self, *, compare_ranks: bool = True, loss: Callable[[Any], torch.Tensor] | None = None
+    ) -> None:
         """Make the model run by the engine, in place.
 
         Args:
             compare_ranks: whether to compare what the ranks pass to the model, in the first calls and every
                 so often.
+            loss: maps the model's output to its loss, if it does not return it.
         """
         compare = compare_ranks and self.engine.runtime.distributed
         names = self.convention.input_names()
         self._same = SameCalls(names, self.engine.reads(), self.device, self._shares()) if compare else None
         # Checks are not part of what a compiler compiles; they break its graph before the model's.
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
+        if self.source.training and isinstance(self.engine.strategy, Strategy):
+            self.evaluator = CallEvaluator(self, loss, compare_ranks=compare_ranks)
+        self._evaluated = torch.compiler.disable(self._evaluate)
+        refuse_requests()
         # Before gradients are shown, which need the new parameters as owners.
         self._replace_parameters()
         self.engine.shards.show_gradients(self.parameters, self.shown_gradient)
@@ -279,10 +296,10 @@ class ParallelModel:
             key = str(tensor.key)
             owner, attribute = _owner(self.model, key)
             if (parameter := owner._parameters[attribute]) is not None:
-                old[key] = parameter
+                old[key], self.dtypes[key] = parameter, parameter.dtype
             shown = self.shown(tensor.name, self.local(tensor.name))
             new = self.parameters[tensor.name] = _as_parameter(shown, tensor.requires_grad)
-            object.__setattr__(new, _SHAPE, torch.Size(tensor.shape))
+            object.__setattr__(new, SHAPE, torch.Size(tensor.shape))
             # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
             # twice.
             keys = [key, *(alias for alias, main in self.source.aliases.items() if main == key)]
@@ -353,6 +370,10 @@ class ParallelModel:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns; in training its loss, with None in place of all else."""
+        if not (self.model.training or torch.is_grad_enabled()):
+            output = self._evaluated(args, kwargs)
+            if output is not None:
+                return output
         pieces = self._inputs_of_call(args, kwargs)
         # A script whose model began on the meta device need not know where it went. Only then: a call of `to`
         # would be a compiled graph of its own, which does nothing.
@@ -370,28 +391,83 @@ class ParallelModel:
             return self.captured.returned.rebuild(outputs[0])
         return torch.utils._pytree.tree_unflatten(list(outputs), self.captured.out_spec)
 
+    @property
+    def returns_more(self) -> bool:
+        """Whether the model returns more than its loss."""
+        return self.captured.returned is not None and self.captured.returned.container is not None
+
+    def check_outputs(self, instead: str) -> None:
+        """Refuse what needs more than the loss in evaluation, under a plan that gives no more.
+
+        Args:
+            instead: what to do with the plain module.
+
+        Raises:
+            PlanError: the plan is a pipeline or a placed plan for training.
+        """
+        if self.source.training and self.evaluator is None:
+            raise PlanError(
+                f"under a {self.engine.strategy.kind} plan a model that is evaluated returns its loss and "
+                f"no logits; {instead} and the module that `with tensoropt.whole(model) as plain:` gives, or "
+                "choose a sharded plan"
+            )
+
+    def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the model returns in evaluation without gradients; None if the plan's own graph gives
+        it, or as much of it as there is."""
+        everything = self.returns_more and self.outputs == "all"
+        if self.evaluator is None:
+            if everything and not self._told:
+                self._told = True
+                warnings.warn(
+                    f"under a {self.engine.strategy.kind} plan a model that is evaluated returns its loss, "
+                    "and None in place of all else; use the module that `with tensoropt.whole(model) as "
+                    "plain:` gives, or pass outputs='loss' to parallelize",
+                    stacklevel=4,
+                )
+            return None
+        evaluator, mode = self.evaluator, mode_of(training=False, gradients=False)
+        call = self._begun(mode, lambda: evaluator.read(args, kwargs), lambda _: [])
+        return evaluator(call, everything=everything)
+
     def _checked_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[torch.Tensor]]:
         """Return the graph's inputs for a call that the plan follows, and that is the same on all ranks; for
         each piece, if it is an evaluation with more rows than the plan's."""
+        # In training mode running statistics would change once per piece.
+        evaluates = not torch.is_grad_enabled() and not (self.model.training and self.source.mutations)
+        inputs = self._begun(
+            mode_of(self.model.training, torch.is_grad_enabled()),
+            lambda: self.convention.inputs(args, kwargs, more=evaluates),
+            lambda inputs: inputs,
+        )
+        return self.convention.pieces(inputs)
+
+    def _begun(
+        self, mode: int, read: Callable[[], _Read], compared: Callable[[_Read], Sequence[torch.Tensor]]
+    ) -> _Read:
+        """Return a call as it is read, if the plan follows it on all ranks.
+
+        Args:
+            mode: that of the call (:func:`mode_of`).
+            read: reads it; raises what refuses it.
+            compared: which inputs of it have to be the same on all ranks.
+        """
         self._stale.warn()
         if self.together is not None:
             self.together.went_on()
-        compared = self._same if self._same is not None and self._same.due() else None
-        mode = mode_of(self.model.training, torch.is_grad_enabled())
+        same = self._same if self._same is not None and self._same.due() else None
         try:
             self.guard.check()
-            # In training mode running statistics would change once per piece.
-            evaluates = not torch.is_grad_enabled() and not (self.model.training and self.source.mutations)
-            inputs = self.convention.inputs(args, kwargs, more=evaluates)
+            call = read()
         except Exception:
             # The others are told before it is raised: they would wait for this rank in the call that it
             # refuses.
-            if compared is not None:
-                compared.compare(None, mode)
+            if same is not None:
+                same.compare(None, mode)
             raise
-        if compared is not None:
-            compared.compare(inputs, mode)
-        return self.convention.pieces(inputs)
+        if same is not None:
+            same.compare(compared(call), mode)
+        return call
 
     # -- state dicts ------------------------------------------------------------------------------
 
@@ -483,7 +559,7 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 def original_shape(parameter: torch.Tensor) -> torch.Size:
     """Return the shape that a parameter has in the model, whatever its plan shows of it; for any other
     tensor, its own."""
-    shape: torch.Size = getattr(parameter, _SHAPE, parameter.shape)
+    shape: torch.Size = getattr(parameter, SHAPE, parameter.shape)
     return shape
 
 

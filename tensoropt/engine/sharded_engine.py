@@ -18,6 +18,7 @@ from tensoropt.engine.gathering import CallAhead, UnshardedParameters
 from tensoropt.engine.gradients import Pending, whole_gradient
 from tensoropt.engine.lower import Lowered, lower
 from tensoropt.engine.parameters import ParameterShards, has_own_shape
+from tensoropt.engine.requested_gradients import mark_loss
 from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.strategy import Strategy
 
@@ -110,6 +111,8 @@ class ShardedEngine(Engine[Pending]):
             # A tensor's hook runs before everything that follows the tensor in backward: nothing is
             # accumulated yet.
             outputs[0].register_hook(self._begin_backward)
+            if not torch.compiler.is_compiling():
+                mark_loss(outputs[0])
         return outputs
 
     def _gather_ahead(self, evaluating: bool) -> None:

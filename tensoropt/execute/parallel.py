@@ -229,6 +229,7 @@ def parallelize(
     sync_weights: bool = False,
     compare_ranks: bool = True,
     batch: Literal["global", "share"] = "global",
+    outputs: Literal["all", "loss"] = "all",
     tune: bool = False,
 ) -> M:
     """Make ``model`` run by ``plan`` on the ranks of this job, in place.
@@ -276,6 +277,9 @@ def parallelize(
             place in the plan asks for: the share ``model.data_rank`` of ``model.data_world``, as
             :func:`tensoropt.sampler` gives them. Inputs without a batch dim are the same on all ranks. Under
             pipelines and placed plans there is one share, the global batch.
+        outputs: what the model returns in evaluation (``model.eval()``, without gradients) by a sharded plan:
+            ``all``, as it did before, for the rows that the rank passes; or its ``loss`` alone, so that no
+            logits are made or sent. Pipelines and placed plans return the loss alone.
         tune: time some of the script's training steps, for ``tensoropt tune DIR --job``, which runs the
             script with one plan after another (:mod:`tensoropt.execute.own_steps`).
 
@@ -295,6 +299,8 @@ def parallelize(
     """
     if batch not in ("global", "share"):
         raise PlanError(f"batch={batch!r} is unknown; pass batch='global' or batch='share'")
+    if outputs not in ("all", "loss"):
+        raise PlanError(f"outputs={outputs!r} is unknown; pass outputs='all' or outputs='loss'")
     if tune and not isinstance(plan, str | os.PathLike):
         raise PlanError("tune=True writes what steps take beside the plan's file; pass its path as plan")
     if hasattr(model, ATTRIBUTE):
@@ -328,7 +334,8 @@ def parallelize(
     parallel = ParallelModel(model, captured, engine)
     # Before the model is watched for changes.
     fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))
-    parallel.install(compare_ranks=compare_ranks)
+    parallel.install(compare_ranks=compare_ranks, loss=loss)
+    parallel.outputs = outputs
     if tune:
         assert isinstance(plan, str | os.PathLike)
         OwnSteps(engine, plan)

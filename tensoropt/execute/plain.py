@@ -4,9 +4,8 @@ save in the form of another library."""
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_of
+from tensoropt.engine.parallel_model import ParallelModel, parallel_of
+from tensoropt.engine.plain_copy import plain_copy
 from tensoropt.engine.runtime import gathered
 from tensoropt.errors import PlanError
 
@@ -37,7 +37,7 @@ def whole(model: nn.Module, device: str | torch.device | None = None) -> Iterato
     where = parallel.device if device is None else torch.device(device)
     # A copy: a parameter that no rank splits would be the model's own.
     values = {key: value.to(where, copy=True) for key, value in _whole_values(parallel)}
-    yield _plain(parallel, values).to(where)
+    yield plain_copy(parallel, values).to(where)
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings: Any) -> None:
@@ -64,7 +64,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings
             values[key] = value.cpu()
         del value
     if first:
-        _plain(parallel, values).save_pretrained(folder, **settings)  # type: ignore[operator]
+        plain_copy(parallel, values).save_pretrained(folder, **settings)  # type: ignore[operator]
     if dist.is_initialized():
         dist.barrier()
 
@@ -98,31 +98,3 @@ def _ranks_having(parallel: ParallelModel, keys: list[str]) -> dict[str, list[in
     own = torch.tensor([parallel.in_state(key) for key in keys], dtype=torch.int64, device=parallel.device)
     rows = gathered(own).tolist()
     return {key: [rank for rank, row in enumerate(rows) if row[i]] for i, key in enumerate(keys)}
-
-
-def _plain(parallel: ParallelModel, values: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Return a copy of the model as it was before it was parallelized, with these parameters by key."""
-    memo: dict[int, Any] = {
-        id(parallel.parameters[parallel.names[key]]): nn.Parameter(
-            value, parallel.source.tensors[parallel.names[key]].requires_grad
-        )
-        for key, value in values.items()
-    }
-    copied = memo[id(parallel.model)] = object.__new__(type(parallel.model))
-    before = {name for name in parallel.attributes if name not in ("_apply", ATTRIBUTE)}
-    attributes = {n: parallel.model.__dict__[n] for n in before if n in parallel.model.__dict__}
-    attributes |= {"forward": parallel.attributes["forward"]} if "forward" in parallel.attributes else {}
-    for module in parallel.model.modules():
-        # It has the old module bound.
-        memo[id(module.__dict__.get("_apply"))] = None
-    copied.__dict__.update(copy.deepcopy(attributes, memo))
-    for module in copied.modules():
-        module.__dict__.pop("_apply", None)
-    for handle in parallel.hooks:
-        for hooks in (
-            copied._state_dict_hooks,
-            copied._state_dict_pre_hooks,
-            copied._load_state_dict_pre_hooks,
-        ):
-            hooks.pop(handle.id, None)
-    return copied

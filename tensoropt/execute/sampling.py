@@ -6,7 +6,7 @@ where ranks share their rows (tensor parallelism), and continues at any step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 
 import torch
 from torch import nn
@@ -21,7 +21,8 @@ class PlanSampler(Sampler[int]):
 
     With ``DataLoader(dataset, sampler.batch_size, sampler=sampler)`` all ranks together read the batches of a
     single process that shuffles with the same seed. The last batch may have fewer rows: its rows are spread
-    over the ranks, and what does not give every rank at least one is left out.
+    over the ranks, and what does not give every rank at least one is left out. Without shuffling, a rank's
+    rows of a batch follow one another, so that those of all ranks, joined, are in the data's order.
 
     Args:
         model: the parallelized model.
@@ -29,8 +30,10 @@ class PlanSampler(Sampler[int]):
         shuffle: whether to draw a new order in each epoch, from ``seed`` and the epoch's number.
         seed: the same on every rank.
         drop_last: leave out the rows that do not fill a global batch.
+        batch_size: the rows of a global batch; by default those of the plan, and any for evaluation.
 
     Attributes:
+        global_batch_size: the rows of a global batch.
         batch_size: the rows that this rank passes in a call.
         rank, num_replicas: this rank's share, and the number of shares.
         epoch: see :meth:`set_epoch`.
@@ -45,13 +48,18 @@ class PlanSampler(Sampler[int]):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        batch_size: int | None = None,
     ):
         parallel = parallel_of(model)
         self.share = parallel.engine.share
-        self.global_batch_size = parallel.global_rows
+        self.global_batch_size = batch_size or parallel.global_rows
         self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
         self.rank, self.num_replicas = (self.share.index, self.share.world) if self.share else (0, 1)
-        self.batch_size = self.global_batch_size // self.num_replicas
+        plans = self.global_batch_size == parallel.global_rows
+        self._rows = self._part(self.global_batch_size)
+        if self.share is not None and shuffle and plans:
+            self._rows = self.share.rows(parallel.global_rows)  # as the plan's micro-batches have them
+        self.batch_size = len(self._rows)
         self.epoch = self.start = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -72,12 +80,17 @@ class PlanSampler(Sampler[int]):
         """Return the number of rows in a smaller last batch."""
         return 0 if self.drop_last else len(self.dataset) % self.global_batch_size
 
-    def _of_last(self) -> range:
-        """Return this rank's rows of the smaller last batch; none if they are too few for all ranks."""
-        rows, world = self._last(), self.num_replicas
+    def _part(self, rows: int) -> Sequence[int]:
+        """Return this rank's rows of a batch, which follow one another; none if they are too few for all
+        ranks."""
+        world = self.num_replicas
         if rows < world:
             return range(0)
         return range(rows * self.rank // world, rows * (self.rank + 1) // world)
+
+    def _of_last(self) -> Sequence[int]:
+        """Return this rank's rows of the smaller last batch."""
+        return self._part(self._last())
 
     def __len__(self) -> int:
         batches = len(self.dataset) // self.global_batch_size - self.start
@@ -90,22 +103,36 @@ class PlanSampler(Sampler[int]):
             order = torch.randperm(count, generator=generator).tolist()
         else:
             order = list(range(count))
-        rows = self.share.rows(size) if self.share else range(size)
         for first in range(self.start * size, count - count % size, size):
-            yield from (order[first + row] for row in rows)
+            yield from (order[first + row] for row in self._rows)
         yield from (order[count - self._last() + row] for row in self._of_last())
 
 
 def sampler(
-    model: nn.Module, dataset: Sized, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+    model: nn.Module,
+    dataset: Sized,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool = False,
+    batch_size: int | None = None,
 ) -> PlanSampler:
     """Return a sampler of this rank's rows for a parallelized model; see :class:`PlanSampler`.
 
     Raises:
-        PlanError: the model is not parallelized, or none of its inputs has a batch dim.
+        PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch has fewer
+            rows than there are shares.
     """
     if not parallel_of(model).global_rows:
         raise PlanError(
             "no input of this plan has a batch dim, so there are no rows to divide; pass inputs as they are"
         )
-    return PlanSampler(model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    order = PlanSampler(
+        model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, batch_size=batch_size
+    )
+    if not order.batch_size:
+        raise PlanError(
+            f"batches of {batch_size} rows cannot be divided among the {order.num_replicas} ranks that pass "
+            f"other rows than each other; pass batch_size={order.num_replicas} or more"
+        )
+    return order

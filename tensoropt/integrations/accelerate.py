@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tensoropt.engine.parallel_model import ATTRIBUTE, parallel_of
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import parallelize
-from tensoropt.integrations.rows import loader_of_rank, order_of_loader, prepared_by
+from tensoropt.integrations.rows import loader_of_rank, order_of_loader, prepared_by, rows_of_all
 from tensoropt.integrations.trainer_arguments import check_accelerator
 from tensoropt.plan.plan import Plan
 
@@ -29,7 +29,8 @@ class PlanAccelerator(Accelerator):
 
     ``prepare`` takes a model, its optimizer, scheduler and loaders as ever; losses, norms and rates are those
     of an ``Accelerator`` in one process with the plan's global batch. A loader's ``batch_size`` is the global
-    batch, or a rank's part of it; without a length (``IterableDataset``) a rank's part.
+    batch, or a rank's part of it; without a length (``IterableDataset``) a rank's part; a global batch of any
+    size for a loader that does not shuffle, for evaluation.
 
     Args:
         plan: a plan or its file; None for a model that :func:`tensoropt.parallelize` returned.
@@ -86,13 +87,17 @@ class PlanAccelerator(Accelerator):
         prepared.split_batches = True
         return prepared
 
-    # -- what assumes that every rank has the whole model, or rows of its own ----------------------------
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Return what the ranks found for rows of their own, for all rows; scalars, such as the loss of the
+        global batch, as they are."""
+        if use_gather_object:
+            raise PlanError(
+                "gather_for_metrics of a plan joins the rows of tensors; leave use_gather_object out, or "
+                "gather objects by torch.distributed.all_gather_object"
+            )
+        return rows_of_all(self._models[0], input_data) if self._models else input_data
 
-    def gather_for_metrics(self, *_: Any, **__: Any) -> NoReturn:
-        raise PlanError(
-            "gather_for_metrics joins what ranks found for rows of their own, but under a plan every rank "
-            "has the loss of the global batch; use it as it is"
-        )
+    # -- what assumes that every rank has the whole model, or rows of its own ----------------------------
 
     def save_state(self, *_: Any, **__: Any) -> NoReturn:
         raise _shards("save_state", "tensoropt.save_checkpoint(path, model, optimizer, scheduler)")

@@ -22,7 +22,7 @@ from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel, parallel_o
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, whole
-from tensoropt.integrations.rows import loader_of_rank, order_of_loader
+from tensoropt.integrations.rows import loader_of_rank, order_of_loader, rows_of_rank
 from tensoropt.plan.plan import Plan
 
 import_extra("lightning", "lightning", "tensoropt.integrations.lightning")
@@ -32,6 +32,10 @@ from lightning.fabric.strategies import ModelParallelStrategy as FabricModelPara
 from lightning.fabric.strategies.strategy import _validate_keys_for_strict_loading  # noqa: E402
 from lightning.fabric.utilities.load import _METADATA_FILENAME  # noqa: E402
 from lightning.fabric.utilities.types import _Stateful  # noqa: E402
+from lightning.pytorch.overrides.distributed import (  # noqa: E402
+    UnrepeatedDistributedSamplerWrapper,
+    _IndexBatchSamplerWrapper,
+)
 from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
 from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
@@ -96,7 +100,9 @@ class _RunsByPlan:
         """Return a loader of this rank's rows."""
         if not isinstance(dataloader, DataLoader):
             return dataloader
-        model = self.parallel.model
+        model, batches = self.parallel.model, dataloader.batch_sampler
+        if isinstance(batches, _IndexBatchSamplerWrapper):
+            return self._predicting(dataloader, batches)
         order = order_of_loader(dataloader, model, seed=0)
         if order is None:
             return dataloader
@@ -109,6 +115,24 @@ class _RunsByPlan:
                 )
             return dataloader
         return loader_of_rank(dataloader, order)
+
+    def _predicting(self, loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
+        """Return a loader for ``predict`` that has as many batches on every rank; Lightning's leaves the last
+        one out where there are no rows for it."""
+        if not isinstance(batches.sampler, UnrepeatedDistributedSamplerWrapper):
+            return loader
+        order = rows_of_rank(
+            self.parallel.model,
+            loader.dataset,
+            shuffle=False,
+            seed=0,
+            drop_last=False,
+            remedy="other numbers of rows",
+            batch_size=batches.batch_size,
+        )
+        own = loader_of_rank(loader, order)
+        own.__dict__["batch_sampler"] = _IndexBatchSamplerWrapper(own.batch_sampler)
+        return own
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
@@ -188,11 +212,8 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
     def setup(self, trainer: Any) -> None:
         # Not the base class's, which asks for a `configure_model` that parallelizes.
         super(ModelParallelStrategy, self).setup(trainer)
-        if trainer.state.fn == TrainerFn.PREDICTING and self.parallel.source.training:
-            raise PlanError(
-                "under a training plan the model returns its loss and no logits; predict with a plain "
-                "Trainer and the module that `with tensoropt.whole(model) as plain:` gives"
-            )
+        if trainer.state.fn == TrainerFn.PREDICTING:
+            self.parallel.check_outputs("predict with a plain Trainer")
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,17 +24,25 @@ from tensoropt.execute.sampling import PlanSampler
 
 
 def rows_of_rank(
-    model: nn.Module, dataset: Any, *, shuffle: bool, seed: int, drop_last: bool, remedy: str
+    model: nn.Module,
+    dataset: Any,
+    *,
+    shuffle: bool,
+    seed: int,
+    drop_last: bool,
+    remedy: str,
+    batch_size: int | None = None,
 ) -> PlanSampler:
     """Return a sampler of this rank's rows.
 
     Args:
         remedy: how the library leaves out a smaller last batch.
+        batch_size: the rows of a global batch, if they are not the plan's.
 
     Raises:
-        PlanError: the last batch has too few rows for all ranks.
+        PlanError: a batch, or the last one, has too few rows for all ranks.
     """
-    order = sampler(model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    order = sampler(model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, batch_size=batch_size)
     last = len(dataset) % order.global_batch_size
     if 0 < last < order.num_replicas and not drop_last:
         raise PlanError(
@@ -45,14 +55,15 @@ def rows_of_rank(
 
 def order_of_loader(loader: DataLoader[Any], model: nn.Module, *, seed: int) -> PlanSampler | None:
     """Return the sampler of this rank's rows for a loader that reads a data set in order or shuffled, by
-    batches of the plan's global size or of a rank's; None for a loader that does it itself already, or whose
-    batches are not made by a size.
+    batches of the plan's global size or of a rank's, or in order by global batches of any size, for
+    evaluation; None for a loader that does it itself already, or whose batches are not made by a size.
 
     Args:
         seed: of the order of a loader that shuffles.
 
     Raises:
-        PlanError: its batches have another size, or its sampler is for other shares of the batch.
+        PlanError: its shuffled batches have another size than the plan's, or its sampler is for other shares
+            of the batch.
     """
     parallel, order = parallel_of(model), loader.sampler
     whole, world, rank = parallel.global_rows, model.__dict__["data_world"], model.__dict__["data_rank"]
@@ -65,16 +76,21 @@ def order_of_loader(loader: DataLoader[Any], model: nn.Module, *, seed: int) -> 
             f"plan asks this rank for share {rank} of {world}; pass a plain loader, or one with "
             "tensoropt.sampler(model, dataset)"
         )
-    plain = type(order) in (SequentialSampler, RandomSampler, DistributedSampler)
-    sizes = {whole, whole // world} if plain else {whole // world}
-    if rows not in sizes:
+    if isinstance(order, PlanSampler) and rows != order.batch_size:
         raise PlanError(
-            f"the plan is for global batches of {whole} rows, divided among {world} data-parallel ranks, but "
-            f"this loader has batch_size={rows}; pass batch_size={' or '.join(map(str, sorted(sizes)))}"
+            f"the sampler of this loader gives this rank {order.batch_size} rows of each global batch, but "
+            f"the loader has batch_size={rows}; pass batch_size={order.batch_size}"
         )
-    if not plain:
+    if type(order) not in (SequentialSampler, RandomSampler, DistributedSampler):
         return None
     shuffle = order.shuffle if isinstance(order, DistributedSampler) else isinstance(order, RandomSampler)
+    sizes = {whole, whole // world}
+    if shuffle and rows not in sizes:
+        raise PlanError(
+            f"the plan is for global batches of {whole} rows, divided among {world} data-parallel ranks, but "
+            f"this loader shuffles batches of batch_size={rows}; pass batch_size="
+            f"{' or '.join(map(str, sorted(sizes)))}, or evaluate without shuffling"
+        )
     return rows_of_rank(
         model,
         loader.dataset,
@@ -82,6 +98,7 @@ def order_of_loader(loader: DataLoader[Any], model: nn.Module, *, seed: int) -> 
         seed=order.seed if isinstance(order, DistributedSampler) else seed,
         drop_last=loader.drop_last,
         remedy="drop_last=True to the loader",
+        batch_size=whole if rows in sizes else rows,
     )
 
 
@@ -102,6 +119,23 @@ def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> 
     )
     accelerator._dataloaders.append(prepared)
     return prepared
+
+
+def rows_of_all(model: nn.Module, values: Any) -> Any:
+    """Return tensors with the rows of the ranks that pass other rows than each other, in the order in which
+    :func:`tensoropt.sampler` divides them; scalars as they are.
+
+    Args:
+        values: a tensor with this rank's rows, or a structure of such; all ranks pass the same structure.
+    """
+    share = parallel_of(model).engine.share
+    if share is None:
+        return values
+
+    def joined(value: torch.Tensor) -> torch.Tensor:
+        return share.rows_of_all(value) if value.dim() else value
+
+    return tree_map_only(torch.Tensor, joined, values)
 
 
 def loader_of_rank(loader: DataLoader[Any], order: PlanSampler) -> DataLoader[Any]:

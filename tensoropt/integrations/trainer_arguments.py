@@ -16,10 +16,6 @@ _RECOMPUTED = "the plan decides which blocks are recomputed"
 _DDP = "it is a setting of DistributedDataParallel, which a plan does without"
 _BATCHES = "each rank loads the rows of the batch that its place in the plan asks for"
 _MODEL_LOSS = "the loss that was explored is part of the plan; build it into the model, or explore with loss="
-LOGITS = (
-    "under a training plan the model returns its loss and no logits; use a plain Trainer with the module "
-    "that `with tensoropt.whole(trainer.model) as plain:` gives"
-)
 _REFUSED = {
     "fp16": _PRECISION,
     "bf16": _PRECISION,
@@ -44,8 +40,6 @@ _REFUSED = {
 _REFUSED_PARTS = {
     "model_init": "a plan is for one model; build it, and pass it as model",
     "compute_loss_func": _MODEL_LOSS,
-    "compute_metrics": LOGITS,
-    "preprocess_logits_for_metrics": LOGITS,
 }
 """The same of what is passed to Trainer itself."""
 _ACCELERATOR = ("split_batches", "dispatch_batches")

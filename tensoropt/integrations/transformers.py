@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from tensoropt.engine.parallel_model import parallel_of
@@ -23,8 +24,8 @@ from tensoropt.execute import (
     save_checkpoint,
     save_pretrained,
 )
-from tensoropt.integrations.rows import prepared_by, rows_of_rank
-from tensoropt.integrations.trainer_arguments import LOGITS, check_accelerator, check_arguments
+from tensoropt.integrations.rows import prepared_by, rows_of_all, rows_of_rank
+from tensoropt.integrations.trainer_arguments import check_accelerator, check_arguments
 from tensoropt.plan.plan import Plan
 
 for _package in ("accelerate", "transformers"):
@@ -37,6 +38,7 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 from transformers.loss.loss_utils import ForCausalLMLoss  # noqa: E402
+from transformers.trainer_pt_utils import find_batch_size  # noqa: E402
 from transformers.trainer_utils import align_special_tokens  # noqa: E402
 
 _STATE = "plan"
@@ -46,9 +48,9 @@ _STATE = "plan"
 class PlanTrainer(Trainer):
     """A ``Trainer`` whose model runs by a plan, in a ``torchrun`` job; every rank makes one.
 
-    Losses, gradient norms and schedules are those of a ``Trainer`` in one process whose batch size per
-    device is the plan's global batch. ``per_device_train_batch_size`` and ``per_device_eval_batch_size`` are
-    the rows that one rank passes: the global batch divided by ``model.data_world``.
+    Losses, gradient norms, schedules and metrics are those of a ``Trainer`` in one process whose batch size
+    per device is the global batch. ``per_device_train_batch_size`` is the rows that one rank passes: the
+    plan's global batch divided by ``model.data_world``. ``per_device_eval_batch_size`` may be anything.
 
     Checkpoints have the model as ``save_pretrained`` writes it, and the folder ``plan`` with the optimizer's
     state, which any plan of the model can continue from.
@@ -92,8 +94,10 @@ class PlanTrainer(Trainer):
             parallelize(model, plan, device=args.device, batch="share")
         self._parallel = parallel_of(model)
         self._check_batch("per_device_train_batch_size", args.per_device_train_batch_size)
-        if more.get("eval_dataset") is not None:
-            self._check_batch("per_device_eval_batch_size", args.per_device_eval_batch_size)
+        for name in ("compute_metrics", "preprocess_logits_for_metrics"):
+            if more.get(name) is not None:
+                self._parallel.check_outputs(f"leave {name} out, or use a plain Trainer")
+        self._rows = 0
 
     @property
     def _data_world(self) -> int:
@@ -116,7 +120,7 @@ class PlanTrainer(Trainer):
         check_accelerator(accelerator)
         accelerator.prepare_model = self._prepared_model
         accelerator.prepare_data_loader = self._prepared_loader
-        accelerator.gather_for_metrics = self.gather_function = self._for_every_row
+        accelerator.gather_for_metrics = self.gather_function = self._of_all_ranks
 
     def _prepared_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
         """Return the model as it is, without DistributedDataParallel."""
@@ -132,10 +136,10 @@ class PlanTrainer(Trainer):
         return self._sampler(self.train_dataset if train_dataset is None else train_dataset, shuffle)
 
     def _get_eval_sampler(self, eval_dataset: Dataset[Any]) -> Sampler[int] | None:
-        self._check_batch("per_device_eval_batch_size", self.args.per_device_eval_batch_size)
-        return self._sampler(eval_dataset, shuffle=False)
+        rows = self.args.eval_batch_size * self._data_world
+        return self._sampler(eval_dataset, shuffle=False, batch_size=rows)
 
-    def _sampler(self, dataset: Any, shuffle: bool) -> Sampler[int] | None:
+    def _sampler(self, dataset: Any, shuffle: bool, batch_size: int | None = None) -> Sampler[int] | None:
         """Return this rank's rows; with one share they are in the order of accelerate's sampler."""
         if dataset is None or isinstance(dataset, IterableDataset):
             return None
@@ -146,6 +150,7 @@ class PlanTrainer(Trainer):
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             drop_last=self.args.dataloader_drop_last,
             remedy="dataloader_drop_last=True",
+            batch_size=batch_size,
         )
 
     def get_tp_size(self) -> int:
@@ -198,16 +203,36 @@ class PlanTrainer(Trainer):
             loss = loss * (targets / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
-    def _for_every_row(self, losses: torch.Tensor, **_: Any) -> torch.Tensor:
-        """Return the loss of a batch, the same on all ranks, once for each of its rows."""
-        rows, state = self._parallel.global_rows, self.accelerator.gradient_state
-        if state.end_of_dataloader and not self.args.dataloader_drop_last:
-            data = state.active_dataloader.dataset
-            rows = rows if isinstance(data, IterableDataset) else len(data) % rows or rows
-        return losses[:1].repeat(rows)
+    # -- evaluation -----------------------------------------------------------------------------------
 
-    def predict(self, *_: Any, **__: Any) -> Any:
-        raise PlanError(f"predict returns logits, but {LOGITS}")
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """The loss of the global batch; logits and labels of this rank's rows, if they are wanted."""
+        self._rows = find_batch_size(inputs)
+        outputs = self._parallel.outputs
+        self._parallel.outputs = "loss" if prediction_loss_only else "all"
+        try:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        finally:
+            self._parallel.outputs = outputs
+
+    def _of_all_ranks(self, values: Any, **_: Any) -> Any:
+        """Return what the ranks have for their rows, for all rows of a batch in the data's order."""
+
+        def own(value: torch.Tensor) -> torch.Tensor:
+            # A loss comes repeated for as many rows as a full batch has.
+            return value[: self._rows] if value.dim() else value
+
+        return rows_of_all(self._parallel.model, tree_map_only(torch.Tensor, own, values))
+
+    def predict(self, *args: Any, **more: Any) -> Any:
+        self._parallel.check_outputs("use a plain Trainer")
+        return super().predict(*args, **more)
 
     # -- checkpoints ----------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from tensoropt.ops.registry import evaluated
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import Group, LinearProduct
 from tensoropt.sharding.reshard.steps import ReshardingStep
-from tensoropt.sharding.strategy import Edge, Strategy, output_layout
+from tensoropt.sharding.strategy import Edge, Strategy
 
 
 @dataclass(frozen=True, eq=False)
@@ -513,11 +513,10 @@ class Lowering:
         return self.add(Move(edge=edge, steps=steps, product=product, reads=reads, **self.where))
 
     def _output(self, name: str) -> Node:
-        """Return what provides a result of the model, or a buffer's new value, whole on every rank."""
+        """Return what provides a result of the model, or a buffer's new value."""
         if self.source.tensors[name].kind != "activation":
             return self._slice(name, (REPLICATE,) * len(self.strategy.mesh))
-        source = self.strategy.source_layout(name)
-        return self.move(self._source(name), Edge(name, source, output_layout(source), "", "output"))
+        return self.move(self._source(name), self.strategy.output_edge(name))
 
 
 def _left_as_views(group: Group) -> Mapping[str, Sequence[str]]:

@@ -14,7 +14,7 @@ is refused at the first name that does not fit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
@@ -196,6 +196,7 @@ class Strategy:
         gathered_again: the activations whose gathered copies are not kept for backward, but gathered again
             from what their makers left (:mod:`tensoropt.sharding.gathered_again`).
         zigzag_beside: whether another stage of the same pipeline cuts sequences in zig-zag order.
+        leaving: the layouts of those results that do not leave whole on every rank.
     """
 
     kind: ClassVar[str] = "sharded"
@@ -209,6 +210,7 @@ class Strategy:
     once: frozenset[str] = frozenset()
     gathered_again: frozenset[str] = frozenset()
     zigzag_beside: bool = False
+    leaving: Mapping[str, Layout] = field(default_factory=dict)
 
     @property
     def stages(self) -> tuple[Strategy, ...]:
@@ -317,8 +319,12 @@ class Strategy:
             (*self.graph.atoms.graph.outputs, *self.graph.atoms.graph.mutations.values())
         ):
             if name in self.made:
-                source = self.source_layout(name)
-                yield Edge(name, source, output_layout(source), "", "output")
+                yield self.output_edge(name)
+
+    def output_edge(self, name: str) -> Edge:
+        """Return the edge that brings a result of the model, or a buffer's new value, to the caller."""
+        source = self.source_layout(name)
+        return Edge(name, source, self.leaving.get(name) or output_layout(source), "", "output")
 
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:

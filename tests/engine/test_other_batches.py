@@ -12,7 +12,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine.engine import unsplit_strategy
-from tensoropt.engine.other_batches import filled, ignored_targets, shares_of_pieces
+from tensoropt.engine.other_batches import filled, ignored_targets, joined_loss, shares_of_pieces
 from tensoropt.errors import PlanError
 from tensoropt.execute import parallelize
 from tensoropt.sharding.atoms import refine_graph
@@ -76,6 +76,9 @@ def test_rows_are_filled_up() -> None:
     value = torch.arange(4).view(2, 2)
     assert filled(value, 3, None).tolist() == [[0, 1], [2, 3], [2, 3]]
     assert filled(value, 4, -100).tolist() == [[0, 1], [2, 3], [-100, -100], [-100, -100]]
+    assert filled(value, 1, None, 1).tolist() == [[2, 3]]
+    assert filled(value, 2, None, 4).tolist() == [[2, 3], [2, 3]]
+    assert filled(value, 2, -100, 4).tolist() == [[-100, -100], [-100, -100]]
 
 
 def test_training_and_evaluation_of_few_rows() -> None:
@@ -129,6 +132,13 @@ def test_losses_that_count_other_targets_are_not_cut() -> None:
     alike[1]["b"] = torch.tensor(1.0)
     with pytest.raises(PlanError, match="ignore different targets"):
         shares_of_pieces(alike)
+
+
+def test_a_piece_without_targets_counts_by_nothing() -> None:
+    losses = [torch.tensor(2.0), torch.tensor(float("nan"))]
+    assert float(joined_loss(losses, [{"a": torch.tensor(3.0)}, {"a": torch.tensor(0.0)}])) == 2.0
+    assert joined_loss(losses, [{"a": torch.tensor(0.0)}] * 2).isnan()
+    assert joined_loss(losses[:1], []) is losses[0]
 
 
 def test_a_model_that_cannot_ignore_rows_says_why() -> None:

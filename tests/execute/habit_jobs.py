@@ -388,6 +388,27 @@ READ: dict[str, Callable[[Parameters, list[torch.Tensor]], torch.Tensor]] = {
 """Penalties that scripts compute of parameters, and of copies of them."""
 
 
+def requested(rank: int, world: int, mesh: Mesh) -> dict[str, str]:
+    """What is said where gradients of a plan's loss are requested of autograd."""
+    model, args, kwargs = parallel("gpt2_ignored", mesh, 3)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def loss() -> torch.Tensor:
+        value: torch.Tensor = model(*args, **kwargs).loss
+        return 2 * value
+
+    said = {
+        "grad": refusal(lambda: torch.autograd.grad(loss(), parameters)),
+        "unused": refusal(lambda: torch.autograd.grad(loss(), parameters[:1], allow_unused=True)),
+        "inputs": refusal(lambda: loss().backward(inputs=parameters)),
+        "twice": refusal(lambda: loss().backward(create_graph=True)),
+        "well": refusal(lambda: loss().backward()),
+    }
+    x = torch.ones(3, requires_grad=True)
+    (slope,) = torch.autograd.grad((x * x).sum(), x, create_graph=True)
+    return said | {"own": str(float(torch.autograd.grad(slope.sum(), x)[0].sum()))}
+
+
 def read_penalties(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
     """How far what each rank reads of a step with a penalty is from the plain model's step."""
     found = {}

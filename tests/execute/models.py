@@ -335,3 +335,41 @@ class Tokens(nn.Module):
 def tokens() -> Recipe:
     ids = torch.randint(0, 32, (8, 6))
     return Tokens(), (ids, ids.clone()), {}
+
+
+class Scored(nn.Module):
+    """A tagger that returns its loss, with scores for each token, two numbers and what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Embedding(32, 16), nn.Linear(16, 16), nn.Linear(16, 32)
+        self.unused = nn.Linear(16, 3)  # by the loss
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+        hidden = torch.tanh(self.embed(ids))
+        hidden = torch.tanh(self.mix(hidden) + hidden.mean(1, keepdim=True))  # depends on the length
+        scores = self.head(hidden)
+        found: dict[str, Any] = {"scores": scores, "kinds": [self.unused(hidden.mean(1)), ids], "note": None}
+        if labels is None:
+            return found
+        loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+        right = (scores.detach().argmax(-1) == labels).float().mean()
+        return found | {"loss": loss, "right": right, "name": "tagger"}
+
+
+def scored() -> Recipe:
+    ids = torch.randint(0, 32, (8, 6))
+    return Scored(), (ids, ids.clone()), {}
+
+
+class Tagged(Scored):
+    """The same without numbers beside the loss."""
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+        found = super().forward(ids, labels)
+        return {name: value for name, value in found.items() if name != "right"}
+
+
+def tagged() -> Recipe:
+    ids = torch.randint(0, 32, (8, 6))
+    return Tagged(), (ids, ids.clone()), {}

@@ -285,3 +285,14 @@ def test_a_state_dict_that_lacks_parts_says_so_when_it_is_written(
         assert alike
         assert len(said) == bool(lacks)
         assert all(lacks in line for line in said)
+
+
+@pytest.mark.parametrize("mesh", KINDS, ids=str)
+def test_gradients_requested_of_autograd(ranks: RankPool, mesh: Any) -> None:
+    for said in ranks.run(jobs.requested, mesh):
+        for how in ("grad", "unused", "inputs"):
+            assert "gives no gradients by request" in said[how], how
+            assert "read param.grad" in said[how]
+        assert "gives no gradients of gradients" in said["twice"]
+        assert said["well"] == ""
+        assert said["own"] == "6.0"

@@ -92,6 +92,22 @@ def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
     return {"losses": losses}
 
 
+def measured(folder: Path, plan: str | None) -> dict[str, Any]:
+    """What is found for the rows of an evaluation by batches of another size than the plan's."""
+    accelerator, model = made(plan), build()
+    model, loader = accelerator.prepare(model, DataLoader(samples(10), 6))
+    model.eval()
+    losses, found, labels = [], [], []
+    for batch in loader:
+        with torch.no_grad():
+            output = model(**batch)
+        losses.append(float(accelerator.gather_for_metrics(output.loss)))
+        means, targets = accelerator.gather_for_metrics((output.logits.mean((1, 2)), batch["labels"]))
+        found += means.tolist()
+        labels += targets.flatten().tolist()
+    return {"losses": losses, "means": found, "labels": labels}
+
+
 def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     """What is said of a loader before its model, of a second model, and of what is done with whole models."""
     accelerator, data = made(plan), samples(8)
@@ -101,11 +117,11 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     share = accelerator.prepare(DataLoader(data, order.batch_size, sampler=order))
     return {
         "early": early,
-        "size": refusal(lambda: accelerator.prepare(DataLoader(data, 3))),
+        "size": refusal(lambda: accelerator.prepare(DataLoader(data, 3, shuffle=True))),
         "second": refusal(lambda: accelerator.prepare(build())),
         "rows": [len(batch["labels"]) for batch in share],
         "same": accelerator.prepare(model) is model,
-        "gather": refusal(lambda: accelerator.gather_for_metrics(torch.ones(2))),
+        "gather": refusal(lambda: accelerator.gather_for_metrics([1], use_gather_object=True)),
         "save": refusal(lambda: accelerator.save_state(folder)),
         "load": refusal(lambda: accelerator.load_state(folder)),
         "model": refusal(lambda: accelerator.save_model(model, folder)),
@@ -114,7 +130,7 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
 
 
 JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained, streamed, misused)
+    job.__name__: job for job in (trained, briefly_trained, streamed, measured, misused)
 }
 
 

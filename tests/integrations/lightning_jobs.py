@@ -221,6 +221,31 @@ def briefly_looped(folder: Path, plan: str | None) -> dict[str, Any]:
     return looped(folder, plan, 2 * EPOCH)
 
 
+class Measuring(Tuning):
+    """A module that also measures what the model returns beside its loss."""
+
+    def validation_step(self, batch: dict[str, torch.Tensor], number: int) -> None:
+        output = self.model(**batch)
+        rows = len(batch["labels"])
+        self.log("eval_loss", output.loss, sync_dist=True, batch_size=rows)
+        self.log("mean", output.logits.square().mean(), sync_dist=True, batch_size=rows)
+
+    def predict_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        return self.model(**batch).logits.mean((1, 2))
+
+
+def measured(folder: Path, plan: str | None) -> dict[str, Any]:
+    """Validation and prediction by batches of other sizes than the plan's."""
+    module, made = Measuring(), trainer(folder, plan, 2)
+    (found,) = made.validate(module, DataLoader(samples(10), 6), verbose=False)
+    own = torch.cat(made.predict(module, DataLoader(samples(9), 6)))
+    if plan is not None:
+        parts: list[Any] = [None] * 2
+        torch.distributed.all_gather_object(parts, own)
+        own = torch.cat(parts) if module.model.data_world == 2 else own
+    return {"loss": found["eval_loss"], "mean": found["mean"], "predicted": sorted(own.tolist())}
+
+
 def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     """What is said of loaders that would give ranks other rows than the plan asks for."""
     fabric = Fabric(strategy=FabricPlanStrategy(plan), **place(plan))
@@ -235,7 +260,7 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     rows = tensoropt.sampler(model, data)
     return {
         "early": early,
-        "size": said(DataLoader(data, 3)),
+        "size": said(DataLoader(data, 3, shuffle=True)),
         "kept": said(DataLoader(data, GLOBAL), use_distributed_sampler=False),
         "other": said(DataLoader(data, GLOBAL, sampler=DistributedSampler(data, 1, 0))),
         "last": said(DataLoader(data[:21], GLOBAL)),
@@ -260,7 +285,7 @@ def refusal(call: Callable[[], Any]) -> str:
 
 JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
     job.__name__: job
-    for job in (fitted, briefly_fitted, fitted_on_nodes, moved, looped, briefly_looped, misused)
+    for job in (fitted, briefly_fitted, fitted_on_nodes, moved, looped, briefly_looped, measured, misused)
 }
 
 

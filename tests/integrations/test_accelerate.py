@@ -51,6 +51,12 @@ def test_data_without_a_length(ranks: RankPool, alone: Any, tmp_path: Path) -> N
     close(ran("streamed", tmp_path, "data", ranks), alone("streamed"))
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", pytest.param("tensor", marks=pytest.mark.slow)])
+def test_metrics_of_an_evaluation(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("measured", tmp_path, kind, ranks), alone("measured"))
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
@@ -61,11 +67,11 @@ def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
 def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks: RankPool, tmp_path: Path) -> None:
     said = ran("misused", tmp_path, "data", ranks)
     assert "prepare the model before its loaders" in said["early"]
-    assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
+    assert "this loader shuffles batches of batch_size=3; pass batch_size=2 or 4" in said["size"]
     assert "runs one model by its plan, and GPT2LMHeadModel is a second" in said["second"]
     assert said["rows"] == [2, 2]
     assert said["same"]
-    assert "every rank has the loss of the global batch" in said["gather"]
+    assert "leave use_gather_object out" in said["gather"]
     assert "use tensoropt.save_checkpoint(path, model, optimizer, scheduler)" in said["save"]
     assert "use tensoropt.load_checkpoint" in said["load"]
     assert "use tensoropt.save_pretrained(model, folder)" in said["model"]

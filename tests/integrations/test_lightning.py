@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -17,11 +18,13 @@ from lightning.fabric import Fabric
 from torch import nn
 
 import tensoropt
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.integrations.lightning import FabricPlanStrategy, PlanStrategy
 from tensoropt.ranks.pool import RankPool
 from tests.integrations import lightning_jobs as jobs
-from tests.integrations.planned import KINDS, close, ran_by, write_plan
+from tests.integrations.planned import KINDS, SOURCE, close, ran_by, write_plan
+from tests.placement.execute.random_placed import random_placed
 
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
@@ -66,6 +69,12 @@ def test_continues_under_another_plan(ranks: RankPool, alone: Any, tmp_path: Pat
     close(ran("moved", tmp_path, "data", ranks), alone("moved"))
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", pytest.param("tensor", marks=pytest.mark.slow)])
+def test_metrics_and_predictions(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    close(ran("measured", tmp_path, kind, ranks), alone("measured"))
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("what", ["briefly_fitted", "briefly_looped"])
@@ -80,11 +89,11 @@ def test_trains_under_torchrun(what: str, alone: Any, tmp_path: Path) -> None:
 def test_loaders_of_other_rows_and_other_states_are_refused(ranks: RankPool, tmp_path: Path) -> None:
     said = ran("misused", tmp_path, "data", ranks)
     assert "set up the model before the loaders" in said["early"]
-    assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
+    assert "this loader shuffles batches of batch_size=3; pass batch_size=2 or 4" in said["size"]
     assert "gives all ranks the same rows, but the plan divides the batch among 2 shares" in said["kept"]
     assert "gives rank 0 of 1 its rows, but the plan asks this rank for share 0 of 2" in said["other"]
     assert "has 1, which cannot be divided among 2 ranks; pass drop_last=True" in said["last"]
-    assert "batch_size=4; pass batch_size=2" in said["own order, whole"]
+    assert "has batch_size=4; pass batch_size=2" in said["own order, whole"]
     assert said["left out"] == said["own share"] == said["own order"] == ""
     assert "runs one model by its plan, and GPT2LMHeadModel is a second" in said["second"]
     assert "this state has 0 and 0" in said["state"]
@@ -145,7 +154,8 @@ def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
     assert "also trains other.weight, other.bias" in said
     said = refused(tmp_path, PlanStrategy(plan), Twofold(), gradient_clip_val=None, accumulate_grad_batches=1)
     assert "configure_optimizers returned 2" in said
-    made = jobs.trainer(tmp_path, None, 2, strategy=PlanStrategy(plan))
+    placed = random_placed(load_model(ModelSpec(SOURCE)).graph, 1, random.Random(0))
+    made = jobs.trainer(tmp_path, None, 2, strategy=PlanStrategy(placed, args=(), kwargs=jobs.recipe()[2]))
     with pytest.raises(PlanError, match=r"no logits; predict with a plain Trainer"):
         made.predict(jobs.Tuning(), jobs.loaders(None)[1])
     with pytest.raises(PlanError, match="FabricPlanStrategy cannot follow precision='bf16-true'"):

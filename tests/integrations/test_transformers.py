@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from functools import cache
 from pathlib import Path
@@ -15,11 +16,14 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import PreTrainedTokenizerFast, Trainer, default_data_collator
 
+import tensoropt
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import MissingExtraError, PlanError
 from tensoropt.integrations.transformers import PlanTrainer
 from tensoropt.ranks.pool import RankPool
 from tests.integrations import trainer_jobs as jobs
 from tests.integrations.planned import KINDS, SOURCE, close, ran_by, write_plan
+from tests.placement.execute.random_placed import random_placed
 
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None, source: str = SOURCE) -> Any:
@@ -88,9 +92,8 @@ def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop: bool, tmp_path: P
     ours = PlanTrainer(jobs.build(), args, plan=write_plan(tmp_path, "alone"), eval_dataset=data)
     plain = Trainer(jobs.build(), args, eval_dataset=data)
     assert ours.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-5)
-    args.per_device_eval_batch_size = 8
-    with pytest.raises(PlanError, match="pass per_device_eval_batch_size=4"):
-        ours.evaluate()
+    args.per_device_eval_batch_size = 3  # any
+    assert ours.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-5)
 
 
 def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_path: Path) -> None:
@@ -117,6 +120,26 @@ def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_
     made = PlanTrainer(jobs.build(), args, plan=plan, **more, **data)
     made.train()
     assert made.model.config.pad_token_id == 1
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["data", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS[1:3])])
+def test_metrics_and_predictions(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
+    """By batches of another size, in the order of the data, with and without labels."""
+    close(ran("measured", tmp_path, kind, ranks), alone("measured"))
+
+
+def test_plans_without_logits_refuse_metrics(tmp_path: Path) -> None:
+    model = jobs.build()
+    graph = load_model(ModelSpec(SOURCE)).graph
+    placed = random_placed(graph, 1, random.Random(0))
+    tensoropt.parallelize(model, placed, (), jobs.recipe()[2])
+    args = jobs.arguments(tmp_path, 1, eval_strategy="no")
+    with pytest.raises(PlanError, match=r"no logits; leave compute_metrics out.*tensoropt.whole\(model\)"):
+        PlanTrainer(model, args, compute_metrics=print)
+    trainer = PlanTrainer(model, args)
+    with pytest.raises(PlanError, match="no logits; use a plain Trainer"):
+        trainer.predict(jobs.Samples(4))
 
 
 # -- what is refused --------------------------------------------------------------------------------------
@@ -154,7 +177,6 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
         ({"average_tokens_across_devices": False}, "is that of the global batch; leave it out"),
         ({"train_sampling_strategy": "group_by_length"}, "pass one of random, sequential"),
         ({"split_batches": True}, "leave split_batches out"),
-        ({"its_compute_metrics": print}, "its loss and no logits"),
         ({"its_compute_loss_func": print}, "takes no compute_loss_func"),
         ({"its_model_init": jobs.build}, "pass it as model"),
         ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear has not"),
@@ -185,11 +207,7 @@ def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path: Path) -> 
         PlanError, match="among 1 data-parallel ranks, but per_device_train_batch_size=8; pass"
     ):
         made(8)
-    with pytest.raises(PlanError, match="per_device_eval_batch_size=3"):
-        made(per_device_eval_batch_size=3)
     trainer = made()
-    with pytest.raises(PlanError, match=r"predict returns logits.*tensoropt.whole\(trainer.model\)"):
-        trainer.predict(jobs.Samples(4))
     (tmp_path / "checkpoint-7").mkdir()
     with pytest.raises(PlanError, match="was not written by PlanTrainer"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))

@@ -128,6 +128,8 @@ def trainer(
     """A trainer on 22 samples: the last batch of an epoch has two rows, its last accumulation one batch. The
     plan is a file, or ``pipeline``; None for a plain trainer."""
     passed: dict[str, Any] = {"train_dataset": data or Samples(22), "eval_dataset": Samples(10)}
+    if "compute_metrics" in more:
+        passed["compute_metrics"] = more.pop("compute_metrics")
     if plan is None:
         return Trainer(make(), arguments(folder, 1, **more), **passed)
     from tensoropt.integrations.transformers import PlanTrainer
@@ -210,8 +212,41 @@ def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
     return history(made) | {"best": made.evaluate()["eval_loss"], "of": made.state.best_metric}
 
 
+def measured(folder: Path, plan: str | None) -> dict[str, Any]:
+    """Evaluation and prediction by batches of another size than the plan's, with what is made of logits."""
+
+    def compute(found: Any) -> dict[str, float]:
+        right = (found.predictions.argmax(-1) == found.label_ids)[found.label_ids != -100]
+        return {"right": float(right.mean()), "count": float(right.size)}
+
+    world = 1 if plan in (None, "pipeline") else int(Path(plan or "").stem[-1])
+    rows = 6 // world
+    made = trainer(folder, plan, per_device_eval_batch_size=rows, compute_metrics=compute)
+    evaluated = made.evaluate()
+    predicted = made.predict(Samples(10))
+    data = [{"input_ids": Samples(9)[row]["input_ids"]} for row in range(9)]
+    unlabelled = made.predict(data).predictions
+    return {
+        "loss": evaluated["eval_loss"],
+        "right": [evaluated["eval_right"], predicted.metrics["test_right"]],
+        "count": [evaluated["eval_count"]],
+        # Next to 1, as small logits differ by rounding.
+        "predictions": (1 + predicted.predictions[:, -1, :5]).flatten().tolist(),
+        "unlabelled": (1 + unlabelled[:, 0, :5]).flatten().tolist(),
+        "labels": predicted.label_ids.flatten().tolist(),
+        "training": briefly(made),
+    }
+
+
+def briefly(made: Trainer) -> list[float]:
+    """The losses of a training that begins after an evaluation."""
+    made.args.max_steps = 2
+    made.train()
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
 JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained, moved, tuned, streamed)
+    job.__name__: job for job in (trained, briefly_trained, moved, tuned, streamed, measured)
 }
 
 

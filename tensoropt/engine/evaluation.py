@@ -1,0 +1,409 @@
+"""Evaluation by a sharded plan: all that the model returns, for calls of any shape.
+
+The plan's own graph makes the loss alone, of batches of one shape. Here a call in evaluation without
+gradients is captured as it is, once for each of its forms: its arguments, and the shapes of its tensors
+without their rows. It is lowered by the plan's configurations, over the parameters where the plan has them
+(:mod:`tensoropt.sharding.evaluating`). So it is right for every model. Filling up to the plan's length would
+be so for causal models only whose constants do not depend on it, and a graph of one length does not show
+that.
+
+Numbers of rows make no further forms if the loss can ignore rows, and if all else that the model returns has
+a part for each row: a batch then runs in pieces of the rows of one of the plan's micro-batches.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from tensoropt.capture import Capture, WithResults, capture
+from tensoropt.engine.batch_share import BatchShare
+from tensoropt.engine.calls import CallingConvention
+from tensoropt.engine.engine import Engine, TargetCounts
+from tensoropt.engine.lower import lower
+from tensoropt.engine.other_batches import filled, joined_loss
+from tensoropt.engine.plain_copy import ParallelizedParts, plain_copy
+from tensoropt.engine.runtime import Runtime, content_hash, gathered, text_hash
+from tensoropt.engine.script_values import JobRanks
+from tensoropt.errors import CaptureError, PlanError
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.evaluating import evaluating_strategy, results_by_rows, rows_are_apart
+from tensoropt.sharding.groups import group_operators
+from tensoropt.sharding.strategy import Strategy
+
+_MANY_FORMS = 8
+"""The forms of calls after which a warning says that each takes a capture; an assumption."""
+_PREFIX = "model."
+"""The prefix of the model's own names in :class:`WithResults`."""
+
+
+class EvaluatedModel(ParallelizedParts, Protocol):
+    """What evaluation needs of a parallelized model
+    (:class:`~tensoropt.engine.parallel_model.ParallelModel`)."""
+
+    engine: Engine[Any]
+    convention: CallingConvention
+    captured: Capture
+    device: torch.device
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, torch.dtype]
+    together: JobRanks | None
+
+    @property
+    def global_rows(self) -> int:
+        """The rows of a global batch."""
+
+    def parameter_keys(self) -> dict[str, nn.Parameter]:
+        """Return the plan's parameters by state-dict key."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the model, as this rank passes it.
+
+    Attributes:
+        values: the leaves of its arguments, tensors on this rank's device.
+        spec: pytree of (args, kwargs).
+        tensors: the places of the tensors among the leaves.
+        names: by place, the names that the plan's graph has for them.
+        divided: the places of tensors with a part for each row of the batch.
+        fits: whether the plan's own graph takes it.
+    """
+
+    values: list[Any]
+    spec: pytree.TreeSpec
+    tensors: tuple[int, ...]
+    names: Mapping[int, str]
+    divided: frozenset[int]
+    fits: bool
+
+    @property
+    def rows(self) -> int:
+        """The rows that this rank passes; 0 for a call without any."""
+        return next((len(self.values[i]) for i in self.tensors if i in self.divided), 0)
+
+    @cached_property
+    def form(self) -> str:
+        """What makes a graph of its own: everything but values and numbers of rows."""
+        leaves = [
+            (tuple(value.shape[i in self.divided :]), str(value.dtype), i in self.divided)
+            if isinstance(value, torch.Tensor)
+            else repr(value)
+            for i, value in enumerate(self.values)
+        ]
+        return f"{self.spec} {leaves}"
+
+    def described(self, labels: Mapping[str, str]) -> str:
+        """Return its tensors in words; ``labels`` has the inputs' names as a person writes them."""
+        return ", ".join(f"{labels[self.names[i]]} {tuple(self.values[i].shape)}" for i in self.tensors)
+
+    def example(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a call of this form with that many rows."""
+        values = list(self.values)
+        for i in self.tensors:
+            shape = (rows, *values[i].shape[1:]) if i in self.divided else values[i].shape
+            values[i] = torch.zeros(shape, dtype=values[i].dtype)
+        args, kwargs = pytree.tree_unflatten(values, self.spec)
+        return args, kwargs
+
+    def piece(self, start: int, rows: int, targets: Mapping[str, int]) -> list[torch.Tensor]:
+        """Return the inputs for some of the rows, filled up where there are no more."""
+        return [
+            filled(self.values[i], rows, targets.get(self.names[i]), start)
+            if i in self.divided
+            else self.values[i]
+            for i in self.tensors
+        ]
+
+
+class _Form:
+    """Calls of one form with one number of rows, lowered for this rank.
+
+    Args:
+        parallel: the model.
+        call: a call of this form.
+        rows: the rows of a rank.
+        loss: maps the model's output to its loss, if the model does not return it.
+        everything: False for the loss alone.
+
+    Attributes:
+        results: the places of the results in the model's output.
+        by_rows: which results have a part for each row.
+        fills: whether a row changes nothing but its own results and the loss.
+    """
+
+    def __init__(
+        self,
+        parallel: EvaluatedModel,
+        call: _Call,
+        rows: int,
+        loss: Callable[[Any], torch.Tensor] | None,
+        *,
+        everything: bool,
+    ):
+        engine, plan = parallel.engine, parallel.engine.strategy
+        assert isinstance(plan, Strategy)
+        self.rows, self.device = rows, parallel.device
+        axes = () if engine.share is None else engine.share.axes
+        subject = WithResults(_on_meta(parallel), loss, parallel.captured.returned, everything=everything)
+        args, kwargs = call.example(rows * engine.runtime.parts(axes))
+        dtype = engine.source.compute_dtype
+        graph = capture(subject, args, kwargs, mode="inference", dtype=dtype, compare=False).graph
+        groups = group_operators(refine_graph(graph))
+        divided = {name for i, name in zip(call.tensors, graph.inputs, strict=True) if i in call.divided}
+        by_rows = results_by_rows(groups) - ({*graph.inputs} - divided)
+        self.results = subject.results
+        self.by_rows = [name in by_rows for name in graph.outputs]
+        others = (has_rows for i, has_rows in enumerate(self.by_rows) if i != self.results.loss)
+        self.fills = rows_are_apart(groups) and all(others)
+        keys = {name: str(t.key).removeprefix(_PREFIX) for name, t in graph.tensors.items() if t.key}
+        planned = {
+            t.name: parallel.names[keys[t.name]] for t in graph.parameters if keys[t.name] in parallel.names
+        }
+        self.strategy = evaluating_strategy(plan, groups, planned, axes)
+        self.runtime = Runtime(self.strategy.mesh, seed=engine.runtime.seed, device=self.device)
+        self.share = BatchShare(self.strategy, self.runtime, axes, divided) if axes else None
+        self.lowered = lower(self.strategy, self.runtime, share=self.share)
+        self.lowered.module.to(self.device)
+        self._arguments = [
+            _reader(parallel, keys[name], getattr(torch, graph.tensors[name].stored_dtype))
+            for name in (*self.lowered.program.parameters, *self.lowered.program.buffers)
+        ]
+
+    @cached_property
+    def _targets(self) -> TargetCounts:
+        return TargetCounts(self.strategy.graph, self.device)
+
+    def count(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return how many targets of these rows, those of all ranks, count in each loss."""
+        if self.share is not None:
+            inputs = self.share.with_whole(inputs, self._targets.reads)
+        program = self.lowered.program
+        values = (read() for read in self._arguments[len(program.parameters) :])
+        return self._targets.count(inputs, dict(zip(program.buffers, values, strict=True)))
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the results; of this rank's rows, where they have a part for each row."""
+        if self.share is not None:
+            inputs = self.share.with_whole(inputs, self.share.gathered)
+        made = self.lowered.module(*inputs, *(read() for read in self._arguments))
+        names = self.lowered.program.outputs
+        return [self._own_rows(name, made[i]) if self.by_rows[i] else made[i] for i, name in enumerate(names)]
+
+    def _own_rows(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        # Of the inputs, those that were not gathered are this rank's rows as they were passed.
+        if (
+            self.share is None
+            or name in self.strategy.leaving
+            or name in self.share.divided - self.share.gathered
+        ):
+            return value
+        size = len(value) // self.share.world
+        return value[self.share.index * size :][:size]
+
+
+def _reader(parallel: EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """Return a function that gives this rank's part of a parameter, or a buffer, as it is then."""
+    engine, model, device = parallel.engine, parallel.model, parallel.device
+    if (name := parallel.names.get(key)) is not None:
+        return lambda: engine.shards.leaves[name].detach().to(dtype)
+    path, _, attribute = key.rpartition(".")
+    owner = model.get_submodule(path)
+    # A model shows the engine's buffers. What the loss does not use, every rank has whole.
+    return lambda: getattr(owner, attribute).detach().to(device, dtype)
+
+
+def _on_meta(parallel: EvaluatedModel) -> nn.Module:
+    """Return the plain model with its buffers, but without its weights."""
+    values = {
+        key: torch.empty(parallel.shapes[key], dtype=parallel.dtypes[key], device="meta")
+        for key in parallel.parameter_keys()
+    }
+    plain = plain_copy(parallel, values)
+    for module in plain.modules():
+        for name, value in module._parameters.items():
+            if value is not None and not value.is_meta:  # the loss does not use it
+                module._parameters[name] = nn.Parameter(value.detach().to("meta"), value.requires_grad)
+    # The parallelized model's own are called around its forward.
+    plain._forward_hooks.clear()
+    plain._forward_pre_hooks.clear()
+    return plain
+
+
+class CallEvaluator:
+    """Evaluates a model that runs by a sharded plan.
+
+    Args:
+        parallel: the model.
+        loss: maps its output to its loss, if the model does not return it.
+        compare_ranks: whether to compare the values of ranks that pass the same rows.
+    """
+
+    def __init__(
+        self,
+        parallel: EvaluatedModel,
+        loss: Callable[[Any], torch.Tensor] | None,
+        *,
+        compare_ranks: bool = True,
+    ):
+        self.parallel, self.loss, self.compare_ranks = parallel, loss, compare_ranks
+        share = parallel.engine.share
+        self.index, self.world = (0, 1) if share is None else (share.index, share.world)
+        # The rows of a rank in one of the plan's micro-batches.
+        self.rows = parallel.global_rows // parallel.engine.strategy.micro_batches // self.world
+        self._forms: dict[tuple[str, int, bool], _Form] = {}
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        """Return a call as the ranks have to agree about it.
+
+        Raises:
+            PlanError: the model cannot be called so.
+        """
+        convention, device = self.parallel.convention, self.parallel.device
+        values, spec = pytree.tree_flatten((args, kwargs))
+        # Each leaf a tensor of its own, to know it again; a call may pass one twice.
+        values = [v.detach().to(device) if isinstance(v, torch.Tensor) else v for v in values]
+        tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        try:
+            named = convention.names_in(*pytree.tree_unflatten(values, spec))
+        except PlanError as error:
+            raise PlanError(
+                f"{error}; to generate, or to evaluate with other arguments, use the module that `with "
+                "tensoropt.whole(model) as plain:` gives"
+            ) from None
+        names = {i: named[id(values[i])] for i in tensors}
+        divided = frozenset(i for i, name in names.items() if name in convention.batch)
+        return _Call(values, spec, tuple(names), names, divided, convention.fits(args, kwargs))
+
+    def __call__(self, call: _Call, *, everything: bool) -> Any:
+        """Return what the model returns, for the rows that this rank passes; the loss is that of all ranks'.
+
+        Args:
+            everything: False if the loss alone is wanted.
+
+        Returns:
+            None if the loss alone is wanted, and the plan's own graph gives it.
+
+        Raises:
+            PlanError: the ranks pass unlike calls, or rows that this form of a call cannot have.
+            CaptureError: the call cannot be captured.
+        """
+        rows, fits = self._agreed(call)
+        if fits and not everything:
+            return None
+        form, targets = self._form_for(call, rows, everything)
+        size, most = form.rows, max(rows)
+        made, counts = [], []
+        for start in range(0, most, size) if size else (0,):
+            inputs = call.piece(start, size, targets)
+            made.append(form(inputs))
+            if most > size and form.results.loss is not None:
+                counts.append(form.count(inputs))
+        results = []
+        for number, parts in enumerate(zip(*made, strict=True)):
+            if number == form.results.loss:
+                results.append(joined_loss(parts, counts))
+            elif form.by_rows[number] and size:
+                joined = torch.cat(parts)
+                results.append(joined[: len(joined) * call.rows // (size * len(parts))])
+            else:
+                results.append(parts[0])
+        return form.results.rebuild(results)
+
+    def _form_for(
+        self, call: _Call, rows: Sequence[int], everything: bool
+    ) -> tuple[_Form, Mapping[str, int]]:
+        """Return what runs a call, and the target that the loss ignores for each input that has targets.
+
+        Args:
+            rows: those of each rank.
+        """
+        if not call.divided:
+            return self._form(call, 0, everything), {}
+        form = self._form(call, self.rows, everything)
+        targets = self._ignored(call, form)
+        if {*rows} == {self.rows}:
+            return form, {}
+        if form.fills and not isinstance(targets, str):
+            return form, targets
+        if len({*rows}) > 1:
+            why = targets if isinstance(targets, str) else "results depend on other rows"
+            raise PlanError(
+                f"ranks evaluate {min(rows)} and {max(rows)} rows, and a smaller batch cannot be filled up, "
+                f"because {why}; pass as many rows on every rank"
+            )
+        return self._form(call, rows[0], everything), {}
+
+    def _ignored(self, call: _Call, form: _Form) -> Mapping[str, int] | str:
+        if form.results.loss is None:
+            return {}
+        ignored = self.parallel.convention.ignored()
+        if not isinstance(ignored, str) and not ignored.keys() <= {*call.names.values()}:
+            return "the call has no targets that its loss could ignore"
+        return ignored
+
+    def _form(self, call: _Call, rows: int, everything: bool) -> _Form:
+        key = call.form, rows, everything
+        if key not in self._forms:
+            # A capture makes tensors that outlive Lightning's inference mode.
+            try:
+                with torch.inference_mode(False), torch.enable_grad():
+                    self._forms[key] = _Form(self.parallel, call, rows, self.loss, everything=everything)
+            except CaptureError as error:
+                raise CaptureError(
+                    f"evaluation captures the model once more, as it is called, which fails: {error}; pass "
+                    "outputs='loss' to parallelize for the loss of calls as in training, or evaluate the "
+                    "module that `with tensoropt.whole(model) as plain:` gives"
+                ) from error
+            if len(self._forms) == _MANY_FORMS:
+                warnings.warn(
+                    f"this model was evaluated with {_MANY_FORMS} shapes of inputs, each of which it was "
+                    "captured for; pad batches to a few lengths",
+                    stacklevel=2,
+                )
+        return self._forms[key]
+
+    def _agreed(self, call: _Call) -> tuple[list[int], bool]:
+        """Return the rows of each rank, and whether the plan's own graph takes the call on all of them.
+
+        Raises:
+            PlanError: the ranks pass unlike calls.
+        """
+        if self.parallel.together is None:
+            return [call.rows], call.fits
+        own = [self.index, call.rows, text_hash(call.form), int(call.fits)]
+        content = torch.zeros((), dtype=torch.int64, device=self.parallel.device)
+        if self.compare_ranks:
+            for number, place in enumerate(call.tensors):
+                content = content + (2 * number + 1) * content_hash(call.values[place])
+        row = torch.cat([torch.tensor(own, device=self.parallel.device), content.view(1)])
+        rows = gathered(row).tolist()
+        if len({form for _, _, form, _, _ in rows}) > 1:
+            said: list[Any] = [None] * len(rows)
+            labels = zip(self.parallel.source.inputs, self.parallel.convention.input_names(), strict=True)
+            dist.all_gather_object(said, call.described(dict(labels)))
+            other = next(rank for rank, found in enumerate(rows) if found[2] != rows[0][2])
+            raise PlanError(
+                f"rank {other} evaluates {said[other]}, but rank 0 {said[0]}; all ranks pass the same "
+                "arguments, of the same shapes but for their rows: pad them to one length"
+            )
+        first: dict[int, int] = {}
+        for rank, (share, count, _, _, values) in enumerate(rows):
+            other = first.setdefault(share, rank)
+            if (count, values) != (rows[other][1], rows[other][4]):
+                raise PlanError(
+                    f"rank {rank} passed another batch than rank {other}, and both have data_rank {share}; "
+                    "ranks with the same data_rank pass the same rows: use tensoropt.sampler"
+                )
+        counts = [count for _, count, _, _, _ in rows]
+        pieces = {ceil(count / max(self.rows, 1)) for count in counts}
+        return counts, all(fits for _, _, _, fits, _ in rows) and len(pieces) == 1

@@ -1,0 +1,71 @@
+"""Gradients that a script requests of autograd itself, by ``torch.autograd.grad(loss, parameters)``.
+
+The parameters that a script sees are not those that the plan's graph reads, so autograd finds no way to them,
+and says that they "appear to not have been used in the graph". Such a request is refused in our own words,
+whether it comes through ``torch.autograd.grad``, ``backward(inputs=...)`` or ``create_graph=True``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tensoropt.engine.gradients import is_deferred
+from tensoropt.errors import PlanError
+
+SHAPE = "_tensoropt_shape"
+"""The attribute of a parameter that a plan shows: its shape in the model."""
+_LOSS = "tensoropt"
+_RUN = "_engine_run_backward"
+
+
+def mark_loss(loss: torch.Tensor) -> None:
+    """Let a plan's loss be known by its node in autograd's graph, whatever the script makes of it.
+
+    Losses whose backward the engine runs (:func:`~tensoropt.engine.gradients.defer_backward`) are known
+    anyway.
+    """
+    if loss.grad_fn is not None:
+        metadata: Any = loss.grad_fn.metadata
+        metadata[_LOSS] = True
+
+
+def refuse_requests() -> None:
+    """Refuse, in this process and from now on, gradients of a plan's loss that only autograd could give."""
+    run = getattr(torch.autograd, _RUN, None)  # not public
+    if run is None or hasattr(run, "__wrapped__"):
+        return
+
+    @functools.wraps(run)
+    def checked(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # As both callers in PyTorch pass them: gradients, retain_graph, create_graph, inputs.
+        create_graph, inputs = args[2], args[3]
+        planned = any(hasattr(value, SHAPE) for value in inputs)
+        if (planned or create_graph) and _reaches_loss(outputs):
+            what = "gradients of gradients" if create_graph and not planned else "gradients by request"
+            raise PlanError(
+                f"a plan's loss gives no {what} (torch.autograd.grad, backward(inputs=...) or "
+                "create_graph=True): its parameters get their gradients by loss.backward(), on all ranks "
+                "together; call that, and read param.grad"
+            )
+        return run(outputs, *args, **kwargs)
+
+    setattr(torch.autograd, _RUN, checked)
+
+
+def _reaches_loss(outputs: Iterable[Any]) -> bool:
+    """Return whether a plan's loss is among what some tensors were made of."""
+    waiting = [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
+    seen = set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if is_deferred(node) or _LOSS in node.metadata:
+            return True
+        waiting += [following for following, _ in node.next_functions]
+    return False

@@ -1,0 +1,150 @@
+"""The strategy by which a planned model is evaluated: for calls of another shape than the plan's, and with
+results that a training graph leaves out.
+
+The graph of such a call is another one than the plan's, but most of its groups have the same names and can be
+split in the same ways. Those keep the plan's configurations; the others follow the batch along the axes that
+divide it, or stay whole. Any choice is right, because edges bring tensors to where they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tensoropt.errors import PlanError
+from tensoropt.ops.layouts import REPLICATE, Layout
+from tensoropt.sharding.configurations import (
+    AxisSizes,
+    Configuration,
+    MicroBatchRefused,
+    batch_strategies,
+    fits,
+    micro_batch_strategies,
+)
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inputs
+from tensoropt.sharding.strategy import Strategy
+
+
+def results_by_rows(graph: GroupGraph) -> frozenset[str]:
+    """Return the results of a model that have a part for each row of the batch, in order."""
+    followed = batch_strategies(graph, everywhere=False)
+    source = graph.atoms.graph
+    found = set(source.outputs).intersection(batch_inputs(source))
+    for name in source.outputs:
+        if (maker := source.producer.get(name)) is not None:
+            group = graph.group_of[maker.name]
+            strategy = followed.get(group.name)
+            if strategy is not None and strategy.placements.get(name, REPLICATE) == 0:
+                found.add(name)
+    return frozenset(found)
+
+
+def rows_are_apart(graph: GroupGraph) -> bool:
+    """Return whether no row of a result depends on other rows of the batch; losses may."""
+    try:
+        micro_batch_strategies(graph)
+    except MicroBatchRefused:
+        return False
+    return True
+
+
+def evaluating_strategy(
+    plan: Strategy, graph: GroupGraph, planned: Mapping[str, str], along: tuple[int, ...]
+) -> Strategy:
+    """Return the strategy for a call's graph on the parameters as the plan stores them.
+
+    It has one micro-batch. Results with a part for each row leave with those of a rank's share of the batch.
+
+    Args:
+        graph: the graph of the call, for inference.
+        planned: the plan's name of each parameter that it stores; the others are whole on every rank.
+        along: the mesh axes that divide the batch among the ranks.
+
+    Raises:
+        PlanError: a parameter is used in other parts than the plan splits it into.
+    """
+    mesh = (1, *plan.mesh[1:])
+    followed = batch_strategies(graph, everywhere=False)
+    configurations = {
+        group.name: _configuration(plan, graph, group, mesh, followed.get(group.name, group.unsplit), along)
+        for group in graph.groups
+    }
+    made = {
+        name: configurations[group.name].layout(name)
+        for group in graph.groups
+        for op in group.operators
+        for name in op.outputs
+    }
+    whole = (REPLICATE,) * len(mesh)
+    parameters = [tensor.name for tensor in graph.atoms.graph.parameters]
+    return Strategy(
+        graph=graph,
+        mesh=mesh,
+        configurations=configurations,
+        hubs={hub: _hub(plan, graph, hub, configurations, made) for hub in graph.hubs},
+        stored={
+            name: _stored(plan, graph, name, planned[name]) if name in planned else whole
+            for name in parameters
+        },
+        leaving={
+            name: (made[name][0], *(0 if axis in along else REPLICATE for axis in range(1, len(mesh))))
+            for name in results_by_rows(graph)
+            if name in made and _divides(graph, name, mesh, along)
+        },
+    )
+
+
+def _configuration(
+    plan: Strategy,
+    graph: GroupGraph,
+    group: Group,
+    mesh: AxisSizes,
+    followed: AxisStrategy,
+    along: tuple[int, ...],
+) -> Configuration:
+    """Return the plan's configuration of a group, without what does not fit its sizes here."""
+    available = {str(strategy.label): strategy for strategy in group.strategies}
+    chosen = [group.unsplit]
+    for axis in range(1, len(mesh)):
+        by_default = followed if axis in along else group.unsplit
+        known = plan.configurations.get(group.name)
+        label = "" if known is None else str(known.strategies[axis].label)
+        chosen.append(available.get(label, by_default))
+    for axis in range(len(mesh) - 1, 0, -1):
+        if fits(graph.atoms, group, tuple(chosen), mesh):
+            break
+        chosen[axis] = group.unsplit
+    return Configuration(group, tuple(chosen))
+
+
+def _hub(
+    plan: Strategy,
+    graph: GroupGraph,
+    hub: str,
+    configurations: Mapping[str, Configuration],
+    made: Mapping[str, Layout],
+) -> Layout:
+    """Return the layout in which a tensor is put for its readers: the plan's, if it is made or read so."""
+    wanted = plan.hubs.get(hub, ())[1:]
+    readers = (configurations[group.name].layout(hub) for group in graph.groups if hub in group.reads)
+    return next((layout for layout in (made[hub], *readers) if layout[1:] == wanted), made[hub])
+
+
+def _stored(plan: Strategy, graph: GroupGraph, name: str, planned: str) -> Layout:
+    """Return the layout of a parameter's shards, gathered for each use."""
+    layout = (REPLICATE, *(max(code, REPLICATE) for code in plan.stored[planned][1:]))
+    split = any(code >= 0 and size > 1 for code, size in zip(layout, plan.mesh, strict=True))
+    if split and graph.atoms.atoms[name] != plan.atoms(planned):
+        raise PlanError(
+            f"the plan splits {plan.tensor(planned).key} into parts {plan.atoms(planned)}, but this call "
+            f"uses it in parts {graph.atoms.atoms[name]}; evaluate it with the module that "
+            "`with tensoropt.whole(model) as plain:` gives"
+        )
+    return layout
+
+
+def _divides(graph: GroupGraph, name: str, mesh: AxisSizes, along: tuple[int, ...]) -> bool:
+    """Return whether the outermost atom of a result can be cut along these axes."""
+    parts = 1
+    for axis in along:
+        parts *= mesh[axis]
+    return bool(along) and graph.atoms.atom_sizes(name)[0] % parts == 0

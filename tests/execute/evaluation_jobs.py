@@ -1,0 +1,167 @@
+"""Evaluation of planned models beside plain ones; every function returns plain data."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from tensoropt.execute.parallel import parallelize
+from tensoropt.sharding.configurations import Configuration, batch_strategies
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.reference import difference
+from tests.execute.habit_jobs import Mesh, build, parallel, refusal
+from tests.execute.jobs import captured_model
+
+
+def batch_of(name: str, rows: int, length: int) -> dict[str, torch.Tensor]:
+    """Texts with unequal numbers of targets."""
+    generator = torch.Generator().manual_seed(100 * rows + length)
+    ids = torch.randint(0, 32, (rows, length), generator=generator)
+    labels = ids.clone()
+    for row in range(rows):
+        labels[row, : row % length] = -100
+    first = "ids" if name in ("scored", "tagged", "tokens") else "input_ids"
+    return {first: ids, "labels": labels}
+
+
+def own_part(model: Any, batch: dict[str, torch.Tensor]) -> tuple[slice, dict[str, torch.Tensor]]:
+    """The rows that this rank passes, and the batch of them."""
+    rows = len(batch["labels"])
+    rank, world = model.data_rank, model.data_world
+    part = slice(rows * rank // world, rows * (rank + 1) // world)
+    return part, {name: value[part] for name, value in batch.items()}
+
+
+def pair(name: str, mesh: Mesh, seed: int | None, **how: Any) -> tuple[Any, nn.Module]:
+    """A planned model and the plain one, both in evaluation; without a seed it is data parallel."""
+    plain, args, kwargs = build(name)
+    if hasattr(plain, "config"):
+        plain.config.use_cache = False  # a plan makes no caches
+    if seed is not None:
+        return parallel(name, mesh, seed, **how)[0].eval(), plain.eval()
+    graph = captured_model(name).graph
+    along, data = micro_strategies(graph, mesh[0]), batch_strategies(graph)
+    given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
+    strategy = random_strategy(graph, mesh, along, random.Random(1), given=given)
+    model = build(name)[0]
+    return parallelize(model, strategy, args, kwargs, **how).eval(), plain.eval()
+
+
+def results(output: Any, part: slice, rows: int) -> list[Any]:
+    """The leaves of a plain model's output, of some rows where they have them."""
+    leaves = pytree.tree_leaves(output)
+    return [v[part] if isinstance(v, torch.Tensor) and v.dim() and len(v) == rows else v for v in leaves]
+
+
+def compared(model: Any, plain: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[float, int]:
+    """The largest difference between the outputs for a batch, and how many tensors they have."""
+    part, own = own_part(model, batch)
+    with torch.no_grad():
+        ours, theirs = model(**own), plain(**batch)
+    assert type(ours) is type(theirs)
+    expected = results(theirs, part, len(next(iter(batch.values()))))
+    found = pytree.tree_leaves(ours)
+    assert len(found) == len(expected)
+    far, count = 0.0, 0
+    for a, b in zip(found, expected, strict=True):
+        if not isinstance(b, torch.Tensor):
+            assert a == b
+            continue
+        assert a.shape == b.shape, (a.shape, b.shape)
+        assert a.dtype == b.dtype
+        count += 1
+        far = max(far, difference(a.double(), b.double()))
+    return far, count
+
+
+def evaluated(
+    rank: int, world: int, name: str, mesh: Mesh, batch: str, seeds: list[Any], shapes: list[tuple[int, int]]
+) -> list[tuple[float, int, int]]:
+    """How far evaluations of several shapes are from the plain model's, under plans of several seeds; how
+    many tensors they have, and how many shares there are."""
+    found = []
+    for seed in seeds:
+        model, plain = pair(name, mesh, seed, batch=batch)
+        for rows, length in shapes:
+            found.append((*compared(model, plain, batch_of(name, rows, length)), model.data_world))
+    return found
+
+
+def trained_between(rank: int, world: int, mesh: Mesh) -> list[float]:
+    """Evaluations before and after a step see the weights as they are then."""
+    model, plain = pair("tagged", mesh, None, batch="share")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, plain)]
+    far = []
+    for _ in range(2):
+        far.append(compared(model, plain, batch_of("tagged", 8, 9))[0])
+        batch = batch_of("tagged", 8, 6)
+        _, own = own_part(model, batch)
+        for each, call, optimizer in zip((model, plain), (own, batch), optimizers, strict=True):
+            each.train()(**call)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            each.eval()
+    return far
+
+
+def without_labels(rank: int, world: int, name: str, mesh: Mesh) -> tuple[float, int]:
+    """A call that has no targets, with another number of rows."""
+    model, plain = pair(name, mesh, None, batch="share")
+    call = batch_of(name, 13, 7)
+    part, own = own_part(model, call)
+    call.pop("labels")
+    with torch.no_grad():
+        ours = model(**{name: value for name, value in own.items() if name != "labels"})
+        theirs = plain(**call)
+    key = "logits" if "logits" in theirs else "scores"
+    return difference(ours[key], theirs[key][part]), int("loss" in ours)
+
+
+def loss_alone(rank: int, world: int, mesh: Mesh) -> tuple[list[float], bool, int]:
+    """Losses where nothing else is wanted; whether all else is None, and how many forms were captured."""
+    model, plain = pair("gpt2_ignored", mesh, None, batch="share", outputs="loss")
+    far, none = [], True
+    for shape in ((4, 16), (6, 16), (5, 11)):
+        batch = batch_of("gpt2_ignored", *shape)
+        _, own = own_part(model, batch)
+        with torch.no_grad():
+            ours, theirs = model(**own), plain(**batch)
+        far.append(difference(ours.loss, theirs.loss))
+        none &= ours.logits is None
+    return far, none, len(model._tensoropt.evaluator._forms)
+
+
+def refused(rank: int, world: int) -> dict[str, str]:
+    """What is said where ranks evaluate unlike calls, and where rows cannot be added."""
+    model, _ = pair("tagged", (1, 2), None, batch="share")
+    scored, _ = pair("scored", (1, 2), None, batch="share")
+    same, _ = pair("tagged", (1, 2), 2)
+    long, short, other = batch_of("tagged", 4, 9), batch_of("tagged", 4, 7), batch_of("tagged", 8, 6)
+    other["ids"] = (other["ids"] + rank) % 32
+    said = {}
+    with torch.no_grad():
+        said["lengths"] = refusal(lambda: model(**(long if rank else short)))
+        said["called"] = refusal(lambda: model(**long, other=3))
+        said["rows"] = refusal(lambda: scored(**batch_of("scored", 3 + rank, 6)))
+        said["well"] = refusal(lambda: scored(**batch_of("scored", 3, 6)))
+        said["values"] = refusal(lambda: same(**other))
+    return said
+
+
+def other_kinds(rank: int, world: int, mesh: Mesh) -> tuple[float, list[str], str]:
+    """What other kinds of plans evaluate, what they say about outputs, and about another length."""
+    model, plain = pair("gpt2_ignored", mesh, 3)
+    batch = batch_of("gpt2_ignored", 4, 16)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours, _ = model(**batch), model(**batch)
+        said = [str(w.message) for w in caught if "evaluated" in str(w.message)]
+        theirs = plain(**batch)
+        longer = refusal(lambda: model(**batch_of("gpt2_ignored", 4, 20)))
+    assert ours.logits is None
+    return difference(ours.loss, theirs.loss), said, longer

@@ -1,0 +1,98 @@
+"""Evaluation by plans: all that the model returns, for any shape, as one process without a plan has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tensoropt.ranks.pool import RankPool
+from tests.execute import evaluation_jobs as jobs
+
+pytestmark = pytest.mark.distributed
+NEAR = 1e-5
+
+
+def check(found: list[list[tuple[float, int, int]]], tensors: int) -> None:
+    for each in found:
+        for far, count, _ in each:
+            assert far < NEAR
+            assert count == tensors
+
+
+SHAPES = [(8, 6), (21, 6), (5, 9)]
+"""The plan's; more rows; fewer and longer ones."""
+
+
+@pytest.mark.parametrize(("batch", "seeds"), [("share", [None, 1]), ("global", [0])])
+def test_all_results_of_any_shape(ranks: RankPool, batch: str, seeds: list[Any]) -> None:
+    found = ranks.run(jobs.evaluated, "tagged", (1, 2), batch, seeds, SHAPES)
+    check(found, 4)
+    assert found[0][0][2] == (2 if batch == "share" else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "tensors"),
+    [
+        ("tagged", (2, 2), 4),
+        pytest.param("gpt2_ignored", (1, 2), 2, marks=pytest.mark.slow),
+        pytest.param("bert", (2, 2), 2, marks=pytest.mark.slow),
+        pytest.param("llama", (1, 2), 2, marks=pytest.mark.slow),
+    ],
+)
+def test_random_plans(ranks: RankPool, name: str, mesh: Any, tensors: int) -> None:
+    rows = 8 if name == "tagged" else 4
+    shapes, seeds = [(rows + 2, 20), (rows, 7)], [None] if name == "tagged" else [None, 3, 4]
+    check(ranks.run(jobs.evaluated, name, mesh, "share", seeds, shapes), tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(1, 2, 2), (2, 4)], ids=str)
+def test_on_four_ranks(four_ranks: RankPool, mesh: Any) -> None:
+    check(four_ranks.run(jobs.evaluated, "tagged", mesh, "share", list(range(4)), SHAPES), 4)
+
+
+def test_numbers_beside_the_loss(ranks: RankPool) -> None:
+    """They have no rows, so that each number of rows is a form of its own."""
+    check(ranks.run(jobs.evaluated, "scored", (1, 2), "share", [None], [(8, 6), (6, 9)]), 5)
+
+
+@pytest.mark.parametrize("name", ["tagged", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_calls_without_targets(ranks: RankPool, name: str) -> None:
+    for far, losses in ranks.run(jobs.without_labels, name, (1, 2)):
+        assert far < NEAR
+        assert losses == 0
+
+
+def test_weights_are_those_of_the_moment(ranks: RankPool) -> None:
+    for far in ranks.run(jobs.trained_between, (1, 2)):
+        assert max(far) < NEAR
+
+
+def test_the_loss_alone(ranks: RankPool) -> None:
+    """Only another length needs a capture."""
+    for far, none, forms in ranks.run(jobs.loss_alone, (1, 2)):
+        assert max(far) < NEAR
+        assert none
+        assert forms == 1
+
+
+def test_what_ranks_pass_unlike_is_refused_on_all(ranks: RankPool) -> None:
+    for said in ranks.run(jobs.refused):
+        assert "rank 1 evaluates ids (4, 9), labels (4, 9), but rank 0 ids (4, 7)" in said["lengths"]
+        assert "pad them to one length" in said["lengths"]
+        assert "the plan is for a call with ids, labels" in said["called"]
+        assert "ranks evaluate 3 and 4 rows" in said["rows"]
+        assert said["well"] == ""
+        assert "rank 1 passed another batch than rank 0" in said["values"]
+
+
+@pytest.mark.parametrize("mesh", [("1f1b", 2, 2), ("placed", 1)], ids=str)
+def test_other_kinds_of_plans_evaluate_the_loss(ranks: RankPool, mesh: Any) -> None:
+    for far, said, longer in ranks.run(jobs.other_kinds, mesh):
+        assert far < NEAR
+        (once,) = said
+        assert "returns its loss, and None in place of all else" in once
+        assert "(4, 16)" in longer
+        assert "(4, 20)" in longer
+        assert "with tensoropt.whole(model) as plain" in longer

@@ -344,7 +344,7 @@ class RooflineCompute:
             fitted = self.efficiencies.seconds(cls, direction, ideal) if kernels else None
             peak = self.peak(work.dtype, CostClass(cls))
             found.append(self._fixed(peak, flops, traffic, count) if fitted is None else fitted)
-        return found[0], found[1]
+        return found[0], found[1] if work.has_backward else 0.0
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
         """Return the (forward, backward) seconds of issuing one micro-batch, estimated from the number of
@@ -353,7 +353,7 @@ class RooflineCompute:
         if self.host is None:
             return 0.0, 0.0
         calls = _kernels_of(work)
-        return calls * self.host.forward_call_s, calls * self.host.backward_call_s
+        return calls * self.host.forward_call_s, calls * self.host.backward_call_s * work.has_backward
 
     def _counts_calls(self, work: Workload, facts: Facts) -> bool:
         """Return whether the seconds are those of the calls, one after another."""
@@ -370,7 +370,7 @@ class RooflineCompute:
             forward_s += there_s + self._kernel_s
             # Two launches, as in seconds().
             backward_s += back_s + 2 * self._kernel_s
-        return forward_s, backward_s
+        return forward_s, backward_s if work.has_backward else 0.0
 
     def kernels_of(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
         """Yield the class and work of each kernel of a group's forward."""

@@ -131,13 +131,17 @@ class Composer:
         """Return, for each stage, the ranges that it may be, each with the ways in which tensors may cross
         its ends.
         """
-        axes, learns = len(self.mesh.shape) - 1, self.frontiers.search.cutter.learns
+        axes, has_parameters = len(self.mesh.shape) - 1, self.frontiers.search.cutter.has_parameters
         ends_of_stages = []
         for stage in range(self.stages):
             ends = self.crossings.ends(axes, first=stage == 0, last=stage == self.stages - 1)
             ranges = itertools.product(positions[stage], positions[stage + 1])
             ends_of_stages.append(
-                {(a, b): ends for a, b in ranges if a < b and learns(a, b) and self._can_run(stage, a, b)}
+                {
+                    (a, b): ends
+                    for a, b in ranges
+                    if a < b and has_parameters(a, b) and self._can_run(stage, a, b)
+                }
             )
         return ends_of_stages
 
@@ -147,7 +151,7 @@ class Composer:
             return True
         try:
             search = self.frontiers.search
-            check_apart(self.schedule, stage, search.cutter.stage(start, stop, search.duplicated).graph)
+            check_apart(self.schedule, stage, search.cutter.stage(start, stop, search.duplicated))
         except PlanError as refusal:
             self.refused(refusal)
             return False

@@ -222,6 +222,7 @@ def assemble(
         seconds,
         blocking_sends=prices.cluster.device_type == "cpu",
         one_behind=not communicating_apart,
+        forward_only=strategy.forward_only,
     )
     after_s = _tied_s(strategy, prices) + _results_s(strategy, prices)
     communication, compute = _split(strategy, stages)
@@ -296,6 +297,7 @@ def _seconds(
     communicating_apart: bool,
 ) -> StageSeconds:
     parts, place = stage.metrics.parts, strategy.place_of(number)
+    parameters = strategy.stages[number].graph.atoms.graph.parameters
     send_s = back_s = 0.0
     if number + 1 < len(strategy.stages):
         behind = strategy.place_of(number + 1)
@@ -309,6 +311,7 @@ def _seconds(
         sync_s=float(parts.end_s[0]),
         send_s=send_s,
         send_back_s=back_s,
+        weights=0.5 if any(tensor.requires_grad for tensor in parameters) else 0.0,
     )
     scattering, slower = _three(parts.scattering_s[0]), prices.at(place).overlap.slower
     if communicating_apart:

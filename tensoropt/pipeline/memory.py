@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,8 +36,9 @@ from tensoropt.costs.effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.families.stages import ARRIVE, DEPART
+from tensoropt.pipeline.stages import departing_group
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions, schedule_named, stage_place
-from tensoropt.pipeline.timing import arriving_bytes, departing_bytes, new_buffer_bytes
+from tensoropt.pipeline.timing import arriving_bytes, crossing_bytes, departing_bytes, new_buffer_bytes
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.fact_finding import find_split_facts
 from tensoropt.profiling.facts import Facts, SplitFacts
@@ -152,6 +153,37 @@ def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> di
             reached[action.micro_batch] = tuple(received[reported:])
             reported = len(received)
     return reached
+
+
+def taken_on(
+    name: str, actions: Sequence[Sequence[Action]], stage: int
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Return the micro-batches whose tensors the next stage has surely received, of a stage that has no
+    backward: as it sends those of a later micro-batch (``("F", micro-batch)``), and where its backward would
+    be (``("B", micro-batch)``); each once, and some never before the step is over.
+
+    No gradient proves it. Schedules with one stage per place wait for what they sent before the first
+    backward, and those that wait do so before the next message. With several, a later stage of the place
+    proves it, whose forward has run.
+    """
+    schedule, found = schedule_named(name), dict[tuple[str, int], tuple[int, ...]]()
+    if stage == max(action.stage for actions_at in actions for action in actions_at):
+        return found
+    own = next(actions_at for actions_at in actions if any(action.stage == stage for action in actions_at))
+    proven = any(action.stage > stage for action in own)
+    sent: list[int] = []
+    for kind, of_stage, micro_batch in own:
+        if of_stage != stage or kind == "W":
+            continue
+        if schedule.several:
+            found["F" if kind == "F" else "B", micro_batch] = (micro_batch,) * (proven and kind != "F")
+            continue
+        taken = sent if kind != "F" or schedule.waits else []
+        found["F" if kind == "F" else "B", micro_batch] = tuple(taken)
+        taken.clear()
+        if kind == "F":
+            sent.append(micro_batch)
+    return found
 
 
 @dataclass(frozen=True)
@@ -639,8 +671,10 @@ class PlaceLedger:
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[Evaluation], numbers: Sequence[int]):
         self.entries: list[dict[tuple[str, str, str, str], float]] = []
         self._tensors = {
-            n: _StageTensors(strategy.stages[n], stages[n], given=n - 1 in numbers) for n in numbers
+            n: _StageTensors(strategy.stages[n], stages[n], given=strategy.shares_arriving(n))
+            for n in numbers
         }
+        self._first = strategy.forward_only
         self._kept: dict[tuple[int, int], float] = {}
         # What a backward leaves that has only made the gradients of inputs has no names.
         self._half_done: set[tuple[int, int]] = set()
@@ -665,7 +699,7 @@ class PlaceLedger:
         own = self._tensors[stage]
         # A backward that is taken apart has other tensors alive than a whole one.
         whole = {"F": own.forward, "B": own.backward}.get(
-            kind, own.backward if kind == "W" and not stage else []
+            kind, own.backward if kind == "W" and stage == self._first else []
         )
         label = "needed in forward" if kind == "F" else "needed in backward"
         entries |= _named(stage, micro_batch, whole, label, "transient", needed)
@@ -716,6 +750,8 @@ class _TransientMemory:
         capability: Capability | None,
     ):
         self.schedule, self.last = schedule_named(strategy.schedule), len(strategy.stages) - 1
+        # The first stage with a backward, which returns no gradients.
+        self.first = strategy.forward_only
         self.at_place = frozenset(strategy.stages_at(place))
         self.kept = self.on_the_way = self.trailing = 0.0
         self._micro_batches = strategy.micro_batches
@@ -729,7 +765,7 @@ class _TransientMemory:
         self._alone: set[tuple[int, int]] = set()
         shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
         self._expected = receipts(strategy.schedule, *shape)[place]
-        self._taken = _taken(strategy.schedule, *shape)
+        self._taken, self._taken_on = _taken(strategy.schedule, *shape)
         self._arriving = {n: arriving_bytes(strategy, n) for n in self.at_place}
         self._back = {n: _back_bytes(strategy, n, stages[n]) for n in self.at_place}
         # A stage at this place passes them on as they are.
@@ -737,17 +773,23 @@ class _TransientMemory:
             n: self._back.get(n + 1, departing_bytes(strategy, n, learning=True)) for n in self.at_place
         }
         # What a stage at this place has made, which holds it until its own backward.
-        self._given = {n: self._arriving[n] if n - 1 in self.at_place else 0 for n in self.at_place}
-        self._given_between = {
-            n: _kept_given(stages[n]) if n - 1 in self.at_place else 0 for n in self.at_place
+        shares = strategy.shares_arriving
+        self._given = {n: self._arriving[n] if shares(n) else 0 for n in self.at_place}
+        self._given_between = {n: _kept_given(stages[n]) if shares(n) else 0 for n in self.at_place}
+        # What a stage without a backward holds until it has come, and one with a backward until that.
+        self._sent_on = {n: departing_bytes(strategy, n) for n in self.at_place if n < self.first}
+        self._sent_with = {
+            n: _sent_bytes(strategy, n, stages[n], given=shares(n)) if n >= self.first else 0
+            for n in self.at_place
         }
         self._parts = {n: stages[n].metrics.parts for n in self.at_place}
         self._split: dict[int, _SplitBackward] = {}
         self._both_half_done: dict[int, _BothHalfDone] = {}
         following: _Apart | None = None
-        for n in sorted(self.at_place - {0}, reverse=True) if self.schedule.apart else ():
+        apart = [n for n in self.at_place if n > self.first and self.schedule.apart]
+        for n in sorted(apart, reverse=True):
             following = following if n + 1 in self.at_place else None
-            stage = _Apart(stages[n], capability, following, given=n - 1 in self.at_place)
+            stage = _Apart(stages[n], capability, following, given=shares(n))
             self._split[n] = stage.split()
             if following is not None:
                 self._both_half_done[n] = stage.both_half_done()
@@ -759,20 +801,28 @@ class _TransientMemory:
         """
         kind, stage, micro_batch = action
         self.on_the_way += sum(map(self._room, self._expected[number]))
+        if kind != "F" and stage < self.first:
+            if kind in "BI":
+                self._release_sent("B", stage, micro_batch)
+            return 0.0
         parts, shared = self._parts[stage], self._given_between[stage]
-        between = float(parts.between_bytes[0]) - shared
+        between = float(parts.between_bytes[0]) + self._sent_with[stage] - shared
         if kind == "F":
-            if stage and stage - 1 not in self.at_place:
+            if stage and (stage - 1 not in self.at_place or stage <= self.first):
                 self.on_the_way -= self._arriving[stage]
             self._release_arrived(stage, micro_batch)
-            return float(parts.forward_bytes[0]) - self._given[stage]
+            # At its end all that is sent is alive, of which the simulator knows only what backward keeps.
+            return max(float(parts.forward_bytes[0]) - self._given[stage], self._sent_on.get(stage, 0))
         if kind in "BI" and stage < self.last:
             # Received by message, or taken from the next stage at this place.
             self.on_the_way -= self._coming_back[stage]
-        if kind == "B" or stage == 0:
+        if kind == "B" or stage == self.first:
             if kind == "I":
+                self.kept -= self._sent_with[stage]
                 return self._coming_back[stage]
-            self.kept -= between + (self._coming_back[stage] if kind == "W" else 0.0)
+            if kind == "W":
+                between += self._coming_back[stage] - self._sent_with[stage]
+            self.kept -= between
             return self._with_gradients(stage, float(parts.backward_bytes[0])) - shared
         split = self._split[stage]
         if kind == "I":
@@ -792,23 +842,30 @@ class _TransientMemory:
     def end(self, action: Action) -> None:
         """End an action."""
         kind, stage, micro_batch = action
+        if kind != "F" and stage < self.first:
+            return
         if kind == "F":
-            self.kept += float(self._parts[stage].between_bytes[0]) - self._given_between[stage]
+            self.kept += float(self._parts[stage].between_bytes[0]) + self._sent_with[stage]
+            self.kept -= self._given_between[stage]
+            if stage < self.first:
+                self.on_the_way += self._sent_on[stage]
+                self._release_sent("F", stage, micro_batch)
             if micro_batch == self._micro_batches - 1:
                 self.on_the_way += self._buffers[stage]
         elif kind == "I":
-            # No stage waits for a gradient of the first stage: all of its backward comes later.
-            self.kept += self._split[stage].between_bytes if stage else self._coming_back[stage]
-        if kind == "I" and stage:
+            # No stage waits for a gradient of the first one with a backward: all of that comes later.
+            whole = stage == self.first
+            self.kept += self._coming_back[stage] if whole else self._split[stage].between_bytes
+        if kind == "I" and stage > self.first:
             self._half_done[stage, micro_batch] = 0.0
-        if kind == "I" and (stage + 1, micro_batch) in self._half_done:
-            both = self._both_half_done[stage]
+        both = self._both_half_done.get(stage)
+        if kind == "I" and both is not None and (stage + 1, micro_batch) in self._half_done:
             self.on_the_way += both.given_bytes + both.sent_bytes
             self._half_done[stage + 1, micro_batch] = both.sent_bytes
             self._alone.add((stage + 1, micro_batch))
         if kind == "W":
             self.on_the_way -= self._half_done.pop((stage, micro_batch), 0.0)
-        if kind in "BI" and stage:
+        if kind in "BI" and stage > self.first:
             back = self._back[stage]
             self.on_the_way += back - self._sent
             if self.schedule.waits:
@@ -826,7 +883,13 @@ class _TransientMemory:
         """Return the bytes of a backward, which begins with all gradients that come back, in addition to
         everything kept.
         """
-        return max(needed, float(self._parts[stage].between_bytes[0]) + self._coming_back[stage])
+        kept = float(self._parts[stage].between_bytes[0]) + self._sent_with[stage]
+        return max(needed, kept + self._coming_back[stage])
+
+    def _release_sent(self, kind: str, stage: int, micro_batch: int) -> None:
+        """Release what a stage without a backward sent and what has come by now."""
+        if stage + 1 not in self.at_place:
+            self.on_the_way -= self._sent_on[stage] * len(self._taken_on[stage].get((kind, micro_batch), ()))
 
     def _release_arrived(self, stage: int, micro_batch: int) -> None:
         """Release the sent messages that have arrived by now."""
@@ -852,18 +915,18 @@ def arriving_tensors(graph: GroupGraph) -> frozenset[str]:
     return frozenset(group.anchor.outputs[0] for group in graph.groups if group.anchor.target == ARRIVE)
 
 
-_OfStage = Callable[[Evaluation], int]
+_Found = TypeVar("_Found")
 
 
-def _once_each(bytes_of: _OfStage) -> _OfStage:
+def _once_each(of_stage: Callable[[Evaluation], _Found]) -> Callable[[Evaluation], _Found]:
     """Return the function, which is called once for each evaluation: a stage is in many pipelines, and at
     many places of them."""
-    known: WeakKeyDictionary[Evaluation, int] = WeakKeyDictionary()
+    known: WeakKeyDictionary[Evaluation, _Found] = WeakKeyDictionary()
 
-    @wraps(bytes_of)
-    def of(evaluation: Evaluation) -> int:
+    @wraps(of_stage)
+    def of(evaluation: Evaluation) -> _Found:
         if evaluation not in known:
-            known[evaluation] = bytes_of(evaluation)
+            known[evaluation] = of_stage(evaluation)
         return known[evaluation]
 
     return of
@@ -909,13 +972,48 @@ def _given_back(evaluation: Evaluation) -> int:
     )
 
 
+def _sent_bytes(strategy: PipelinedStrategy, number: int, stage: Evaluation, *, given: bool) -> int:
+    """Return the bytes of tensors without a gradient that a stage sends on and keeps for nothing else, of a
+    micro-batch; schedules hold them until its backward.
+
+    Args:
+        given: whether what arrives is what the previous stage has at the same place.
+    """
+    tensors, graph = strategy.graph.atoms.graph.tensors, stage.batch.graph
+    departing = strategy.parts[number].departing
+    if all(tensors[name].requires_grad for name in departing):
+        return 0
+    elsewhere = _kept_tensors(stage) | (arriving_tensors(graph) if given else frozenset())
+    simulated = (group.reads[0] for group in graph.groups if group.anchor.target == DEPART)
+    return sum(
+        crossing_bytes(strategy.stages[number], departing_group(name), name)
+        for name, there in zip(departing, simulated, strict=True)
+        if not tensors[name].requires_grad and there not in elsewhere
+    )
+
+
+@_once_each
+def _kept_tensors(evaluation: Evaluation) -> frozenset[str]:
+    """Return the tensors that a stage, evaluated alone, has alive between its forward and its backward."""
+    batch = evaluation.batch
+    end = batch.schedule.forward_end
+    lifetimes = lower(batch).lifetimes()
+    return frozenset(named.tensor for named, first, last, *_ in lifetimes if first <= end < last)
+
+
+_Arrivals = dict[tuple[str, int], tuple[int, ...]]
+
+
 @lru_cache(maxsize=256)
 def _taken(
     name: str, places: int, per_place: int, micro_batches: int
-) -> tuple[dict[int, tuple[int, ...]], ...]:
-    """Return what :func:`taken_back` finds for each stage."""
-    actions = place_actions(name, places, per_place, micro_batches)
-    return tuple(taken_back(name, actions, stage) for stage in range(places * per_place))
+) -> tuple[tuple[dict[int, tuple[int, ...]], ...], tuple[_Arrivals, ...]]:
+    """Return what :func:`taken_back` finds for each stage, and what :func:`taken_on` does."""
+    actions, stages = place_actions(name, places, per_place, micro_batches), range(places * per_place)
+    return (
+        tuple(taken_back(name, actions, stage) for stage in stages),
+        tuple(taken_on(name, actions, stage) for stage in stages),
+    )
 
 
 _WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}

@@ -45,7 +45,8 @@ def place_requests(
         capability: the compute capability whose attention kernels are asked what they keep.
     """
     numbers = strategy.stages_at(place)
-    made = _PlaceRequests({n: _StageRequests(stages[n], given=n - 1 in numbers) for n in numbers})
+    of_stages = {n: _StageRequests(stages[n], given=strategy.shares_arriving(n)) for n in numbers}
+    made = _PlaceRequests(of_stages, strategy.forward_only)
     for _ in memory_of_actions(strategy, stages, place, actions, capability, made):
         pass
     stored = [stored_blocks(stages[n].batch, 0) for n in numbers]
@@ -166,15 +167,16 @@ class _PlaceRequests:
 
     Args:
         stages: the requests of the place's stages, by number.
+        first: the first stage of the pipeline that has a backward.
 
     Attributes:
         step, end: the requests of all actions, and of the step's end.
     """
 
-    def __init__(self, stages: Mapping[int, _StageRequests]):
+    def __init__(self, stages: Mapping[int, _StageRequests], first: int):
         self.step: list[Request] = []
         self.end: list[Request] = []
-        self._stages = stages
+        self._stages, self._first = stages, first
         self._messages, self._gradients = (_Blocks(self.step, name) for name in ("messages", "gradients"))
         # For each micro-batch the bytes that it keeps; the blocks of its stage's step among them; the rest.
         self._kept: Counter[_MicroBatch] = Counter()
@@ -201,12 +203,12 @@ class _PlaceRequests:
         if kind == "F":
             self._between[key] = list(_named(key, of_stage.between))
             self.step += _named(key, of_stage.forward.needing(round(needed)))
-        elif kind == "B" or (kind == "W" and not stage):
+        elif kind == "B" or (kind == "W" and stage == self._first):
             rest.hold(0)
             del self._between[key]
             self.step += _named(key, of_stage.backward.needing(round(needed)))
         else:
-            if stage:
+            if stage > self._first:
                 rest.adopt(self._between.pop(key, ()))
             if (size := round(needed) - rest.bytes) > 0:
                 self.step += [Request(WORKSPACE, size), Request(WORKSPACE, 0)]

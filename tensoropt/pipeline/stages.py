@@ -39,7 +39,7 @@ from tensoropt.sharding.groups import (
     GroupGraph,
     Label,
 )
-from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.regions import find_regions, repeated_blocks
 from tensoropt.types import Itself
 
 
@@ -56,6 +56,22 @@ class Stage:
     graph: GroupGraph
     arriving: tuple[str, ...]
     departing: tuple[str, ...]
+
+    @cached_property
+    def has_backward(self) -> bool:
+        """Whether it has a backward: something that it sends on has a gradient, or the loss. Stages before
+        the first trained parameter have none, and keep nothing for one.
+        """
+        return self._have_gradients(self.departing or self.graph.atoms.graph.outputs)
+
+    @cached_property
+    def returns_gradients(self) -> bool:
+        """Whether the stage before it waits for gradients of what it sent."""
+        return self._have_gradients(self.arriving)
+
+    def _have_gradients(self, names: Iterable[str]) -> bool:
+        graph = self.graph.atoms.graph
+        return graph.training and any(graph.tensors[name].requires_grad for name in names)
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
         """Return the strategy by which each group of the stage follows the batch, given those of the whole
@@ -202,31 +218,41 @@ class Cutter:
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """The positions at which the graph can be cut into two stages that both have trained parameters."""
-        learning = [
+        """The positions at which the graph can be cut into two stages that both have parameters, trained or
+        frozen."""
+        if not self.source.training:
+            return tuple(range(1, len(self.graph.groups)))
+        having = [n for n, group in enumerate(self.graph.groups) if group.parameters or group.shared]
+        if not having or self._trained_from == len(self.graph.groups):
+            return ()
+        # The loss is made after every cut.
+        last = min(having[-1], self.place[self.maker[self.source.outputs[0]].name])
+        return tuple(cut for cut in range(having[0] + 1, last + 1) if self._goes_on(cut))
+
+    @cached_property
+    def _trained_from(self) -> int:
+        """The position of the first group that trains a parameter; behind all groups if none does."""
+        trained = (
             number
             for number, group in enumerate(self.graph.groups)
             if any(self.graph.learns(n, group.name) for n in (*group.parameters, *group.shared))
-        ]
-        if not self.source.training:
-            return tuple(range(1, len(self.graph.groups)))
-        if not learning:
-            return ()
-        # The loss is made after every cut, and each stage hands a gradient to the previous one.
-        last = min(learning[-1], self.place[self.maker[self.source.outputs[0]].name])
-        return tuple(
-            cut
-            for cut in range(learning[0] + 1, last + 1)
-            if any(self.source.tensors[n].requires_grad for n in self.crossing(cut))
         )
+        return next(trained, len(self.graph.groups))
 
-    def learns(self, start: int, stop: int) -> bool:
-        """Return whether a range of groups has parameters that are trained."""
-        return not self.source.training or any(
-            self.graph.learns(n, group.name)
-            for group in self.graph.groups[start:stop]
-            for n in (*group.parameters, *group.shared)
-        )
+    def _goes_on(self, cut: int) -> bool:
+        """Return whether a stage that begins here needs something of the one before it: if that trains
+        parameters, something with a gradient, which it hands back.
+        """
+        if cut <= self._trained_from:
+            return bool(self.crossing(cut, self.duplicable))
+        return any(self.source.tensors[n].requires_grad for n in self.crossing(cut))
+
+    def has_parameters(self, start: int, stop: int) -> bool:
+        """Return whether a range of groups has parameters, trained or frozen, without which it is no stage of
+        a training step.
+        """
+        groups = self.graph.groups[start:stop]
+        return not self.source.training or any(group.parameters or group.shared for group in groups)
 
     def beginning(self, name: str) -> int:
         """Return the cut before a group, or before the first group of a module, by its name.
@@ -265,11 +291,11 @@ class Cutter:
                 raise PlanError(f"the stage that begins with {where} is empty; give cuts in order, each once")
             if start and start not in self.cuts:
                 raise PlanError(
-                    f"a stage cannot begin with {where}: every stage needs trained parameters and hands a "
-                    "gradient to the one before it"
+                    f"a stage cannot begin with {where}: every stage has parameters and needs something of "
+                    "the one before it, with a gradient if something before is trained; move its cut"
                 )
-            if not self.learns(start, stop):
-                raise PlanError(f"the stage that begins with {where} has no trained parameters; move its cut")
+            if not self.has_parameters(start, stop):
+                raise PlanError(f"the stage that begins with {where} has no parameters; move its cut")
         return tuple(self.stage(start, stop, duplicated) for start, stop in pairwise(ends))
 
     def stage(self, start: int, stop: int, duplicated: frozenset[str] = frozenset()) -> Stage:
@@ -493,14 +519,24 @@ def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
 
 
 def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
-    """Return the bytes of the parameters that each group uses, (groups,)."""
+    """Return the bytes that training stores for the parameters that each group uses, (groups,): beside a
+    trained one its gradient and two states.
+    """
     tensors = graph.atoms.graph.tensors
-    return np.array([float(sum(tensors[n].bytes for n in (*g.parameters, *g.shared))) for g in graph.groups])
+
+    def stored(name: str) -> float:
+        return float(tensors[name].bytes * (_STORED_IF_TRAINED if tensors[name].requires_grad else 1))
+
+    return np.array([sum(map(stored, (*group.parameters, *group.shared))) for group in graph.groups])
+
+
+_STORED_IF_TRAINED = 4
+"""The tensors that are stored for a trained parameter: an assumption, true of Adam."""
 
 
 def block_cuts(cutter: Cutter) -> list[int]:
     """Return the cuts before repeated blocks."""
-    starts = {cutter.place[region.groups[0]] for region in find_regions(cutter.graph)}
+    starts = {cutter.place[region.groups[0]] for region in repeated_blocks(cutter.graph)}
     return [cut for cut in cutter.cuts if cut in starts]
 
 
@@ -529,7 +565,7 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
     Raises:
         PlanError: there are fewer blocks than stages, or the model cannot be cut between them.
     """
-    blocks = find_regions(cutter.graph)
+    blocks = repeated_blocks(cutter.graph)
     ends = bool(blocks) and has_ends(cutter)
     if not blocks or len(blocks) + 2 * ends < stages:
         raise PlanError(f"{len(blocks)} repeated blocks are fewer than {stages} stages; give fewer stages")
@@ -550,7 +586,7 @@ def has_ends(cutter: Cutter) -> bool:
     """Return whether the parts of a model before the first and after the last repeated block can be
     stages.
     """
-    blocks = find_regions(cutter.graph)
+    blocks = repeated_blocks(cutter.graph)
     if not blocks:
         return False
     first, last = cutter.place[blocks[0].groups[0]], cutter.place[blocks[-1].groups[-1]]

@@ -289,17 +289,17 @@ class UnfitParameter:
     why: str
 
 
-def check_apart(schedule: str, number: int, graph: GroupGraph) -> None:
+def check_apart(schedule: str, number: int, stage: Stage) -> None:
     """Refuse a stage whose backward cannot be taken apart.
 
     Args:
-        number: the stage's number. The first stage's backward is not taken apart, as nobody waits for the
-            gradients that it would return.
+        number: the stage's number. The backward of the first stage that has one is not taken apart, as nobody
+            waits for the gradients that it would return.
 
     Raises:
         PlanError: a parameter prevents it; the message names the parameter.
     """
-    if number and (unfit := unfit_parameter(graph)) is not None:
+    if stage.returns_gradients and (unfit := unfit_parameter(stage.graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
             f"only if a single operator combines it with arriving tensors; for {unfit.parameter} in stage "
@@ -308,8 +308,8 @@ def check_apart(schedule: str, number: int, graph: GroupGraph) -> None:
 
 
 def unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
-    """Return a parameter of a stage (any but the first) whose gradient cannot be made separately; None for
-    most stages.
+    """Return a parameter of a stage that returns gradients which cannot be made separately; None for most
+    stages.
     """
     number = id(graph)
     cached = _KNOWN.get(number)
@@ -538,6 +538,8 @@ class PipelinedStrategy:
         their results.
         """
         for number, strategy in enumerate(self.stages):
+            if number < self.forward_only:
+                continue
             moves = any(any(strategy.steps(edge)) for edge in strategy.edges() if edge.kind != "output")
             if moves or strategy.recomputed or _kernels_communicate(strategy):
                 operation = (
@@ -551,12 +553,24 @@ class PipelinedStrategy:
                     "or interleaved_1f1b"
                 )
             # Kept for the stages' own graphs, which plans with the same cuts share, so each is checked once.
-            check_apart(self.schedule, number, self.parts[number].graph)
+            check_apart(self.schedule, number, self.parts[number])
 
     @cached_property
     def parts(self) -> tuple[Stage, ...]:
         """The graphs of the stages."""
         return (self.cutter or cutter_of(self.graph)).stages(self.cuts, self.duplicated)
+
+    @cached_property
+    def forward_only(self) -> int:
+        """The number of first stages that have no backward, as nothing is trained in them and before them;
+        the stage behind them returns no gradients."""
+        return next((n for n, part in enumerate(self.parts) if part.has_backward), len(self.parts))
+
+    def shares_arriving(self, stage: int) -> bool:
+        """Return whether what arrives in a stage lies in the memory of the one before it, at the same place,
+        which keeps it for its own backward.
+        """
+        return stage > self.forward_only and self.place_of(stage - 1) == self.place_of(stage)
 
     @property
     def mesh(self) -> AxisSizes:

@@ -311,6 +311,8 @@ class ScheduleTimes:
             ranks, whose cores copy messages.
         one_behind: whether a place, as a backward ends, waits for the gradients of its previous backward, so
             that those of no more than one backward are under way.
+        forward_only: the number of first stages that have no backward: their actions in its place take no
+            time and wait for nothing, and the stage behind them sends nothing back.
 
     Attributes:
         stages: the seconds of each stage.
@@ -331,10 +333,11 @@ class ScheduleTimes:
         *,
         blocking_sends: bool = False,
         one_behind: bool = False,
+        forward_only: int = 0,
     ):
         self.stages = stages
         parts = tuple(seconds.parts for seconds in stages)
-        self._tasks = _step_tasks(Itself(actions), parts, blocking_sends, one_behind)
+        self._tasks = _step_tasks(Itself(actions), parts, blocking_sends, one_behind, forward_only)
         # Not kept: a step of many micro-batches has 100,000 tasks, and a search has many steps in memory.
         durations, starts, ends, _ = self._tasks.times(stages)
         self.total_s = float(ends.max())
@@ -363,8 +366,9 @@ def _step_tasks(
     parts: tuple[StageParts, ...],
     blocking_sends: bool,
     one_behind: bool,
+    forward_only: int,
 ) -> _StepTasks:
-    return _StepTasks(actions.content, parts, blocking_sends, one_behind)
+    return _StepTasks(actions.content, parts, blocking_sends, one_behind, forward_only)
 
 
 class _StepTasks:
@@ -384,9 +388,10 @@ class _StepTasks:
         parts: Sequence[StageParts],
         blocking_sends: bool,
         one_behind: bool,
+        forward_only: int,
     ):
         self._actions, self._parts = actions, parts
-        self._blocking, self._one_behind = blocking_sends, one_behind
+        self._blocking, self._one_behind, self._forward_only = blocking_sends, one_behind, forward_only
         self._place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
         self._micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
         # Of each task: its stage, what it is of StageSeconds.durations, its channel, its predecessors.
@@ -516,9 +521,13 @@ class _StepTasks:
         before, reduced, begun = list[int](), list[int](), set[int]()
         for action in self._actions[place]:
             kind, stage, micro_batch = action
-            parts = self._parts[stage]
-            work = self._add(f"{kind}{phase_of(micro_batch, self._micro_batches)}", stage, before)
+            parts, empty = self._parts[stage], kind != "F" and stage < self._forward_only
+            what = "nothing" if empty else f"{kind}{phase_of(micro_batch, self._micro_batches)}"
+            work = self._add(what, stage, before)
             self._labels[work] = kind, place, stage, micro_batch
+            if empty:
+                before = [work]
+                continue
             if kind != "W" and (kind != "F" or stage):
                 self._needs.append((before, ("F" if kind == "F" else "B", stage, micro_batch)))
             if kind == "F" and stage not in begun and gathers[stage]:
@@ -539,7 +548,7 @@ class _StepTasks:
                 self._brings["B", stage, micro_batch] = end
             elif kind == "F":
                 goes_on = self._send("S", action, stage + 1, parts.send, end)
-            elif kind != "W" and stage:
+            elif kind != "W" and stage > self._forward_only:
                 goes_on = self._send("R", action, stage - 1, parts.send_back, end)
             before = [goes_on]
         return before[0], reduced

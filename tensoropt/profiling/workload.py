@@ -125,6 +125,11 @@ class Workload:
         dtypes = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
         return min(dtypes, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
 
+    @property
+    def has_backward(self) -> bool:
+        """Whether it has a backward: something that it reads has a gradient."""
+        return any(spec.requires_grad for _, spec, _ in self.inputs)
+
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
         """The tensors made inside that are not needed after each call, per call."""

@@ -237,6 +237,8 @@ class _PipelinedStep(_SimulatedStep):
         follows when all are done."""
         times, parts, devices = self.evaluated.times, len(self.evaluated.loads), self._devices
         for event in times.happenings:
+            if event.kind in "BIW" and event.stage < self.strategy.forward_only:
+                continue
             phase, stage, place = _PHASES[event.kind], f"stage {event.stage}", event.place
             number = "" if event.micro_batch == NO_MICRO_BATCH else f"micro-batch {event.micro_batch}, "
             link = f"link {numbered(place, parts, devices)}"

@@ -344,8 +344,8 @@ class _Finder:
         if possible:
             remedy = f"ask for this many stages: {', '.join(map(str, possible))}"
         return (
-            "stages lie on equal parts of the devices, and are cut where both sides have trained parameters; "
-            f"{allowed}; {remedy}"
+            "stages lie on equal parts of the devices, each with parameters, trained or frozen, and each but "
+            f"the first needs something of the one before; {allowed}; {remedy}"
         )
 
     @property

@@ -69,9 +69,21 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
         return ()
     if graph.regions is not None:
         return tuple(_region(graph, name, groups) for name, groups in graph.regions)
-    levels = (_blocks(graph, depth) for depth in range(_deepest(graph)))
-    candidates = [blocks for blocks in levels if len(blocks) > 1]
-    return min(candidates, key=lambda blocks: _bytes_when_recomputed(graph, blocks), default=())
+    return _best_level(graph, lambda groups: _has_backward(graph, groups))
+
+
+def repeated_blocks(graph: GroupGraph) -> tuple[Region, ...]:
+    """Return the blocks of a whole training graph, in execution order, with those before the first trained
+    parameter, which no gradient reaches and nothing recomputes. Empty for inference.
+    """
+    return _best_level(graph, lambda _: True) if graph.atoms.graph.training else ()
+
+
+def _best_level(graph: GroupGraph, wanted: Callable[[Sequence[Group]], bool]) -> tuple[Region, ...]:
+    """Return the wanted blocks of the level at which recomputing all of them needs the least memory."""
+    levels = (_blocks(graph, depth, wanted) for depth in range(_deepest(graph)))
+    several = [blocks for blocks in levels if len(blocks) > 1]
+    return min(several, key=lambda blocks: _bytes_when_recomputed(graph, blocks), default=())
 
 
 def _region(graph: GroupGraph, name: str, groups: tuple[str, ...]) -> Region:
@@ -140,7 +152,7 @@ def _block(group: Group, depth: int) -> str:
     return ".".join(path[: numbers[depth] + 1]) if len(numbers) > depth else ""
 
 
-def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
+def _blocks(graph: GroupGraph, depth: int, wanted: Callable[[Sequence[Group]], bool]) -> tuple[Region, ...]:
     regions: list[Region] = []
     times: dict[str, int] = {}
     # Neighbours only: a block that runs a second time later is a separate region, because otherwise
@@ -150,7 +162,7 @@ def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
         if not name or len(groups) < _MIN_GROUPS:
             continue
         # The executor makes one call of a region, so the region must not wait for itself in the middle.
-        if not _has_backward(graph, groups) or not _runs_at_once(graph, groups):
+        if not wanted(groups) or not _runs_at_once(graph, groups):
             continue
         times[name] = times.get(name, 0) + 1
         label = name if times[name] == 1 else f"{name}#{times[name]}"

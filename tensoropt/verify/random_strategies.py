@@ -306,7 +306,7 @@ def random_pipeline(
                 )
                 stored.update(strategies[-1].stored)
             return PipelinedStrategy(graph, cuts, remade, tuple(strategies), schedule, places)
-        except PlanError as refused:  # a stage that does not learn, copies of a tied parameter at one place
+        except PlanError as refused:  # a stage without parameters, copies of a tied parameter at one place
             error = refused
     why = error or f"the model can be cut at {len(cutter.cuts)} places"
     raise TensorOptError(f"no pipeline of {stages} stages was found: {why}")

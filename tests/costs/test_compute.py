@@ -225,6 +225,20 @@ def test_fused_neighbours_are_one_kernel_of_a_gpu(device):
     assert fused == pytest.approx((6e9 * byte_s + 3 * KERNEL_S, 12e9 * byte_s + 6 * KERNEL_S))
 
 
+@pytest.mark.parametrize("cluster", ["dgx-v100", "cpu:1"])
+def test_what_reads_nothing_with_a_gradient_has_no_backward(cluster):
+    """Frozen first layers, masks, tables of positions: on data sheets as where it is measured."""
+    trained = work("aten.linear.default")
+    (name, spec, role), *_ = trained.inputs
+    frozen = replace(trained, inputs=((name, replace(spec, requires_grad=False), role),))
+    costs = RooflineCompute(load_cluster(cluster).device, "adam")
+    for of in (facts(1e9, 10**6), by_call(1e9, CallWork(1e9, 10**6, 10**6))):
+        forward, backward = costs.seconds(trained, of)
+        assert backward > 0
+        assert costs.seconds(frozen, of) == (forward, 0.0)
+    assert costs.host_seconds(frozen) == (costs.host_seconds(trained)[0], 0.0)
+
+
 def test_cpu_ranks_are_priced_as_a_group():
     core = load_cluster("cpu:1").device
     product, activation = CallWork(1e10, 10**6, 10**6), CallWork(0.0, 10**8, 10**8)

@@ -15,9 +15,12 @@ ROUNDING = 2e-4
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("mesh", "seed"),
-    [((1, 2), 3), ((2, 2), 5), (("1f1b", 2, 2), 3), (("1f1b", 2, 2), 4), (("placed", 1), 3)],
+    [
+        ((1, 2), 3), ((2, 2), 5), (("1f1b", 2, 2), 3), (("1f1b", 2, 2), 4), (("zero_bubble", 4, 2), 3),
+        (("placed", 1), 3),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_usual_loop(ranks: RankPool, mesh: tuple[Any, ...], seed: int) -> None:
     for found in ranks.run(jobs.train_alike, "transformer_frozen", mesh, seed):
         assert all(value < ROUNDING for value in found.values()), found

@@ -259,3 +259,65 @@ class Turned(nn.Module):
 
 def turned() -> Recipe:
     return Turned(), (torch.randn(64, 16, 32), torch.randint(0, 40, (64,))), {}
+
+
+def frozen_blocks(count: int, frozen: int) -> Blocks:
+    """Blocks of which the first layer and so many blocks are not trained; another one is trained no more
+    behind the first that is, if there are three."""
+    model = Blocks(count)
+    behind = range(frozen + 1, frozen + 2) if count > frozen + 2 else ()
+    for module in (model.first, *model.blocks[:frozen], *(model.blocks[n] for n in behind)):
+        module.requires_grad_(False)
+    return model
+
+
+def frozen() -> Recipe:
+    """The first layer and three of six blocks, and the second of the others."""
+    return frozen_blocks(6, 3), (torch.randn(64, 8), torch.randn(64, 8)), {}
+
+
+def frozen_but_the_last() -> Recipe:
+    """All but the last layer."""
+    model = Blocks(6)
+    model.requires_grad_(False)
+    model.last.requires_grad_(True)
+    return model, (torch.randn(64, 8), torch.randn(64, 8)), {}
+
+
+class FrozenEncoder(EncoderDecoder):
+    """The encoder and the table are not trained: what the encoder makes goes on without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for module in (self.table, self.encoder):
+            module.requires_grad_(False)
+
+
+def frozen_encoder() -> Recipe:
+    return FrozenEncoder(), _sentences(), {}
+
+
+class Adapted(nn.Module):
+    """A frozen embedding, frozen blocks with adapters of low rank in the last two, a frozen head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 24)
+        self.blocks = nn.ModuleList(Block() for _ in range(5))
+        self.head = nn.Linear(24, 40)
+        self.requires_grad_(False)
+        self.down = nn.ModuleList(nn.Linear(24, 2, bias=False) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(2, 24, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.table(x)
+        for block in self.blocks[:3]:
+            h = block(h)
+        for block, down, up in zip(self.blocks[3:], self.down, self.up, strict=True):
+            h = block(h) + up(down(h))
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+def adapted() -> Recipe:
+    x, y = (torch.randint(0, 40, (16, 6)) for _ in range(2))
+    return Adapted(), (x, y), {}

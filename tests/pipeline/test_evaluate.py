@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -23,17 +24,19 @@ from tensoropt.pipeline.evaluate import (
 )
 from tensoropt.pipeline.memory import PlaceLedger, Receipt, memory_of_actions, receipts
 from tensoropt.pipeline.points import pipelined_point
-from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions
+from tensoropt.pipeline.stages import Cutter
+from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy, place_actions
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.collectives import Collective
 from tensoropt.units import format_seconds
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
+from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.predict import rows_of
 from tensoropt.verify.random_strategies import random_pipeline
 from tensoropt.verify.recorder import compare_collectives
 from tests.costs.models import facts_of, four, problem
 from tests.costs.test_communication import make_cluster
-from tests.pipeline.models import skip, split_along_the_batch, tied
+from tests.pipeline.models import frozen, skip, split_along_the_batch, tied
 from tests.simulate.test_simulator import Hand
 
 ROWS, WEIGHT = 4 * 24 * 4, 24 * 24 * 4
@@ -319,6 +322,55 @@ def test_a_place_has_the_parameters_of_all_its_stages() -> None:
     assert [stage.metrics.memory[0, 0] for stage in found.stages] == [WEIGHT] * 4
 
 
+def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
+    """It holds what it sent until that has come: until the next message, or all forwards are over."""
+    graph = problem(frozen).graph
+    cuts, row = [Cutter(graph).beginning("blocks.2")], 24 * 4
+    few = evaluated(split_along_the_batch(graph, cuts, (4, 2), "1f1b"))
+    stored = few.stages[0].metrics.memory[0]
+    assert stored[1:].tolist()[:2] == [0.0, 0.0]
+    assert stored[0] == 4 * (8 * 24 + 24 + 2 * (2 * 24 + 2 * 24 * 48 + 48 + 24))
+    curve = kept_and_needed(few, 0)
+    assert {kept for _, kept, _ in curve} == {0}
+    needed = {name: size for name, _, size in curve}
+    sent, forward = 16 * row, needed["F0"]
+    assert needed == {
+        "F0": forward, "F1": forward + sent, "B0": 0, "F2": forward, "B1": 0, "F3": forward, "B2": 0, "B3": 0,
+        "end": 0,
+    }  # fmt: skip
+    every = {
+        name: size
+        for name, _, size in kept_and_needed(
+            evaluated(split_along_the_batch(graph, cuts, (4, 2), "gpipe")), 0
+        )
+    }
+    assert [every[f"F{n}"] for n in range(4)] == [forward + n * sent for n in range(4)]
+    assert every["B0"] == 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_a_ledger_has_what_stages_without_a_backward_hold(schedule: str) -> None:
+    graph = problem(frozen).graph
+    found = evaluated(split_along_the_batch(graph, [Cutter(graph).beginning("blocks.2")], (4, 2), schedule))
+    for place, actions in enumerate(place_actions(schedule, 2, 1, 4)):
+        ledger = PlaceLedger(found.strategy, found.stages, (place,))
+        curve = list(memory_of_actions(found.strategy, found.stages, place, actions, None, ledger))
+        lasting = found.stages[place].metrics.memory[0][:3].sum()
+        for entries, (_, kinds) in zip(ledger.entries, curve, strict=True):
+            assert sum(entries.values()) + lasting == pytest.approx(kinds.sum())
+            assert all(size >= 0 for size in entries.values())
+
+
+def test_a_step_of_stages_without_a_backward_by_hand() -> None:
+    """Place 0 goes through its forwards; place 1 never waits once it has begun."""
+    graph = problem(frozen).graph
+    found = evaluated(split_along_the_batch(graph, [Cutter(graph).beginning("blocks.3")], (4, 2), "1f1b"))
+    first, last = (stage.metrics.parts for stage in found.stages)
+    each, message = float((last.forward_s + last.backward_s)[0, 1]), 10e-6 + 16 * 24 * 4 / 10e9
+    assert found.times.total_s == pytest.approx(float(first.forward_s[0, 1]) + message + 4 * each)
+    assert found.times.sending_s == pytest.approx((4 * message, 0.0))
+
+
 # -- beside fake ranks ----------------------------------------------------------------------------
 
 
@@ -346,7 +398,11 @@ def test_ranks_issue_what_is_predicted(name: str, mesh: tuple[int, ...], schedul
     strategy = random_pipeline(loaded.graph, mesh, schedule, random.Random(1))
     found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
     assert issued.ranks_checked == list(range(strategy.devices))
-    for rank, rows in zip(issued.ranks_checked, issued.collectives_of_ranks, strict=True):
+    check_issued(found, issued)
+
+
+def check_issued(found: PipelineEvaluation, issued: RunFindings) -> None:
+    for rank, rows in zip(issued.ranks_checked or (), issued.collectives_of_ranks, strict=True):
         shown = [
             row | {"axes": [a - 1 for a in row["axes"]]} if row["kind"] != "send" else row for row in rows
         ]
@@ -420,6 +476,24 @@ def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
     strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
     found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
     assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.003)
+
+
+# The encoder's table is also the head: what is used twice is not twice at one place.
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        *itertools.product(["frozen", "adapted", "frozen_but_the_last"], SCHEDULES),
+        *itertools.product(["frozen_encoder"], ["gpipe", "1f1b", "zero_bubble"]),
+    ],
+)
+def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name: str, schedule: str) -> None:
+    loaded = load_model(ModelSpec(f"tests.pipeline.models:{name}"))
+    for seed in range(2):
+        strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
+        found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+        predicted = found.memory.sum(axis=1).tolist()
+        assert issued.memory_tracked_of_ranks == pytest.approx(predicted, rel=0.005), strategy.cuts
+        check_issued(found, issued)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])

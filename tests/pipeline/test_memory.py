@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.pipeline.evaluate import stage_works
-from tensoropt.pipeline.memory import Receipt, receipts, taken_back
+from tensoropt.pipeline.memory import Receipt, receipts, taken_back, taken_on
 from tensoropt.pipeline.strategy import place_actions
 from tensoropt.profiling.fact_finding import find_facts, find_split_facts
 from tests.costs.models import four, problem
@@ -79,3 +79,23 @@ def test_a_schedule_that_waits_has_sent_all() -> None:
     actions = place_actions("1f1b", 2, 1, 4)
     assert taken_back("1f1b", actions, 1) == {0: (), 1: (0,), 2: (1,), 3: (2,)}
     assert taken_back("1f1b", actions, 0) == {}
+
+
+def test_a_stage_without_a_backward_learns_otherwise_that_what_it_sent_has_come() -> None:
+    # It waits for a message before the next one, and before what would be its backward.
+    places = place_actions("1f1b", 2, 1, 4)
+    assert taken_on("1f1b", places, 0) == {
+        ("F", 0): (), ("F", 1): (0,), ("B", 0): (1,), ("F", 2): (), ("B", 1): (2,), ("F", 3): (),
+        ("B", 2): (3,), ("B", 3): (),
+    }  # fmt: skip
+    # For all of them when the forwards are over.
+    found = taken_on("gpipe", place_actions("gpipe", 2, 1, 3), 0)
+    assert {key: taken for key, taken in found.items() if taken} == {("B", 0): (0, 1, 2)}
+    # By a later stage at the same place; the last one of a place has none.
+    several = place_actions("interleaved_1f1b", 2, 2, 4)
+    assert {key: taken for key, taken in taken_on("interleaved_1f1b", several, 1).items() if taken} == {
+        ("B", n): (n,) for n in range(4)
+    }
+    assert not any(taken_on("interleaved_1f1b", several, 2).values())
+    # The last stage sends nothing on.
+    assert not any(taken_on("interleaved_1f1b", several, 3).values())

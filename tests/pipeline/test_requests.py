@@ -87,6 +87,8 @@ def test_stages_of_one_place_ask_for_what_is_counted(schedule: str, optimizer: s
         ("tests.costs.models:four", "gpipe"), ("tests.costs.models:four", "zbv"),
         ("tests.pipeline.models:deep", "1f1b"), ("tests.pipeline.models:deep", "interleaved_1f1b"),
         ("tests.pipeline.models:deep", "zero_bubble"), ("tests.pipeline.models:tied", "1f1b"),
+        ("tests.pipeline.models:frozen", "gpipe"), ("tests.pipeline.models:frozen", "1f1b"),
+        ("tests.pipeline.models:adapted", "zero_bubble"), ("tests.pipeline.models:adapted", "zbv"),
     ],
 )  # fmt: skip
 def test_random_pipelines_ask_for_what_is_counted(name: str, schedule: str) -> None:

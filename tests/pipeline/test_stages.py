@@ -25,25 +25,39 @@ from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
 from tensoropt.evaluation.problem import prepare
+from tensoropt.graph import Tensor
 from tensoropt.pipeline.stages import (
     Cutter,
     Stage,
     balanced,
+    block_cuts,
     cheaper_to_duplicate,
     crossing_tensor,
     dealt,
     dealt_cuts,
     has_ends,
     is_crossing,
+    parameter_bytes_of,
     stages_to_a_place,
 )
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.configurations import micro_batch_strategies
+from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import find_regions
 from tests.costs.models import Recipe, four, gpt2, llama, problem
 from tests.execute.models import vgg_norm_plain
-from tests.pipeline.models import Block, blocks_of, masked, skip, tables, tied
+from tests.pipeline.models import (
+    Block,
+    adapted,
+    blocks_of,
+    frozen,
+    frozen_but_the_last,
+    masked,
+    skip,
+    tables,
+    tied,
+)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +194,8 @@ def own(stage: Stage) -> list[str]:
 # -- cuts -----------------------------------------------------------------------------------------
 
 
-def test_cuts_leave_trained_parameters_on_both_sides() -> None:
-    # Four products, then the loss: a stage of the loss alone would learn nothing.
+def test_cuts_leave_parameters_on_both_sides() -> None:
+    # Four products, then the loss: a stage of the loss alone would have none.
     assert [g.name for g in cutter(four).graph.groups] == [
         "linear", "linear_1", "linear_2", "linear_3", "mse_loss",
     ]  # fmt: skip
@@ -197,15 +211,71 @@ def test_cuts_behind_what_has_no_gradient_hand_none_back() -> None:
     found = cutter(tables)
     assert [g.name for g in found.graph.groups[:4]] == ["softmax", "softmax_1", "dropout", "linear"]
     assert found.cuts[0] == 2
-    assert not found.learns(0, 1)
-    assert found.learns(0, 2)
+    assert not found.has_parameters(0, 1)
+    assert found.has_parameters(0, 2)
 
 
-def test_a_stage_of_operators_without_parameters_learns_nothing() -> None:
+def test_operators_without_parameters_are_no_stage() -> None:
     found = cutter(gpt2)
     residual = found.place["add_1"]
-    assert found.learns(residual, residual + 2)
-    assert not found.learns(residual, residual + 1)
+    assert found.has_parameters(residual, residual + 2)
+    assert not found.has_parameters(residual, residual + 1)
+
+
+@pytest.mark.parametrize("build", [frozen, adapted, frozen_but_the_last])
+def test_stages_without_trained_parameters_are_cut_like_others(build: Callable[[], Recipe]) -> None:
+    """Where the same model, all of it trained, is cut; those before the first trained one have no
+    backward."""
+    whole, args, kwargs = build()
+    trained = Cutter(prepare(capture(whole.requires_grad_(True), args, kwargs)).graph)
+    found = cutter(build)
+    assert found.cuts == trained.cuts
+    reached = [any(t.requires_grad for t in tensors_of(found, cut)) for cut in found.cuts]
+    # First none has a gradient, then each has.
+    assert reached == sorted(reached)
+    for cut, gradient in zip(found.cuts, reached, strict=True):
+        first, last = found.stages((cut,))
+        assert (first.has_backward, last.has_backward) == (gradient, True)
+        assert (first.returns_gradients, last.returns_gradients) == (False, gradient)
+    assert not all(reached)
+
+
+def tensors_of(found: Cutter, cut: int) -> list[Tensor]:
+    return [found.source.tensors[name] for name in found.crossing(cut)]
+
+
+def test_a_frozen_stage_behind_a_trained_one_hands_gradients_back() -> None:
+    found = cutter(frozen)
+    # Block 4 of 6 is frozen behind block 3, which is not.
+    stage = found.stages((found.beginning("blocks.4"), found.beginning("blocks.5")))[1]
+    assert not any(tensor.requires_grad for tensor in stage.graph.atoms.graph.parameters)
+    assert stage.has_backward
+    assert stage.returns_gradients
+
+
+def test_inference_has_no_backward() -> None:
+    for stage in cutter(four, "inference").stages((2,)):
+        assert not stage.has_backward
+        assert not stage.returns_gradients
+
+
+def test_blocks_are_dealt_with_those_that_are_frozen() -> None:
+    found = cutter(frozen)
+    assert [region.name for region in find_regions(found.graph)] == [f"blocks.{n}" for n in (3, 4, 5)]
+    assert block_cuts(found) == [found.beginning(f"blocks.{n}") for n in range(6)]
+    assert dealt_cuts(found, 3) == tuple(found.beginning(f"blocks.{n}") for n in (2, 4))
+
+
+def test_trained_parameters_are_stored_with_gradient_and_state() -> None:
+    found = cutter(adapted)
+    stored = dict(zip((g.name for g in found.graph.groups), parameter_bytes_of(found.graph), strict=True))
+    names = {parameter.name: g for g in found.graph.groups for parameter in parameters_of(found, g)}
+    assert stored[names["p_model_table_weight"].name] == 40 * 24 * 4
+    assert stored[names["p_model_down_0_weight"].name] == 4 * 2 * 24 * 4
+
+
+def parameters_of(found: Cutter, group: Group) -> list[Tensor]:
+    return [found.source.tensors[name] for name in (*group.parameters, *group.shared)]
 
 
 # -- what crosses ---------------------------------------------------------------------------------
@@ -377,8 +447,8 @@ def test_any_cuts_give_stages_that_are_the_whole_model(data: st.DataObject) -> N
     cuts = tuple(sorted(data.draw(st.sets(st.sampled_from(found.cuts), min_size=1, max_size=4))))
     again = frozenset(data.draw(st.sets(st.sampled_from(sorted(found.duplicable) or [""]))) - {""})
     ends = (0, *cuts, len(found.graph.groups))
-    if not all(found.learns(start, stop) for start, stop in pairwise(ends)):
-        with pytest.raises(PlanError, match="no trained parameters"):
+    if not all(found.has_parameters(start, stop) for start, stop in pairwise(ends)):
+        with pytest.raises(PlanError, match="has no parameters"):
             found.stages(cuts, again)
         return
     stages = found.stages(cuts, again)
@@ -413,10 +483,10 @@ def test_any_cuts_give_stages_that_are_the_whole_model(data: st.DataObject) -> N
         (four, (3, 1), "the stage that begins with linear_3 is empty; give cuts in order, each once"),
         (four, (0,), "the stage that begins with linear is empty"),
         (four, (5,), "begins with mse_loss is empty"),
-        (four, (4,), "a stage cannot begin with mse_loss: every stage needs trained parameters and hands a "
-                     "gradient to the one before it"),
-        (tables, (1,), "the stage that begins with softmax has no trained parameters; move its cut"),
-        (tables, (4, 5), "the stage that begins with mul has no trained parameters; move its cut"),
+        (four, (4,), "a stage cannot begin with mse_loss: every stage has parameters and needs something of "
+                     "the one before it, with a gradient if something before is trained; move its cut"),
+        (tables, (1,), "the stage that begins with softmax has no parameters; move its cut"),
+        (tables, (4, 5), "the stage that begins with mul has no parameters; move its cut"),
     ],
 )  # fmt: skip
 def test_cuts_that_cannot_be_are_refused(

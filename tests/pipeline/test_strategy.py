@@ -41,7 +41,7 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.verify.random_strategies import random_pipeline
 from tests.costs.models import four, gpt2, llama, problem
 from tests.execute.models import mixtral
-from tests.pipeline.models import Recipe, skip, sliced, split_along_the_batch, tables, tied
+from tests.pipeline.models import Recipe, frozen, skip, sliced, split_along_the_batch, tables, tied
 from tests.situations import readers
 from tests.situations.readers import WIDTH, Twice
 
@@ -441,6 +441,33 @@ def test_what_takes_backward_apart_finds_each_gradient() -> None:
     assert split_along_the_batch(graph, (cut,), (4, 2), "1f1b")
     # The first stage's backward is whole.
     assert split_along_the_batch(problem(sliced).graph, (4,), (4, 2), "zero_bubble")
+
+
+def test_stages_without_a_backward_run_in_every_schedule() -> None:
+    """The first stage behind them that has one returns no gradients, so that it is not taken apart."""
+    graph = problem(frozen).graph
+    cutter = Cutter(graph)
+    cuts = tuple(cutter.beginning(f"blocks.{n}") for n in (1, 2, 5))
+    for schedule in ("interleaved_1f1b", "zero_bubble", "zbv"):
+        strategy = split_along_the_batch(graph, cuts, (4, 2), schedule)
+        assert strategy.forward_only == 2
+        assert [strategy.shares_arriving(n) for n in range(4)] == [False] * 4
+    cuts = tuple(cutter.beginning(f"blocks.{n}") for n in (3, 4, 5))
+    last = split_along_the_batch(graph, cuts, (4, 2), "zbv")
+    assert last.forward_only == 1
+    assert [last.shares_arriving(n) for n in range(4)] == [False, False, True, False]
+    # Of a parameter that is read twice the gradient is found in the first stage that has a backward.
+    graph = problem(read_twice_frozen).graph
+    cut = next(number for number, group in enumerate(graph.groups) if group.name == "linear_3")
+    assert split_along_the_batch(graph, (cut,), (4, 2), "zero_bubble").forward_only == 1
+
+
+def read_twice_frozen() -> Recipe:
+    """Its first block is frozen."""
+    model, *rest = read_twice()
+    for module in (model.stem, model.blocks[0]):
+        module.requires_grad_(False)
+    return model, *rest
 
 
 # -- as plain data --------------------------------------------------------------------------------

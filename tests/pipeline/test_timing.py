@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import PlanError
+from tensoropt.pipeline.stages import Cutter
 from tensoropt.pipeline.strategy import (
     SCHEDULES,
     PipelinedStrategy,
@@ -32,7 +34,7 @@ from tensoropt.pipeline.timing import (
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.timeline import Task, Timeline, schedule
 from tests.costs.models import four, problem
-from tests.pipeline.models import skip, split_along_the_batch, tables, tied
+from tests.pipeline.models import frozen, skip, split_along_the_batch, tables, tied
 
 ROW, WEIGHT, LOSS = 24 * 4, 24 * 24 * 4, 4
 """Bytes of one row between layers, of a layer's weights, and of the loss."""
@@ -110,6 +112,16 @@ def test_stages_of_one_place_send_one_another_nothing() -> None:
     assert sum(n for c, n in both.items() if c.kind == "send") == 3 * 2 * 4
 
 
+def test_what_is_made_of_frozen_parameters_is_sent_and_gives_nothing_back() -> None:
+    graph = problem(frozen).graph
+    cuts = [Cutter(graph).beginning(name) for name in ("blocks.2", "blocks.4")]
+    strategy = split_along_the_batch(graph, cuts, (4, 3))
+    on = Collective("send", (0, 1), 16 * ROW)
+    assert sent(strategy, 0) == {on: 4, RESULT: 1}
+    assert sent(strategy, 1) == {on._replace(axes=(1, 2)): 4, RESULT: 1}
+    assert sent(strategy, 2) == {on._replace(axes=(2, 1)): 4, RESULT: 1}
+
+
 def test_inference_sends_nothing_back() -> None:
     strategy = split_along_the_batch(problem(four, "inference").graph, (2,), (4, 2))
     assert [c.kind for c in sent(strategy, 0)] == ["send", "broadcast"]
@@ -152,7 +164,7 @@ def like(forward: float, backward: float, **more: float) -> StageSeconds:
     return StageSeconds((forward,) * 3, (backward,) * 3, **more)
 
 
-def run(name: str, places: int, micro_batches: int, stages: list[StageSeconds], **how: bool) -> ScheduleTimes:
+def run(name: str, places: int, micro_batches: int, stages: list[StageSeconds], **how: Any) -> ScheduleTimes:
     actions = place_actions(name, places, len(stages) // places, micro_batches)
     return ScheduleTimes(actions, stages, **how)
 
@@ -184,6 +196,29 @@ def test_several_stages_to_a_place_shrink_the_bubble(places: int, per_place: int
     stages = [like(1.0 / per_place, 2.0 / per_place)] * (places * per_place)
     times = run("interleaved_1f1b", places, micro_batches, stages)
     assert times.total_s == pytest.approx(3.0 * micro_batches + (places - 1) * 3.0 / per_place)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble"])
+def test_stages_without_a_backward_wait_for_none(name: str) -> None:
+    # One second each; the last of three also goes back, two seconds for each of 6 micro-batches.
+    stages = [like(1.0, 1.0), like(1.0, 1.0), like(1.0, 2.0)]
+    times = run(name, 3, 6, stages, forward_only=2)
+    assert times.total_s == pytest.approx(2.0 + 6 * 3.0)
+    first = [h for h in times.happenings if h.place == 0]
+    # Its forwards follow one another, and what would be its backward takes no time.
+    assert max(h.end_s for h in first) == pytest.approx(6.0)
+    assert {h.end_s - h.start_s for h in first if h.kind != "F"} == {0.0}
+    # With a backward, even of no seconds, it would wait for the gradients that come.
+    waiting = run(name, 3, 6, [like(1.0, 0.0), *stages[1:]])
+    assert max(h.end_s for h in waiting.happenings if h.place == 0) > 6.0
+
+
+def test_nothing_goes_back_to_a_stage_without_a_backward() -> None:
+    stages = [like(1.0, 0.0, send_s=0.5), like(1.0, 2.0, send_s=0.5, send_back_s=0.5), like(1.0, 2.0)]
+    stages[2] = like(1.0, 2.0, send_back_s=0.5)
+    times = run("1f1b", 3, 4, stages, forward_only=1)
+    assert Counter(h.stage for h in times.happenings if h.kind == "R") == {2: 4}
+    assert Counter(h.stage for h in times.happenings if h.kind == "S") == {0: 4, 1: 4}
 
 
 def test_zero_bubble_waits_less_than_1f1b() -> None:
@@ -352,11 +387,18 @@ seconds = st.sampled_from((0.0, 0.5, 1.0)) | st.floats(0, 3)
     st.sampled_from((4, 6)),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 3),
 )
 def test_tasks_take_place_as_one_by_one(
-    stages: list[StageSeconds], shape: tuple[str, int], micro_batches: int, blocking: bool, behind: bool
+    stages: list[StageSeconds],
+    shape: tuple[str, int],
+    micro_batches: int,
+    blocking: bool,
+    behind: bool,
+    forward_only: int,
 ) -> None:
-    times = run(*shape, micro_batches, stages, blocking_sends=blocking, one_behind=behind)
+    how = {"blocking_sends": blocking, "one_behind": behind, "forward_only": forward_only}
+    times = run(*shape, micro_batches, stages, **how)
     _, starts, ends, order = times._tasks.times(stages)
     twin = _twin(times)
     assert (starts.tolist(), ends.tolist(), order.tolist()) == (twin.starts, twin.ends, twin.order)

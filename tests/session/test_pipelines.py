@@ -32,7 +32,7 @@ from tensoropt.session.quick_plans import with_quick_plans
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.simulate.recording import ALLOCATOR
 from tests.costs.models import four, problem
-from tests.pipeline.models import Blocks
+from tests.pipeline.models import Blocks, adapted
 from tests.session.captured_once import CapturedOnce
 from tests.situations.readers import made_of_parameters
 
@@ -285,6 +285,23 @@ def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
 
 
 # -- pins -----------------------------------------------------------------------------------------
+
+
+def test_first_stages_may_have_nothing_to_train(store: ProfileStore) -> None:
+    """Of two stages on as many ranks the first is larger, as it has no backward: adapters of the last blocks
+    alone are trained."""
+    model, inputs, _ = adapted()
+    found = explore(
+        model, inputs, cluster="cpu:2", measure="never", micro_batches=[4], store=store, placements="never",
+        constraints={"pipeline": {"stages": 2}},
+    )  # fmt: skip
+    strategies = [pipelined_strategy(found.plan(i), problem(adapted).graph) for i in range(len(found.points))]
+    assert {strategy.forward_only for strategy in strategies} == {1}
+    for index, strategy in enumerate(strategies):
+        phases = {(event.phase, event.group) for event in detail(found, index).timeline}
+        assert ("backward", "stage 1") in phases
+        assert ("backward", "stage 0") not in phases
+        assert not any(tensor.requires_grad for tensor in strategy.parts[0].graph.atoms.graph.parameters)
 
 
 def pinned(store: ProfileStore, pin: dict[str, Any], **settings: Any) -> Exploration:

@@ -28,6 +28,7 @@ from tensoropt.sharding.regions import (
     fitting_once,
     needs_kept,
     recomputed,
+    repeated_blocks,
 )
 from tensoropt.sharding.strategy import Strategy
 from tests.costs.models import gates, gpt2, problem
@@ -350,3 +351,12 @@ def test_a_frozen_block_below_all_others_is_never_recomputed():
     model = Stack(1, 4)
     model.stages[0][0].requires_grad_(False)
     assert names(graph_of(model)) == ["stages.0.1", "stages.0.2", "stages.0.3"]
+    # But it is a block, with which a stage may begin.
+    assert [region.name for region in repeated_blocks(graph_of(model))] == [f"stages.0.{n}" for n in range(4)]
+
+
+def test_of_a_trained_model_all_repeated_blocks_can_be_recomputed():
+    for build in (gpt2, gates):
+        graph = problem(build).graph
+        assert repeated_blocks(graph) == find_regions(graph)
+    assert repeated_blocks(problem(gpt2, "inference").graph) == ()

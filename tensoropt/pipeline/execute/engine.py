@@ -29,7 +29,7 @@ from tensoropt.pipeline.execute.stage import (
     TiedParameters,
     TrailingGradients,
 )
-from tensoropt.pipeline.memory import taken_back
+from tensoropt.pipeline.memory import taken_back, taken_on
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
 
 _SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -101,7 +101,15 @@ class PipelinedEngine(Engine[Pending]):
         actions = place_actions(schedule, places, count // places, micro_batches)
         waits = schedule_named(schedule).waits
         self._running = [
-            RunningStage(engine, number, count, group, taken_back(schedule, actions, number), waits=waits)
+            RunningStage(
+                engine,
+                number,
+                count,
+                group,
+                taken_back(schedule, actions, number),
+                taken_on(schedule, actions, number),
+                waits=waits,
+            )
             for number, engine in self.stages.items()
         ]
         running: list[Any] = [*self._running]

@@ -218,7 +218,9 @@ class StageEngine(ShardedEngine):
         # nothing refers to it.
         arriving = [value.view_as(value) for value in arriving]
         all_results = self._micro_batch((*self.given, *arriving), self.evaluating)
-        self._ahead_of[micro_batch], self.runtime.ahead = self.runtime.ahead, AT_THE_USE
+        ahead, self.runtime.ahead = self.runtime.ahead, AT_THE_USE
+        if self.part.has_backward:
+            self._ahead_of[micro_batch] = ahead
         results, departing = all_results[: len(self.source.outputs)], all_results[len(self.source.outputs) :]
         self.outputs[micro_batch] = tuple(value.detach() for value in results)
         sent = []
@@ -405,6 +407,8 @@ class RunningStage(PipelineStage):
         group: the ranks at the same place of the stages' meshes, along the pipeline.
         taken: for each micro-batch, those whose gradients have reached the stage before once this stage has
             the input of its forward.
+        taken_on: the micro-batches whose tensors have reached the next stage, if this one has no backward
+            (:func:`tensoropt.pipeline.memory.taken_on`).
         waits: whether the schedule waits for a gradient to be sent before it asks for the next to be sent.
     """
 
@@ -415,12 +419,13 @@ class RunningStage(PipelineStage):
         count: int,
         group: dist.ProcessGroup,
         taken: Mapping[int, Sequence[int]],
+        taken_on: Mapping[tuple[str, int], Sequence[int]],
         *,
         waits: bool,
     ):
         self.engine = engine
         self._module = _StageModule(engine)
-        self._taken, self._waits = taken, waits
+        self._taken, self._taken_on, self._waits = taken, taken_on, waits
         self._coming, self._going = _Messages(), _Messages()
         self._coming_back, self._going_back = _Messages(), _Messages()
         part = engine.part
@@ -436,6 +441,15 @@ class RunningStage(PipelineStage):
         )
         # The stand-ins for gradients need no check; shapes are known beforehand.
         self._runtime_validate = False
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients reach the stage in this call of the model."""
+        return self._has_backward and self.engine.part.has_backward
+
+    @has_backward.setter
+    def has_backward(self, has_backward: bool) -> None:
+        self._has_backward = has_backward
 
     # -- without messages before the first step ------------------------------------------------------------
 
@@ -495,15 +509,36 @@ class RunningStage(PipelineStage):
             for gradient in received
         )
 
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """Take tensors from a stage on the same rank, which holds them only for a backward of its own."""
+        super().set_local_fwd_input(prev_stage_outputs, mb_index)
+        if not self.engine.part.returns_gradients:
+            self._empty(prev_stage_outputs)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Return the gradients for a stage on the same rank; none if this one has no backward."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """Take gradients from a stage on the same rank."""
+        if not self.has_backward:
+            return
         if any(gradient is None for gradient in next_stage_bwd_outputs):
             self._make_room(self.grad_recv_info[mb_index])
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Return the messages that go to the next stage."""
+        if not self.has_backward:
+            self._release_sent("F", fwd_chunk_id)
         return self._going.of(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
+
+    def _release_sent(self, kind: str, micro_batch: int) -> None:
+        """Release what has come by now, of a stage that no gradient tells so."""
+        for sent in self._taken_on.get((kind, micro_batch), ()):
+            outputs, _ = self.fwd_cache.pop(sent)
+            self._empty(outputs)
+            self._going.came(sent)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Return the gradients that go back."""
@@ -519,6 +554,7 @@ class RunningStage(PipelineStage):
         """
         for messages in (self._coming, self._going, self._coming_back, self._going_back):
             messages.all_came()
+        self.fwd_cache.clear()
 
     @staticmethod
     def _empty(values: Iterable[torch.Tensor]) -> None:
@@ -538,7 +574,7 @@ class RunningStage(PipelineStage):
             info.buffer = None
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
         if not self.has_backward:
-            # Nobody needs it once it has been sent.
+            # Nobody needs it once it has been sent (_release_sent).
             self.fwd_cache[fwd_chunk_id] = outputs, []
         elif not self.is_first:
             # The operators that need them hold them; the schedule only wants their gradients.
@@ -554,6 +590,7 @@ class RunningStage(PipelineStage):
     ) -> None:
         """Run the backward of one micro-batch; without ``full_backward`` only for the arriving tensors."""
         if not self.has_backward:
+            self._release_sent("B", bwd_chunk_id)
             return
         # Its gradient is here, so the next stage has received the tensor that it belongs to.
         self._going.came(bwd_chunk_id)
@@ -565,7 +602,7 @@ class RunningStage(PipelineStage):
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.engine.end_backward_of()
-        if not full_backward and not self.is_first:
+        if not full_backward and self.engine.part.returns_gradients:
             # The graph keeps what arrived for the gradients of parameters; its own gradient goes back.
             for value in arrived:
                 value.grad = None
@@ -577,21 +614,37 @@ class RunningStage(PipelineStage):
         self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
         """Run a backward, or a part of one."""
-        if backward_type != "weight":
-            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        add_weight_gradients(bwd_kwargs["param_groups"])
-        return (), None
+        if backward_type == "weight":
+            add_weight_gradients(bwd_kwargs["param_groups"])
+            return (), None
+        if backward_type == "input" and not self.engine.part.returns_gradients:
+            # Nobody waits for gradients, so all are made in the second part. The schedule detaches a loss in
+            # place, but not another view of it.
+            outputs = bwd_kwargs["stage_output"]
+            bwd_kwargs["stage_output"] = tuple(value.view_as(value) for value in outputs)
+            return (None,) * len(bwd_kwargs["input_values"]), None
+        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run the rest of a micro-batch's backward: the gradients of parameters."""
+        """Run the rest of a micro-batch's backward: the gradients of parameters; all of it in a stage that
+        returns none.
+        """
         if not self.has_backward:
             return
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)
-        if not self.is_first:
+        if self.engine.part.returns_gradients:
             self.engine.add_up_weights()
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        # PyTorch sums these itself, so no hook of the leaves sees them; the first stage, which nobody waits
-        # for, runs its whole backward here.
-        if not self.is_first:
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            # PyTorch sums these itself, so no hook of the leaves sees them.
             self.engine.take_in_weights()
+        else:
+            del self.dw_runner[bwd_chunk_id]
+            inputs, _, outputs, gradients = self.backward_state.pop(bwd_chunk_id)
+            whole = {
+                # PyTorch takes a loss, which has no gradient, only by itself.
+                "stage_output": outputs[0] if self.is_last else outputs,
+                "output_grads": gradients,
+                "input_values": inputs,
+            }
+            self.backward_maybe_with_nosync("full", whole, last_backward=last_backward)
         self.engine.end_backward_of()

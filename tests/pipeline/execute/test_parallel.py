@@ -44,6 +44,12 @@ def test_running_statistics(ranks: RankPool) -> None:
 
 
 @pytest.mark.distributed
+def test_evaluation_where_stages_that_follow_one_another_share_a_place(ranks: RankPool) -> None:
+    for found in ranks.run(jobs.evaluated, "vgg_dropout", ("zbv", 4, 2)):
+        assert max(found) < 1e-5
+
+
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -29,8 +29,8 @@ _INPUTS = {"input_ids", "attention_mask", "labels"}
 _JOINED = "it joins the rows that the plan divides"
 _EXPLORED = "the loss that was explored is part of the plan"
 _LEFT_OUT = (
-    "PlanSFTTrainer leaves out entropy and mean_token_accuracy, which TRL computes from logits: under a plan "
-    "the model returns its loss alone"
+    "PlanSFTTrainer leaves out entropy and mean_token_accuracy, which TRL computes from logits: in training "
+    "by a plan the model returns its loss alone"
 )
 
 
@@ -134,6 +134,11 @@ def _check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> No
         f"chat_template_path={template!r}": (
             template and not template.endswith((".jinja", ".j2")),
             "it may add tokens to the model; call trl.clone_chat_template before the model is explored",
+        ),
+        "compute_metrics": (
+            more.get("compute_metrics") is not None,
+            "SFTTrainer's evaluation is of its loss and no logits under a plan; pass it to PlanTrainer, or "
+            "leave it out",
         ),
         "peft_config": (
             more.get("peft_config") is not None,

@@ -101,7 +101,7 @@ class RankPool:
         can_pin = pin and hasattr(os, "sched_setaffinity")
         self._cores = self._cores_of_ranks() if can_pin and hosts is None else None
         self._hosts = hosts
-        self._address: tuple[str, int] | None = None  # of the group's store, if there are several hosts
+        self._tcp: Any = None  # the group's store, if there are several hosts
         self._workers: list[StartedWorker] = []
         self._directory = Path(tempfile.mkdtemp(prefix="tensoropt-pool-"))
         self._epoch = 0
@@ -160,11 +160,10 @@ class RankPool:
 
     def _start_on(self, hosts: JobHosts) -> None:
         """Start the workers on the hosts of a job, and the store in which their groups meet."""
-        if self._address is None:
+        if self._tcp is None:
             from torch._C._distributed_c10d import TCPStore
 
-            self._store_of_hosts = TCPStore(hosts.address, 0, None, True, wait_for_workers=False)
-            self._address = hosts.address, self._store_of_hosts.port
+            self._tcp = TCPStore(hosts.address, 0, None, True, wait_for_workers=False)
         cores = []
         for rank in range(self.world_size):
             worker, own = hosts.start(rank, self.world_size, self._log(rank), self.threads, self.backend)
@@ -280,8 +279,8 @@ class RankPool:
     def _store(self) -> tuple[str, int, str] | str:
         """Return where the ranks' group meets: host, port and name, or on one host a file: nothing can
         collide with it."""
-        if self._address is not None:
-            return *self._address, f"group-{self._epoch}"
+        if self._hosts is not None:
+            return self._hosts.address, self._tcp.port, f"group-{self._epoch}"
         return str(self._directory / f"store-{self._epoch}")
 
     def _setup(self, rank: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from tests.integrations.planned import KINDS, close, ran_by
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
     return ran_by(jobs.__file__, what, folder, kind, ranks)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What one process finds without a plan."""
-    return cache(lambda what: jobs.JOBS[what](tmp_path_factory.mktemp(what), None))
 
 
 @pytest.mark.distributed

@@ -7,7 +7,6 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,12 +28,6 @@ from tests.placement.execute.random_placed import random_placed
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
     return ran_by(jobs.__file__, what, folder, kind, ranks)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What one process finds without a plan."""
-    return cache(lambda what: jobs.JOBS[what](tmp_path_factory.mktemp(what), None))
 
 
 @pytest.mark.distributed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ from tests.placement.execute.random_placed import random_placed
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None, source: str = SOURCE) -> Any:
     return ran_by(jobs.__file__, what, folder, kind, ranks, source)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a plain trainer finds in this process."""
-    return cache(lambda what: jobs.JOBS[what](tmp_path_factory.mktemp(what), None))
 
 
 @pytest.mark.distributed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from tests.integrations import sft_jobs as jobs
 
 def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
     return ran_by(jobs.__file__, what, folder, kind, ranks, jobs.SOURCE)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a plain trainer finds in this process."""
-    return cache(lambda what: jobs.JOBS[what](tmp_path_factory.mktemp(what), None))
 
 
 @pytest.mark.distributed

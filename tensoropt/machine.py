@@ -47,9 +47,8 @@ def measure_links(
     where = load_cluster(cluster)
     if (number := detected_hosts(where)) > 1 and job_hosts() is None:
         raise TensorOptError(
-            f"{where.name} has {number} hosts, and their links are timed from all of them at once; run on "
-            f"each: torchrun --nnodes {number} --nproc-per-node 1 ... -m tensoropt measure-links "
-            "--cluster FILE"
+            f"the links between {number} hosts are timed from all of them at once; run on each: torchrun "
+            f"--nnodes {number} --nproc-per-node 1 ... -m tensoropt measure-links --cluster FILE"
         )
     if (ranks := local_pool(where, mixed=True)) is None:
         raise TensorOptError(

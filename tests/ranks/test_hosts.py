@@ -155,7 +155,7 @@ def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tm
 
 def test_links_of_several_hosts_are_not_timed_from_one(tmp_path: Path) -> None:
     save_cluster(TWO, tmp_path / "hosts.yaml")
-    with pytest.raises(TensorOptError, match=r"has 2 hosts, .* torchrun --nnodes 2 --nproc-per-node 1"):
+    with pytest.raises(TensorOptError, match=r"between 2 hosts .* torchrun --nnodes 2 --nproc-per-node 1"):
         measure_links(str(tmp_path / "hosts.yaml"))
 
 

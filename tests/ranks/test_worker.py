@@ -81,6 +81,14 @@ def test_a_rank_gets_what_its_device_needs(
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(torch, "set_num_interop_threads", lambda count: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(f"gpu {device}"))
-    setup: dict[str, Any] = {"rank": 1, "backend": backend, "gpu": gpu, "cores": None, "threads": 1}
+    monkeypatch.setattr(worker, "_hosts", 0)
+    setup: dict[str, Any] = {
+        "rank": 1,
+        "backend": backend,
+        "gpu": gpu,
+        "cores": None,
+        "threads": 1,
+        "hosts": 1,
+    }
     worker._obey("setup", setup, {})
     assert seen == done

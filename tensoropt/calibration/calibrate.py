@@ -39,7 +39,7 @@ PLANS = 6
 """Random strategies of each model: together about as many as there are terms, times two."""
 _SEED = 20
 _OPTIMIZER = "adam"
-_KIND, _VERSION = "calibration", "4"
+_KIND, _VERSION = "calibration", "5"
 _FIRST_LOOKS = 5
 """How often the pace is looked at before the first plan, for a usual one to scale to; an assumption."""
 _LONGEST_WAIT_S = 20.0

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch.distributed as dist
@@ -93,6 +94,13 @@ def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[di
             by_name[each[0][0]] += _span([(start, end) for _, start, end in each])
         network.append(dict(by_name))
     return whole, network
+
+
+def paces_beside(ranks: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the seconds of the reference work beside each step, on the slower rank: the mean of before the
+    step and after it."""
+    looks = [max(times) for times in zip(*(rank["pace_s"] for rank in ranks), strict=True)]
+    return [(before_s + after_s) / 2 for before_s, after_s in pairwise(looks)]
 
 
 def _span(stamps: Sequence[tuple[float, float]]) -> float:

@@ -30,7 +30,7 @@ from tensoropt.api import explore
 from tensoropt.calibration.calibrate import calibrate
 from tensoropt.calibration.fit import fit_terms
 from tensoropt.calibration.runs import described, priced
-from tensoropt.calibration.steps import run_steps, seconds_of
+from tensoropt.calibration.steps import paces_beside, run_steps, seconds_of
 from tensoropt.calibration.tuning import LOOSE
 from tensoropt.cluster import Mesh, load_cluster, stolen_s
 from tensoropt.costs.residuals import NO_RESIDUALS, Residuals
@@ -73,9 +73,11 @@ def halves(rounds: Sequence[float]) -> list[float]:
     return [statistics.fmean(rounds[0::2]), statistics.fmean(rounds[1::2])]
 
 
-def pace_of(ranks: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds of the machine's reference work around a run."""
-    return statistics.fmean(max(times) for times in zip(*(rank["pace_s"] for rank in ranks), strict=True))
+def slowed(ranks: Sequence[Mapping[str, Any]], usual_s: float | None) -> float:
+    """How many times slower than at the machine's usual pace the median step of a run was."""
+    whole, _ = seconds_of(ranks)
+    at_usual = [s * pace_share(usual_s, own) for s, own in zip(whole, paces_beside(ranks), strict=True)]
+    return statistics.median(whole) / statistics.median(at_usual)
 
 
 def learned_from(
@@ -155,7 +157,7 @@ def measure(
         alone = [seconds for seconds, *taken in steps if not any(taken)]
         by_rank = zip(*ran, strict=True)
         alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in by_rank]
-        slower = [pace_of(ranks) / (usual_s or pace_of(ranks)) for ranks in ran]
+        slower = [slowed(ranks, usual_s) for ranks in ran]
         late = slice(rounds // 2, None)
         rows.append(
             {

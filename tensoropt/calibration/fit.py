@@ -181,16 +181,18 @@ def fit_residuals(runs: Sequence[Run]) -> Residuals:
     disturbed = 0 if 2 * len(quiet) >= len(runs) else len(runs) - len(quiet)
     runs = runs if disturbed else quiet
     models = tuple(dict.fromkeys(run.model for run in runs))
-    ratios, raw = [], []
+    ratios, errors, raw = [], [], []
     for left_out in models:
         others = [run for run in runs if run.model != left_out]
         terms = fit_terms(others) if others else {}
         for run in runs:
             if run.model == left_out:
                 step = next(iter(run.equations()))
-                ratios.append(step.measured_s / step.at(terms))
-                raw.append(step.measured_s / step.predicted_s)
-    errors = [abs(1 / ratio - 1) for ratio in ratios]
+                predicted_s = step.at(terms)
+                errors.append(abs(predicted_s / step.measured_s - 1))
+                raw.append(abs(step.predicted_s / step.measured_s - 1))
+                # Not scaled: what is said of a step has to hold at whatever pace the machine will have.
+                ratios.append(run.step.measured_s / predicted_s)
     low, high = np.quantile(ratios, [(1 - HOLDS) / 2, (1 + HOLDS) / 2])
     return Residuals(
         terms=fit_terms(runs),
@@ -201,6 +203,6 @@ def fit_residuals(runs: Sequence[Run]) -> Residuals:
         disturbed=disturbed,
         models=models,
         error=statistics.median(errors),
-        raw_error=statistics.median(abs(1 / ratio - 1) for ratio in raw),
+        raw_error=statistics.median(raw),
         worst=float(np.quantile(errors, 0.9)),
     )

@@ -80,12 +80,13 @@ class Residuals:
     Attributes:
         terms: values by name (:data:`TERMS`); what is missing changes nothing.
         low, high: measured over predicted seconds of steps of plans and models that the terms were not fitted
-            to: the bounds of ``holds`` of them.
+            to, at whatever pace the machine ran: the bounds of ``holds`` of them.
         holds: the share of steps that lie between these bounds.
         steps: plans that were run.
         disturbed: how many of them ran while other programs used the machine.
         models: the models they were of.
-        error, raw_error: median of the relative error of such predictions, with the terms and without.
+        error, raw_error: median of the relative error of such predictions at the machine's usual pace, with
+            the terms and without.
         worst: 90th percentile of the error with the terms.
         works: (forward, backward) seconds of workloads that were timed in steps, by key, instead of those
             they were timed with by themselves.

@@ -99,6 +99,16 @@ def test_the_error_is_that_of_models_that_were_left_out(runs):
     assert odd.worst > 0.5
 
 
+def test_the_range_is_of_steps_as_they_ran(runs):
+    """Half of them in slow minutes, of which the terms, and the errors, know nothing."""
+    slow = [replace(r, step=replace(r.step, measured_s=1.5 * r.step.measured_s), pace_s=0.006) for r in runs]
+    mixed = [replace(r, usual_s=0.004) for pair in zip(runs, slow, strict=True) for r in pair]
+    found = fit_residuals(mixed)
+    assert found.error < 0.02
+    assert found.low == pytest.approx(1.0, abs=0.1)
+    assert found.high == pytest.approx(1.5, abs=0.1)
+
+
 def test_what_other_programs_disturbed_is_left_out_unless_it_is_most(runs):
     rng = random.Random(9)
     disturbed = [run(rng, "model 1", slow=10.0, cores_busy=1.5) for _ in range(10)]

@@ -284,3 +284,42 @@ def bends(x, y, most: int) -> list[int]:
             break
         found.append(farthest)
     return found
+
+
+def dequantised(stored, scheme, block=64):
+    """The matrix that bytes stand for, number by number."""
+    tables = {
+        "nf4": [
+            -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+            -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+            0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+            0.7229568362236023, 1.0,
+        ],
+        "fp4": [0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4],
+    }  # fmt: skip
+    tables["fp4"] += [-value for value in tables["fp4"]]
+    codes, scales = stored.codes.tolist(), stored.scales.tolist()
+    if scheme == "int8":
+        return [[code * scales[row] for code in line] for row, line in enumerate(codes)]
+    table, made = tables[scheme.partition("-")[0]], []
+    for row, line in enumerate(codes):
+        made.append([])
+        for column in range(2 * len(line)):
+            byte, place = line[column // 2], column // block
+            scale = scales[row][place]
+            if stored.nested is not None:
+                groups = stored.nested[row].tolist()
+                of_group = groups[place * len(groups) // len(scales[row])]
+                scale = dynamic_number(scale) * of_group + float(stored.offset)
+            made[-1].append(table[byte % 16 if column % 2 else byte // 16] * scale)
+    return made
+
+
+def dynamic_number(byte):
+    """One of 256 numbers: seven decades, of which each has twice as many as the one below."""
+    numbers = [0.0, 1.0]
+    for decade in range(7):
+        for i in range(2**decade):
+            size = 10.0 ** (decade - 6) * (0.1 + 0.9 * (i + 0.5) / 2**decade)
+            numbers += [size, -size]
+    return sorted(numbers)[byte]

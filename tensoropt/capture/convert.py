@@ -143,7 +143,9 @@ class Converter:
                 self._add(node, value, "buffer", key=self._key(spec.target))
             elif kind == "BUFFER":
                 self._add(node, value, "buffer", key=self._key(spec.target))
-                self.folder.give(node, self._stored(spec), stored=True)
+                # Weights in bytes would be folded into what they stand for, on every rank.
+                if value.dtype != torch.int8 or value.dim() != 2:
+                    self.folder.give(node, self._stored(spec), stored=True)
             elif kind == "CONSTANT_TENSOR":
                 # A tensor held by the model's code: no state dict contains it, so the graph keeps its value.
                 self.folder.give(node, self._stored(spec), stored=True)

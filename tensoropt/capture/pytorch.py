@@ -44,6 +44,7 @@ from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.no_grad import in_mode
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.products import with_linear_products
+from tensoropt.capture.quantised import with_quantised_linear
 from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
 from tensoropt.errors import CaptureError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
@@ -221,6 +222,7 @@ def capture(
         graph = _count_in_floats(Converter(exported, prefix, mode, subject, stored, read_stored).convert())
         # Before the graph is compared with the model, so that the comparison covers it.
         graph = with_linear_products(with_experts(_without_idle_gradients(graph)))
+        graph = with_quantised_linear(graph)
         if step is not None and isinstance(subject, WithLoss):
             compared = check_structure(graph, step, prefix)
             if compare and can_compare(graph, model):

@@ -35,7 +35,7 @@ from tensoropt.ops.layouts import Layout, local_shape
 MICRO_AXIS = 0
 """Axis 0 of every mesh is the micro-batch loop: a split in time, without communication."""
 
-_KERNEL_NAMESPACES = frozenset({"kernels", "loss_kernels", "expert_kernels"})
+_KERNEL_NAMESPACES = frozenset({"kernels", "loss_kernels", "expert_kernels", "quantised_kernels"})
 """The first words of kernels' names, as they appear in profile stores and saved explorations."""
 
 

@@ -21,6 +21,7 @@ from tensoropt.ops.families import (
     norms,
     pointwise,
     pooling,
+    quantised,
     rearranging,
     recurrent,
     reductions,
@@ -38,7 +39,8 @@ Value = TypeVar("Value")
 
 FAMILIES = (
     matrix, convolution, attention, embedding, losses, norms, batch_norm_steps, scans, reductions, pooling,
-    pointwise, views, rearranging, indexing, writes, recurrent, experts, routed_experts, generators, stages,
+    pointwise, views, rearranging, indexing, writes, recurrent, experts, routed_experts, quantised,
+    generators, stages,
 )  # fmt: skip
 SPECS: tuple[OpSpec, ...] = tuple(spec for family in FAMILIES for spec in family.SPECS)
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tensoropt.ops.quantised import QuantisedLinear, quantised
+
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
@@ -239,6 +241,45 @@ def transformer_unequal() -> Recipe:
     """Five heads and ten sequences, of which two micro-batches have five each."""
     x = torch.randint(0, 64, (10, 12))
     return Transformer(0.1, layers=1, width=20, heads=5), (x,), {"labels": _labels(64, 10, 12, ignored=True)}
+
+
+class _InBytes(nn.Module):
+    """A frozen layer whose weight is bytes, and an adapter of rank 2 beside it, which is trained."""
+
+    def __init__(self, inputs: int, outputs: int, scheme: str) -> None:
+        super().__init__()
+        stored = quantised(torch.randn(outputs, inputs) / inputs**0.5, scheme)
+        bias = nn.Parameter(torch.randn(outputs), requires_grad=scheme == "int8")
+        self.base = QuantisedLinear(stored, scheme, bias)
+        self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, outputs, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+class Quantised(nn.Module):
+    """Blocks of two layers of weights in bytes: of 4 bits with nested scales, and of 8 bits."""
+
+    def __init__(self, width: int = 128, inner: int = 384) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, width)
+        self.embed.requires_grad_(False)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(_InBytes(width, inner, scheme), nn.GELU(), _InBytes(inner, width, scheme))
+            for scheme in ("nf4-double", "int8")
+        )
+        self.head = nn.Linear(width, 32)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(ids)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
+
+
+def quantised_base() -> Recipe:
+    ids = torch.randint(0, 32, (8, 6))
+    return Quantised(), (ids, ids.clone()), {}
 
 
 class Odd(nn.Module):

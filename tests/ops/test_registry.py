@@ -54,7 +54,7 @@ NAMES_IN_USE = frozenset(
         "kernels.embedding_bag", "kernels.index_relative", "kernels.sync_batch_norm",
         "kernels.batch_norm_sums", "kernels.batch_norm_statistics", "kernels.batch_norm_by_statistics",
         "loss_kernels.cross_entropy", "loss_kernels.nll_loss", "expert_kernels.grouped_mm",
-        "expert_kernels.experts", "kernels.arrive", "kernels.depart",
+        "expert_kernels.experts", "kernels.arrive", "kernels.depart", "quantised_kernels.quantised_linear",
     }
 )  # fmt: skip
 """As they stand in profile stores and saved explorations."""

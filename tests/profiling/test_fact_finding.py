@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
+from torch.nn import Module, functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tensoropt.ops.quantised import QuantisedProduct, WeightBytes, quantised
 from tensoropt.profiling.fact_finding import LEAST_PER_PROCESS, KernelStorages, _Probe
 from tests.models import Call
 from tests.profiling.test_facts import linear
@@ -29,6 +30,19 @@ FOLDED = (
     (IMAGE,),
     {"w": (16,)},
 )
+
+
+def _in_bytes(scheme: str) -> Any:
+    """The kernel of a layer of bytes; the layer itself is one operator, of which a fake one makes nothing."""
+    stored = [part for part in quantised(torch.randn(12, 768), scheme) if part is not None]
+
+    def product(m: Any, x: torch.Tensor, *parts: torch.Tensor) -> Any:
+        return QuantisedProduct.apply(x * m.w, *WeightBytes(*parts), None, scheme)
+
+    return product, (torch.randn(4, 768), *stored), {"w": (768,)}
+
+
+OTHERS = {"folded": FOLDED, "int8": _in_bytes("int8"), "nf4-double": _in_bytes("nf4-double")}
 
 
 class Storages(TorchDispatchMode):
@@ -60,9 +74,12 @@ def storages(call: Any, *, fake: bool) -> list[tuple[str, list[int]]]:
     return watch.found
 
 
-@pytest.mark.parametrize("name", [*CALLS, "folded"])
+PLAIN = {n: call for n, call in CALLS.items() if not any(isinstance(p, Module) for p in call[2].values())}
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *OTHERS])
 def test_storages_are_those_of_real_kernels(name: str) -> None:
-    call = FOLDED if name == "folded" else CALLS[name]
+    call = OTHERS.get(name) or PLAIN[name]
     assert storages(call, fake=True) == storages(call, fake=False)
 
 

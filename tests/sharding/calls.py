@@ -10,14 +10,17 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
 from tensoropt.graph import OperatorGraph
+from tensoropt.ops.quantised import QuantisedLinear, quantised
 from tests.models import Call
 
 Function = Callable[..., torch.Tensor]
-CALLS: dict[str, tuple[Function, tuple[torch.Tensor, ...], dict[str, tuple[int, ...]]]] = {}
+Stored = tuple[int, ...] | nn.Module
+CALLS: dict[str, tuple[Function, tuple[torch.Tensor, ...], dict[str, Stored]]] = {}
 
 
 @cache
@@ -27,7 +30,7 @@ def graph_of_call(name: str) -> OperatorGraph:
     return capture(Call(function, **parameters), args, loss=lambda y: y.square().sum()).graph
 
 
-def call(name: str, function: Function, *args: torch.Tensor, **parameters: tuple[int, ...]) -> None:
+def call(name: str, function: Function, *args: torch.Tensor, **parameters: Stored) -> None:
     CALLS[name] = (function, args, parameters)
 
 
@@ -49,6 +52,14 @@ call("matrix-vector", lambda m, x: torch.mv(x, m.w), X, w=(8,))
 call("dot", lambda m, x: torch.dot(x, m.w).view(1), torch.randn(8), w=(8,))
 call("einsum", lambda m, x: torch.einsum("bsd,hde->bhse", x, m.w), CUBE, w=(4, 8, 12))
 call("bilinear", lambda m, x, y: F.bilinear(x, y, m.w, m.b), X, torch.randn(4, 12), w=(16, 8, 12), b=(16,))
+for scheme in ("int8", "nf4-double"):  # of 4 bits: 12 blocks, in three groups
+    call(
+        f"linear-{scheme}",
+        lambda m, x: m.layer(x * m.w),
+        torch.randn(4, 6, 768),
+        w=(768,),
+        layer=QuantisedLinear(quantised(torch.randn(12, 768), scheme), scheme, nn.Parameter(torch.randn(12))),
+    )
 # convolutions
 call("conv1d", lambda m, x: F.conv1d(x, m.w, m.b, padding=1), SIGNAL, w=(12, 8, 3), b=(12,))
 call("conv2d", lambda m, x: F.conv2d(x, m.w, m.b, stride=2), IMAGE, w=(12, 8, 3, 3), b=(12,))

@@ -1,0 +1,290 @@
+"""Weights of 8 or 4 bits: the bytes that stand for them, and linear layers that multiply with them.
+
+A scheme says how bytes stand for the numbers of a matrix:
+
+- ``int8``: each number is a whole one, times the scale of its row (``LLM.int8()``'s weights: Dettmers et al.,
+  NeurIPS 2022, section 3; ``bitsandbytes``' ``Linear8bitLt`` as it stores them);
+- ``nf4`` and ``fp4``: each number is one of 16, times the scale of its block of 64 inputs; a byte has two of
+  them, the first in its upper half (QLoRA: Dettmers et al., NeurIPS 2023, section 3);
+- ``nf4-double`` and ``fp4-double``: the scales of blocks are bytes, too: one of 256 numbers, times the scale
+  of their group, plus their mean (double quantisation, there).
+
+A block lies in one row, and so does a group, so that rows, and blocks of a row, can be on different ranks
+with all that belongs to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tensoropt.errors import TensorOptError, suggest
+
+BLOCK = 64
+"""The inputs that share a scale, of schemes of 4 bits; bitsandbytes' default."""
+_GROUP = 256
+"""The most scales that share a scale; bitsandbytes' number."""
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+    1.0,
+)  # fmt: skip
+"""Appendix E of QLoRA."""
+_FP4 = tuple(
+    sign * value / 12 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+)
+"""A sign, two bits of exponent and one of mantissa, as bitsandbytes counts them, over the largest."""
+_TABLES = {"nf4": _NF4, "fp4": _FP4}
+_DOUBLE = "-double"
+SCHEMES = ("int8", *_TABLES, *(f"{name}{_DOUBLE}" for name in _TABLES))
+_MOST_AT_ONCE = 1 << 24
+"""The most numbers that are made in float32 at once, in 64 MiB; an assumption: enough for a GPU to be busy,
+little beside the weight of a large layer."""
+
+
+class Scheme(NamedTuple):
+    """How bytes stand for the numbers of a matrix.
+
+    Attributes:
+        table: the numbers that the halves of bytes stand for; none for ``int8``.
+        nested: whether scales are bytes, too.
+    """
+
+    table: tuple[float, ...]
+    nested: bool
+
+    @classmethod
+    def of(cls, name: str) -> Scheme:
+        """Return the scheme with a name.
+
+        Raises:
+            TensorOptError: there is none.
+        """
+        if name not in SCHEMES:
+            raise TensorOptError(
+                f"'{name[:40]}' is no way to store weights in bytes; {suggest(name, SCHEMES)}"
+            )
+        return cls(_TABLES.get(name.removesuffix(_DOUBLE), ()), name.endswith(_DOUBLE))
+
+    @property
+    def per_byte(self) -> int:
+        """The numbers that a byte stands for."""
+        return 2 if self.table else 1
+
+
+class WeightBytes(NamedTuple):
+    """The bytes of a matrix, or of some of its rows and blocks.
+
+    Attributes:
+        codes: ``[outputs, inputs]`` int8, or ``[outputs, inputs / 2]`` uint8.
+        scales: ``[outputs]``, or ``[outputs, blocks]``; bytes if they are nested.
+        nested: ``[outputs, groups]``, the scales of groups of scales.
+        offset: a number, the mean of scales that are nested.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    nested: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+
+
+@lru_cache
+def nested_table() -> tuple[float, ...]:
+    """Return the 256 numbers that bytes of scales stand for: seven decades with ever more numbers in them, as
+    bitsandbytes' ``create_dynamic_map`` makes them (Dettmers, *8-Bit Approximations for Parallelism in Deep
+    Learning*, ICLR 2016)."""
+    numbers = [0.0, 1.0]
+    for decade in range(7):
+        count = 2**decade
+        middles = (0.1 + 0.9 * (place + 0.5) / count for place in range(count))
+        sizes = [10.0 ** (decade - 6) * middle for middle in middles]
+        numbers += [*sizes, *(-size for size in sizes)]
+    return tuple(sorted(numbers))
+
+
+@lru_cache
+def _pairs(table: tuple[float, ...]) -> list[list[float]]:
+    """Return the two numbers that each byte stands for."""
+    return [[first, second] for first in table for second in table]
+
+
+def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
+    """Return the bytes of a matrix ``[outputs, inputs]``; on the meta device, those without values.
+
+    Raises:
+        TensorOptError: blocks do not divide its inputs.
+    """
+    scheme, (rows, columns) = Scheme.of(name), weight.shape
+    wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).contiguous()
+    if not scheme.table:
+        scales = wide.abs().amax(1).clamp(min=torch.finfo(wide.dtype).tiny) / 127
+        return WeightBytes((wide / scales.unsqueeze(1)).round().to(torch.int8), scales.to(torch.float32))
+    if columns % BLOCK:
+        raise TensorOptError(
+            f"{name} has a scale for every {BLOCK} inputs of a row, which do not divide {columns} inputs; "
+            "take int8, or a model of other sizes"
+        )
+    blocks = wide.view(rows, columns // BLOCK, BLOCK)
+    scales = blocks.abs().amax(2)
+    of_blocks = scales.clamp(min=torch.finfo(wide.dtype).tiny).unsqueeze(2)
+    halves = nearest(blocks / of_blocks, scheme.table).view(rows, columns // 2, 2)
+    codes = halves[..., 0] << 4 | halves[..., 1]
+    if not scheme.nested:
+        return WeightBytes(codes, scales.to(torch.float32))
+    offset = scales.mean()
+    groups = (scales - offset).view(rows, -1, math.gcd(scales.shape[1], _GROUP))
+    nested = groups.abs().amax(2)
+    of_groups = nested.clamp(min=torch.finfo(wide.dtype).tiny).unsqueeze(2)
+    bytes_of = nearest(groups / of_groups, nested_table()).view(scales.shape)
+    return WeightBytes(codes, bytes_of, nested.to(torch.float32), offset.to(torch.float32))
+
+
+def nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
+    """Return the positions in a table of the numbers that are nearest to values, as bytes."""
+    numbers = torch.tensor(table, dtype=values.dtype, device=values.device)
+    ordered, places = numbers.sort(stable=True)
+    found = torch.bucketize(values, (ordered[1:] + ordered[:-1]) / 2)
+    return places.to(torch.uint8)[found]
+
+
+def dequantised(stored: WeightBytes, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Return the matrix that bytes stand for, ``[outputs, inputs]``.
+
+    It is computed in float32, or in what is wider, some rows at a time, and rounded once.
+    """
+    scheme, codes = Scheme.of(name), stored.codes
+    rows, columns = codes.shape[0], codes.shape[1] * scheme.per_byte
+    made = torch.empty(rows, columns, dtype=dtype, device=codes.device)
+    wide = torch.promote_types(dtype, torch.float32)
+    for part in _parts(rows, columns):
+        scales = stored.scales[part]
+        if not scheme.table:
+            made[part] = codes[part].to(wide).mul_(scales.to(wide).view(-1, 1))
+            continue
+        if stored.nested is not None:
+            scales = _scales(scales, stored.nested[part], stored.offset)
+        # As pairs, because a position per byte is half of one per number.
+        pairs = torch.tensor(_pairs(scheme.table), dtype=wide, device=codes.device)
+        numbers = pairs.index_select(0, codes[part].flatten().int()).view(*scales.shape, -1)
+        made[part] = numbers.mul_(scales.to(wide).unsqueeze(-1)).view(-1, columns)
+        del numbers
+    return made
+
+
+def _parts(rows: int, columns: int) -> Iterator[slice]:
+    step = max(1, _MOST_AT_ONCE // max(columns, 1))
+    return (slice(first, first + step) for first in range(0, rows, step))
+
+
+def _scales(stored: torch.Tensor, nested: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
+    """Return scales that bytes stand for, ``[rows, blocks]``."""
+    table = torch.tensor(nested_table(), dtype=nested.dtype, device=stored.device)
+    scales = table.index_select(0, stored.flatten().int()).view(*nested.shape, -1)
+    scales = scales.mul_(nested.unsqueeze(-1)).view(stored.shape)
+    return scales if offset is None else scales.add_(offset)
+
+
+def _product(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    nested: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scheme: str,
+) -> torch.Tensor:
+    weight = dequantised(WeightBytes(codes, scales, nested, offset), scheme, x.dtype)
+    return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, *stored, bias, ctx.scheme = inputs
+    ctx.save_for_backward(*stored)
+    ctx.dtype, ctx.dtype_of_bias = x.dtype, None if bias is None else bias.dtype
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    of_x = of_bias = None
+    if ctx.needs_input_grad[0]:
+        of_x = grad @ dequantised(WeightBytes(*ctx.saved_tensors), ctx.scheme, ctx.dtype)
+    if ctx.needs_input_grad[5]:
+        of_bias = grad.flatten(0, -2).sum(0).to(ctx.dtype_of_bias)
+    return of_x, None, None, None, None, of_bias, None
+
+
+class QuantisedProduct(torch.autograd.Function):
+    """``x @ weight.T + bias`` with a weight of bytes, which backward makes anew: only the bytes are kept.
+
+    Its arguments are x, the fields of :class:`WeightBytes`, bias and the scheme's name. The weight has no
+    gradient.
+    """
+
+    forward = staticmethod(_product)
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(_gradients)
+
+
+# -- as an operator of PyTorch, which an export keeps whole ------------------------------------------------
+
+OPERATOR = "tensoropt_quantised.linear.default"
+"""The same product in a module and in its export."""
+_NAME = "tensoropt_quantised::linear"
+torch.library.define(
+    _NAME,
+    "(Tensor x, Tensor codes, Tensor scales, Tensor? nested, Tensor? offset, Tensor? bias, str scheme) "
+    "-> Tensor",
+)
+torch.library.impl(_NAME, "CompositeExplicitAutograd", _product)
+torch.library.register_autograd(_NAME, _gradients, setup_context=_remember)
+
+
+@torch.library.register_fake(_NAME)
+def _shape_of_product(x: torch.Tensor, codes: torch.Tensor, *_: Any) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], codes.shape[0])
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer whose weight is bytes, as frozen parameters: ``codes``, ``scales``, and where scales are
+    nested ``nested`` and ``offset``.
+
+    Args:
+        stored: the bytes.
+        scheme: the scheme's name.
+        bias: as of the layer that it stands for; None if it has none.
+        compute: the type in which it multiplies; None for that of its input, which its result has anyway.
+    """
+
+    def __init__(
+        self,
+        stored: WeightBytes,
+        scheme: str,
+        bias: nn.Parameter | None = None,
+        compute: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.scheme, self.compute = scheme, compute
+        for name, value in stored._asdict().items():
+            frozen = None if value is None else nn.Parameter(value, requires_grad=False)
+            self.register_parameter(name, frozen)
+        self.register_parameter("bias", bias)
+        per_byte = Scheme.of(scheme).per_byte
+        self.out_features, self.in_features = stored.codes.shape[0], stored.codes.shape[1] * per_byte
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product of ``x``, ``[..., inputs]``, and the weight, plus the bias."""
+        read = x if self.compute is None else x.to(self.compute)
+        product: torch.Tensor = torch.ops.tensoropt_quantised.linear(
+            read, self.codes, self.scales, self.nested, self.offset, self.bias, self.scheme
+        )
+        return product.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Return the sizes and the scheme."""
+        return f"{self.in_features}, {self.out_features}, scheme={self.scheme}"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tensoropt.capture import Capture, capture
+from tensoropt.capture.quantised import weights_in_bytes
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.console import shows_progress
 from tensoropt.errors import TensorOptError
@@ -430,14 +431,16 @@ def _model_info(session: Session, captured: Capture, loaded: LoadedModel) -> Mod
     """Return the description of the model that plans contain."""
     graph, onnx = captured.graph, loaded.onnx
     trained = [tensor for tensor in graph.parameters if tensor.requires_grad]
+    schemes, more = weights_in_bytes(graph)
+    adapters = adapters_words(((t.key or "", t.shape) for t in trained), schemes)
     return ModelInfo(
         source=loaded.source,
         fingerprint=graph.fingerprint,
         mode=session.settings.mode,
         seed=loaded.seed,
-        parameters=sum(t.elements for t in graph.parameters),
+        parameters=sum(t.elements for t in graph.parameters) + more,
         trained=sum(t.elements for t in trained) if graph.training else None,
-        adapters=adapters_words((t.key or "", t.shape) for t in trained) if graph.training else "",
+        adapters=adapters if graph.training else "",
         batch=loaded.batch,
         call=describe_call(loaded.args, loaded.kwargs),
         onnx=None if onnx is None else OnnxInfo(dims=dict(onnx.dims), outputs=onnx.outputs, loss=onnx.loss),

@@ -295,7 +295,8 @@ def add_question(verb: argparse.ArgumentParser, but: Collection[str] = ()) -> No
         "--lora",
         metavar="r=16",
         help="train adapters of this rank beside linear layers, the rest frozen; as in "
-        "r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj; default: peft's for the architecture",
+        "r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4; default: peft's for the architecture, "
+        "beside weights that are no bytes",
     )
     verb.add_argument(
         "--seed", type=WHOLE, default=0, help="for weights and random walks; default: %(default)s"

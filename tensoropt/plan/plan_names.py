@@ -17,7 +17,7 @@ their share, so that two plans that differ in a few operators have two names.
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
 - *inputs gathered again*: copies of activations that backward gathers a second time instead of keeping them
-- *LoRA r16*: adapters of that rank are trained, and nothing else
+- *LoRA r16*: adapters of that rank are trained, and nothing else; *on nf4*: beside weights of bytes
 - *blocks recomputed*: wholly, by a recipe (:mod:`tensoropt.sharding.recipes`), or *in part*
 """
 

@@ -2,26 +2,29 @@
 
 A model has them by the option ``lora``, which is written behind its name like any other, so that wherever a
 name stands (a command line, a plan) the same model is built: ``gpt2?lora=r=16,alpha=32,targets=c_attn``. The
-adapters are those of the package ``peft``, which also saves them.
+adapters are those of the package ``peft``, which also saves them. The weights beside them may be bytes
+(``base=nf4``: QLoRA, Dettmers et al., NeurIPS 2023; :mod:`tensoropt.ops.quantised`).
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from tensoropt.errors import TensorOptError, import_extra, suggest
+from tensoropt.ops.quantised import QuantisedLinear, Scheme, quantised
 from tensoropt.units import read_number, read_whole
 
 LORA = "lora"
 """The option's name."""
 _EXAMPLE = "r=16,alpha=32,targets=q_proj+v_proj"
-_KEYS = ("r", "alpha", "dropout", "targets")
+_KEYS = ("r", "alpha", "dropout", "targets", "base")
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
 """The package's name of a task by how a class of ``transformers`` ends."""
 
@@ -37,16 +40,20 @@ class Lora:
         targets: the last names of the layers that have one, or ``all-linear``; by default those that peft has
             for an architecture of ``transformers``, otherwise every linear layer (but the output's, where
             ``transformers`` says which that is).
+        base: how the frozen weights of linear layers are stored: the name of a scheme
+            (:data:`tensoropt.ops.quantised.SCHEMES`); "" for numbers, as they are.
     """
 
     r: int
     alpha: int | None = None
     dropout: float = 0.0
     targets: tuple[str, ...] = ()
+    base: str = ""
 
     @classmethod
     def of(cls, text: str) -> Lora:
-        """Return what ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj`` says; only ``r`` is needed.
+        """Return what ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4`` says; only ``r`` is
+        needed.
 
         Raises:
             TensorOptError: it cannot be read.
@@ -65,7 +72,9 @@ class Lora:
             raise TensorOptError(f"lora: '{text[:40]}' has no rank; write r=16, or {_EXAMPLE}")
         try:
             rank, alpha = read_whole(chosen["r"]), read_whole(chosen.get("alpha", "1"))
-            dropout = read_number(chosen.get("dropout", "0"))
+            dropout, base = read_number(chosen.get("dropout", "0")), chosen.get("base", "")
+            if base:
+                Scheme.of(base)
         except TensorOptError as error:
             raise TensorOptError(f"lora: {error}") from None
         if rank < 1 or alpha < 1 or not 0 <= dropout < 1:
@@ -74,7 +83,7 @@ class Lora:
                 "and 1"
             )
         targets = tuple(name for name in chosen.get("targets", "").split("+") if name)
-        return cls(rank, alpha if "alpha" in chosen else None, dropout, targets)
+        return cls(rank, alpha if "alpha" in chosen else None, dropout, targets, base)
 
 
 def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
@@ -88,7 +97,7 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
         model: on the CPU or the meta device; it is changed.
 
     Raises:
-        TensorOptError: it has no such layers.
+        TensorOptError: it has no such layers, or one whose weight cannot be stored as ``lora.base``.
         MissingExtraError: ``peft`` is not installed.
     """
     peft = import_extra("peft", LORA, f"lora=r={lora.r}")
@@ -115,6 +124,8 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
                 f"layers are called {', '.join(layers) or 'nothing: it has none'}; name some, as in "
                 f"targets={'+'.join(layers[:2]) or 'q_proj+v_proj'}"
             ) from None
+    if lora.base:
+        _store_in_bytes(adapted, lora.base, kept=_output_of(inner))
     if not place:
         return adapted
     holder, _, last = place.rpartition(".")
@@ -122,11 +133,13 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
     return model
 
 
-def adapters_words(trained: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Return ``LoRA r16`` for a model that trains adapters of that rank and nothing else; "" for any other.
+def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collection[str] = ()) -> str:
+    """Return ``LoRA r16``, or ``LoRA r16 on nf4``, for a model that trains adapters of that rank and nothing
+    else; "" for any other.
 
     Args:
         trained: (key, shape) of the parameters that have a gradient, whoever put adapters there.
+        schemes: how weights are stored in bytes, where they are.
     """
     ranks = set()
     for key, shape in trained:
@@ -134,7 +147,36 @@ def adapters_words(trained: Iterable[tuple[str, Sequence[int]]]) -> str:
             return ""
         if re.search(r"\.lora_(embedding_)?A\.", key):
             ranks.add(shape[0])
-    return f"LoRA r{', r'.join(map(str, sorted(ranks)))}" if ranks else ""
+    base = f" on {' and '.join(sorted(schemes))}" if schemes else ""
+    return f"LoRA r{', r'.join(map(str, sorted(ranks)))}{base}" if ranks else ""
+
+
+def _store_in_bytes(model: nn.Module, scheme: str, kept: nn.Module | None) -> None:
+    """Replace each frozen linear layer whose weight is its own by one whose weight is bytes, as
+    ``transformers`` does with bitsandbytes: all but ``kept``, the output's."""
+    from transformers.pytorch_utils import Conv1D
+
+    owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
+    for name in _linear_layers(model):
+        layer: Any = model.get_submodule(name)
+        weight, bias = layer.weight, layer.bias
+        if layer is kept or weight.requires_grad or owners[id(weight)] > 1:
+            continue
+        holder, _, last = name.rpartition(".")
+        try:
+            # Stored as (inputs, outputs) in GPT-2.
+            stored = quantised(weight.T if isinstance(layer, Conv1D) else weight, scheme)
+        except TensorOptError as error:
+            raise TensorOptError(f"lora: base={scheme}: {name}: {error}") from None
+        setattr(model.get_submodule(holder), last, QuantisedLinear(stored, scheme, bias))
+
+
+def _output_of(model: nn.Module) -> nn.Module | None:
+    """Return the layer that makes the scores of tokens, of a model of ``transformers``."""
+    find = getattr(model, "get_output_embeddings", None)
+    found = None if find is None else find()
+    # With adapters on it, the layer itself is inside.
+    return getattr(found, "base_layer", found)
 
 
 def _package_model(model: nn.Module) -> str | None:

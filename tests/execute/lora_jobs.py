@@ -34,7 +34,8 @@ def train(
     base = load_model(source.partition("&lora=")[0], batch=batch)
     read = PeftModel.from_pretrained(base.model.network, folder)
     wanted = plain.model.network.state_dict()
-    apart = max(float((value - wanted[key]).abs().max()) for key, value in read.state_dict().items())
+    adapters = {key: value for key, value in read.state_dict().items() if ".lora_" in key}
+    apart = max(float((value - wanted[key]).abs().max()) for key, value in adapters.items())
     return {
         "far": max(far),
         "fell": losses[1] < float(load_model(source, batch=batch).model(*ours.args, **ours.kwargs)),

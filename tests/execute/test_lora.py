@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,24 +12,44 @@ from tensoropt.question.model_source import load_model
 from tensoropt.ranks.pool import RankPool
 
 pytest.importorskip("peft")
-from tests.execute import lora_jobs
+from tests.execute import jobs, lora_jobs
 
+ROUNDING = 2e-4
 pytestmark = pytest.mark.distributed
-SOURCE, BATCH = "zoo:llama-tiny?layers=1&lora=r=4,alpha=8,targets=q_proj+down_proj", 4
+LORA, BATCH = "lora=r=4,alpha=8,targets=q_proj+down_proj", 4
+SOURCES = {
+    "numbers": f"zoo:llama-tiny?layers=1&{LORA}",
+    "bytes": f"zoo:llama-tiny?layers=1&hidden=128&inner=256&{LORA},base=nf4-double",
+}
 
 
-def test_losses_are_those_of_one_process_and_adapters_are_saved(ranks: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", SOURCES)
+def test_losses_are_those_of_one_process_and_adapters_are_saved(
+    base: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    source = SOURCES[base]
     found = tensoropt.explore(
-        load_model(SOURCE, batch=BATCH),
+        load_model(source, batch=BATCH),
         cluster="cpu:2", measure="never", micro_batches=[1], recompute="never",
         placements="never", pipelines="never",
     )  # fmt: skip
     for row in {0, len(found.points) - 1}:
         plan, folder = tmp_path / f"{row}.json", tmp_path / f"adapters-{row}"
         found.plan(row).save(plan)
-        for trained in ranks.run(lora_jobs.train, str(plan), SOURCE, BATCH, str(folder), 5):
+        for trained in ranks.run(lora_jobs.train, str(plan), source, BATCH, str(folder), 5):
             assert trained["far"] < 2e-5, found.names[row]
             assert trained["fell"]
             assert trained["apart"] < 2e-4
             assert {"adapter_config.json", "adapter_model.safetensors"} <= {*trained["files"]}
             assert trained["rank"] == 4
+
+
+@pytest.mark.parametrize(
+    ("mesh", "seed"),
+    [((1, 2), 0), ((1, 2), 1), ((2, 2), 0), (("1f1b", 2, 2), 0), (("placed", 1), 0)],
+    ids=str,
+)  # fmt: skip
+def test_weights_of_bytes_train_as_in_one_process(ranks: RankPool, mesh: tuple[Any, ...], seed: int) -> None:
+    """By every kind of plan: split, in micro-batches, a pipeline, placed."""
+    for found in ranks.run(jobs.train_alike, "quantised_base", mesh, seed):
+        assert all(value < ROUNDING for value in found.values()), found

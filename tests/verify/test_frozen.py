@@ -18,6 +18,7 @@ from tests.verify.test_verify import check_strategies, facts_by_group, predicted
 
 pytest.importorskip("peft")
 SOURCE = "zoo:llama-tiny?layers=1&lora=r=4,targets=q_proj+down_proj"
+IN_BYTES = "zoo:llama-tiny?layers=1&hidden=128&inner=256&lora=r=4,targets=q_proj+down_proj,base="
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -29,6 +30,23 @@ def test_they_have_no_master_copy_no_gradient_and_no_state(dtype: str, mesh: tup
     wide = {t.key.split(".")[-2] for t in parameters if not t.requires_grad and t.stored_dtype == "float32"}
     if dtype == "bfloat16":  # but of norms, which are multiplied in float32
         assert wide == {"input_layernorm", "post_attention_layernorm", "norm"}
+    memory_is_as_predicted(spec, mesh)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "nf4-double"])
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2, 2)])
+def test_weights_of_bytes_stay_bytes(scheme: str, mesh: tuple[int, ...]) -> None:
+    spec = ModelSpec(IN_BYTES + scheme, compute_dtype="bfloat16")
+    graph = load_model(spec).graph.atoms.graph
+    codes = [tensor for tensor in graph.parameters if tensor.key.endswith(".codes")]
+    assert {tensor.stored_dtype for tensor in codes} == {"int8" if scheme == "int8" else "uint8"}
+    assert sum(t.bytes for t in codes) == (3 * 128 * 256 + 128 * 3 * 128) * (2 if scheme == "int8" else 1) / 2
+    memory_is_as_predicted(spec, mesh)
+
+
+def memory_is_as_predicted(spec: ModelSpec, mesh: tuple[int, ...]) -> None:
+    loaded = load_model(spec)
+    parameters = loaded.graph.atoms.graph.parameters
     for seed in range(2):
         strategy = jobs.strategy_of(loaded, mesh, seed)
         found = check_on_fake_ranks(loaded, strategy, "adam")

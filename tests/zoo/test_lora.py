@@ -11,6 +11,7 @@ from torch import nn
 import tensoropt
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import answer
+from tensoropt.ops.quantised import SCHEMES, QuantisedLinear, WeightBytes, dequantised
 from tensoropt.plan.plan import Plan
 from tensoropt.question.model_source import load_model, with_lora, with_sequence
 from tensoropt.report.table import summary_lines
@@ -30,6 +31,7 @@ def test_what_is_written_is_read() -> None:
     assert Lora.of("r=8, alpha=32,dropout=0.05,targets=q_proj+v_proj") == Lora(
         8, 32, 0.05, ("q_proj", "v_proj")
     )
+    assert Lora.of("r=8,base=nf4-double").base == "nf4-double"
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,7 @@ def test_what_is_written_is_read() -> None:
         ("r=many", "lora: 'many'"),
         ("r=0", "have to be at least 1"),
         ("r=4,dropout=1", "between 0 and 1"),
+        ("r=4,base=nf8", "'nf8' is no way to store weights in bytes; did you mean 'nf4'"),
     ],
 )
 def test_what_cannot_be_read_is_refused(text: str, message: str) -> None:
@@ -132,6 +135,58 @@ def test_adapters_are_recognised_whoever_put_them_there() -> None:
     assert adapters_words([("q.lora_A.x.weight", (4, 64)), ("v.lora_A.x.weight", (8, 64))]) == "LoRA r4, r8"
     assert adapters_words([("q.lora_A.x.weight", (4, 64)), ("head.weight", (8, 64))]) == ""
     assert adapters_words([]) == ""
+    only = [("q.lora_A.default.weight", (4, 64))]
+    assert adapters_words(only, {"nf4"}) == "LoRA r4 on nf4"
+
+
+WIDE = "zoo:llama-tiny?hidden=128&inner=256"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_all_linear_layers_but_the_output_are_stored_in_bytes(scheme: str) -> None:
+    model = load_model(WIDE, lora=f"r={R},base={scheme}").model.network
+    plain = load_model(WIDE, lora=f"r={R}").model.network
+    layers = {name for name, module in model.named_modules() if isinstance(module, QuantisedLinear)}
+    assert len(layers) == 2 * 7
+    assert {name.endswith(".base_layer") for name in layers if "q_proj" in name} == {True}
+    assert isinstance(model.get_output_embeddings(), nn.Linear)
+    for name in layers:  # the weights that the model would have
+        layer, weight = model.get_submodule(name), plain.get_parameter(f"{name}.weight")
+        stored = WeightBytes(layer.codes, layer.scales, layer.nested, layer.offset)
+        off = (dequantised(stored, scheme, torch.float32) - weight).abs().max()
+        assert float(off) < 0.2 * float(weight.abs().max())
+    assert {*trained(model)} == {*trained(plain)}
+
+
+def test_what_lies_transposed_or_is_shared() -> None:
+    gpt2 = load_model("zoo:gpt2-tiny?layers=1&hidden=64", lora=f"r={R},base=nf4")
+    assert sum(isinstance(module, QuantisedLinear) for module in gpt2.model.modules()) == 4
+    gpt2.model(*gpt2.args, **gpt2.kwargs).backward()
+    assert all(p.grad is not None for p in trained(gpt2.model).values())
+    mixed = with_adapters(Mixed(), Lora(2, base="int8"))
+    assert sum(isinstance(module, QuantisedLinear) for module in mixed.modules()) == 2
+
+
+def test_weights_that_blocks_do_not_divide_are_refused() -> None:
+    with pytest.raises(TensorOptError, match=r"base=nf4: .*down_proj: .* every 64 .* 176 inputs; take int8"):
+        load_model("zoo:llama-tiny", lora=f"r={R},base=nf4")
+
+
+def test_names_and_memory_are_those_of_bytes() -> None:
+    """QLoRA: half a byte and the scale of 64 for each number, two bytes for the embedding and the output."""
+    loaded = load_model(f"{WIDE}&layers=1", device="meta", lora=f"r={R},base=nf4")
+    found = tensoropt.explore(
+        loaded, cluster="dgx-h100[2]", placements="never", micro_batches=[1], recompute="never"
+    )
+    assert all(name.endswith(f" · LoRA r{R} on nf4") for name in found.names)
+    plain = load_model(f"{WIDE}&layers=1", device="meta").model
+    linear = sum(p.numel() for name, p in plain.named_parameters() if "proj" in name)
+    norms = sum(p.numel() for name, p in plain.named_parameters() if "norm" in name)
+    rest = sum(p.numel() for p in plain.parameters()) - linear - norms
+    assert found.model.parameters == linear + norms + rest + found.model.trained
+    whole = next(i for i, name in enumerate(found.names) if name.startswith("DP 2 · LoRA"))
+    stored = owners(found, whole + 1).at.parameters
+    assert stored == linear * (0.5 + 4 / 64) + 2 * rest + 4 * (norms + found.model.trained)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tensoropt.capture.bitsandbytes import replace_layers
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.experts import with_experts
 from tensoropt.capture.exporting import export, run_as_it_trains
@@ -177,6 +178,7 @@ def capture(
 
     Args:
         model: any module that ``torch.export`` accepts, on any device; on the meta device for big models.
+            Layers of bitsandbytes are replaced in it (:mod:`tensoropt.capture.bitsandbytes`).
         args, kwargs: example inputs at the global batch size, on any device.
         loss: maps the model's output to a scalar; needed in training unless the model's output contains a
             scalar, which is then taken to be the loss.
@@ -196,6 +198,7 @@ def capture(
         # The fourth item that a model file may return: its own loss.
         loss, model = loss or model.loss, model.model
     check_model(model)
+    replaced = replace_layers(model)
     training = mode == "train"
     if training:
         check_hooks(model)
@@ -205,7 +208,7 @@ def capture(
     subject: torch.nn.Module = WithLoss(model, loss) if training else model
     stored: Mapping[str, torch.Tensor] = {}
     with contextlib.ExitStack() as stack:
-        notes = list(stack.enter_context(in_mode(model, mode)))
+        notes = [*replaced, *stack.enter_context(in_mode(model, mode))]
         call = args, kwargs
         if off_the_cpu(model, call):
             args, kwargs = on_meta(call)

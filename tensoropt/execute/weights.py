@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tensoropt.capture import Capture
+from tensoropt.capture.bitsandbytes import replace_layers
 from tensoropt.errors import PlanError, import_extra
 from tensoropt.execute.initialise import Initialisation, InitWeights
 
@@ -162,6 +163,7 @@ class WeightSource:
         init_weights: InitWeights | None = None,
         seed: int = 0,
     ):
+        replace_layers(model)  # before its tensors are listed, as the capture does
         self.model = model
         self.stored: _StoredWeights | None = None if checkpoint is None else open_weights(checkpoint)
         self.drawn = None if init_weights is None else Initialisation(model, init_weights, seed)

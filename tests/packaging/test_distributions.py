@@ -111,6 +111,7 @@ def test_the_metadata(built: Path) -> None:
         "safetensors",
         "zoo",
         "lora",
+        "bitsandbytes",
         "trainer",
         "trl",
         "lightning",

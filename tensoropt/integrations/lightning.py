@@ -212,8 +212,6 @@ class PlanStrategy(_RunsByPlan, ModelParallelStrategy):
     def setup(self, trainer: Any) -> None:
         # Not the base class's, which asks for a `configure_model` that parallelizes.
         super(ModelParallelStrategy, self).setup(trainer)
-        if trainer.state.fn == TrainerFn.PREDICTING:
-            self.parallel.check_outputs("predict with a plain Trainer")
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)

@@ -297,7 +297,8 @@ class CallEvaluator:
         form, targets = self._form_for(call, rows, everything)
         size, most = form.rows, max(rows)
         made, counts = [], []
-        for start in range(0, most, size) if size else (0,):
+        # A batch without any row is a piece of rows that are filled up.
+        for start in range(0, max(most, 1), size) if size else (0,):
             inputs = call.piece(start, size, targets)
             made.append(form(inputs))
             if most > size and form.results.loss is not None:
@@ -399,5 +400,5 @@ class CallEvaluator:
                     "ranks with the same data_rank pass the same rows: use tensoropt.sampler"
                 )
         counts = [count for _, count, _, _, _ in rows]
-        pieces = {ceil(count / max(self.rows, 1)) for count in counts}
+        pieces = {max(ceil(count / max(self.rows, 1)), 1) for count in counts}
         return counts, all(fits for _, _, _, fits, _ in rows) and len(pieces) == 1

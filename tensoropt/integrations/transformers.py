@@ -24,7 +24,8 @@ from tensoropt.execute import (
     save_checkpoint,
     save_pretrained,
 )
-from tensoropt.integrations.rows import prepared_by, rows_of_all, rows_of_rank
+from tensoropt.execute.sampling import rows_of_rank
+from tensoropt.integrations.rows import prepared_by, rows_of_all
 from tensoropt.integrations.trainer_arguments import check_accelerator, check_arguments
 from tensoropt.plan.plan import Plan
 

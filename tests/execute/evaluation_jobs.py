@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tensoropt.execute.parallel import parallelize
+from tensoropt.execute.sampling import sampler
 from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.reference import difference
@@ -154,6 +155,40 @@ def refused(rank: int, world: int) -> dict[str, str]:
     return said
 
 
+def few_rows(
+    rank: int, world: int, name: str, mesh: Mesh, outputs: str, counts: list[int]
+) -> list[tuple[float, bool]]:
+    """How far evaluations of a few rows are from the plain model's, of which some ranks may have none; and
+    whether only one of the losses is not a number."""
+    model, plain = pair(name, mesh, None, batch="share", outputs=outputs)
+    found = []
+    for rows in counts:
+        batch = batch_of(name, rows, 6 if name != "gpt2_ignored" else 16)
+        part, own = own_part(model, batch)
+        with torch.no_grad():
+            ours, theirs = model(**own), plain(**batch)
+        far = difference(ours["loss"].nan_to_num(), theirs["loss"].nan_to_num())
+        for key in ("scores", "logits"):
+            if key in theirs and outputs == "all":
+                assert ours[key].shape == theirs[key][part].shape
+                far = max(far, difference(ours[key], theirs[key][part]) if len(ours[key]) else 0.0)
+        found.append((far, bool(ours["loss"].isnan() ^ theirs["loss"].isnan())))
+    return found
+
+
+def refused_rows(rank: int, world: int) -> dict[str, str]:
+    """What is said where some ranks have no rows, and a batch cannot be filled up."""
+    scored, _ = pair("scored", (1, 2), None, batch="share")
+    tagged, _ = pair("tagged", (1, 2), None, batch="share")
+    _, own = own_part(scored, batch_of("scored", 1, 6))
+    with torch.no_grad():
+        return {
+            "scored": refusal(lambda: scored(**own)),
+            "sampler": refusal(lambda: sampler(tagged, range(9), shuffle=False)),
+            "left out": refusal(lambda: sampler(tagged, range(9), drop_last=True)),
+        }
+
+
 def without_what_is_not_read(rank: int, world: int, mesh: Mesh) -> float:
     """The loss alone, of ranks that pass zeros for inputs that they do not read."""
     model, plain = pair("gpt2_ignored", mesh, 3, outputs="loss")
@@ -181,3 +216,19 @@ def returned_parameter(rank: int, world: int, mesh: Mesh) -> str:
     model, _ = pair("with_parameter", mesh, 1)
     with torch.no_grad():
         return refusal(lambda: model(**batch_of("with_parameter", 8, 6)))
+
+
+def trained_without_rows(rank: int, world: int, mesh: Mesh) -> list[float]:
+    """How far the losses and the weights of a training are from the plain model's whose batch has one row."""
+    model, plain = pair("tagged", mesh, None, batch="share")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model.train(), plain.train())]
+    batch, far = batch_of("tagged", 1, 6), []
+    _, own = own_part(model, batch)
+    for _ in range(2):
+        losses = [model(**own)["loss"], plain(**batch)["loss"]]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        far.append(difference(*(loss.detach() for loss in losses)))
+    return [*far, compared(model.eval(), plain.eval(), batch_of("tagged", 8, 6))[0]]

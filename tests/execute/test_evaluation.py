@@ -145,3 +145,32 @@ def test_other_kinds_evaluate_their_own_graph(ranks: RankPool, mesh: Any) -> Non
         assert far < NEAR
     for far in ranks.run(jobs.in_inference_mode, mesh):
         assert far < NEAR
+
+
+@pytest.mark.parametrize("outputs", ["all", "loss"])
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2), *OTHER_KINDS], ids=str)
+def test_ranks_without_rows(ranks: RankPool, mesh: Any, outputs: str) -> None:
+    """A last batch has fewer rows than there are ranks; an empty one is a mean of nothing."""
+    for found in ranks.run(jobs.few_rows, "tagged", mesh, outputs, [1, 0]):
+        assert max(far for far, _ in found) < NEAR
+        assert not any(differs for _, differs in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outputs", ["all", "loss"])
+def test_ranks_without_rows_of_four(four_ranks: RankPool, outputs: str) -> None:
+    for found in four_ranks.run(jobs.few_rows, "tagged", (1, 4), outputs, [1, 2, 3, 5]):
+        assert max(far for far, _ in found) < NEAR
+
+
+def test_ranks_without_rows_are_refused_where_rows_cannot_be_added(ranks: RankPool) -> None:
+    for said in ranks.run(jobs.refused_rows):
+        assert "ranks evaluate 0 and 1 rows, and a smaller batch cannot be filled up" in said["scored"]
+        assert "has 1, which cannot be divided among 2 ranks; pass drop_last=True" in said["sampler"]
+        assert said["left out"] == ""
+
+
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)
+def test_training_of_ranks_without_rows(ranks: RankPool, mesh: Any) -> None:
+    for far in ranks.run(jobs.trained_without_rows, mesh):
+        assert max(far) < NEAR
